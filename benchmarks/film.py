@@ -1,4 +1,4 @@
-"""Makes a film to time `redline stream` with: a camera that moves over a photo, with some noise, as H.264.
+"""Makes an H.264 video to time `redline stream` with: a camera moves over a photo, with some noise.
 
 python benchmarks/film.py PHOTO film.mp4 [--size 1280x720] [--frames 1200]
 """
@@ -15,24 +15,24 @@ from PIL import Image
 
 RATE = Fraction(30)
 NOISE = 6
-# How many pictures until the camera is back at its height, and at its side.
+# The periods, in frames, of the camera's vertical and horizontal movement.
 DOWN, ACROSS = 2 * math.pi * 150, 2 * math.pi * 190
-# One slice a picture, as films mostly are: several are easier to decode.
+# One slice per frame, as in most videos; several slices are faster to decode.
 ENCODER = {"preset": "fast", "crf": "20", "x264-params": "sliced-threads=0"}
 
 
 def scene(photo: Path, width: int, height: int) -> np.ndarray:
-    """The photo, twice as large as what the camera sees of it at a time."""
+    """Returns the photo, resized to at least twice the size of a frame."""
     with Image.open(photo) as opened:
-        picture = opened.convert("RGB")
-    scale = 2 * max(width / picture.width, height / picture.height)
-    return np.asarray(picture.resize((math.ceil(picture.width * scale), math.ceil(picture.height * scale))))
+        image = opened.convert("RGB")
+    scale = 2 * max(width / image.width, height / image.height)
+    return np.asarray(image.resize((math.ceil(image.width * scale), math.ceil(image.height * scale))))
 
 
-def make(photo: Path, film: Path, width: int, height: int, frames: int) -> None:
+def make(photo: Path, video: Path, width: int, height: int, frames: int) -> None:
     world, noise = scene(photo, width, height), np.random.default_rng(0)
     down, across = world.shape[0] - height, world.shape[1] - width
-    with av.open(str(film), "w") as container:
+    with av.open(str(video), "w") as container:
         stream = container.add_stream("libx264", rate=RATE, options=ENCODER)
         stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
         for number in range(frames):
@@ -46,14 +46,14 @@ def make(photo: Path, film: Path, width: int, height: int, frames: int) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Makes a film of a camera that moves over a photo.")
+    parser = argparse.ArgumentParser(description="Makes a video of a camera that moves over a photo.")
     parser.add_argument("photo", type=Path)
-    parser.add_argument("film", type=Path)
+    parser.add_argument("video", type=Path)
     parser.add_argument("--size", default="512x512", help="WIDTHxHEIGHT, 512x512 by default")
     parser.add_argument("--frames", type=int, default=1200)
     asked = parser.parse_args(arguments)
     width, height = map(int, asked.size.split("x"))
-    make(asked.photo, asked.film, width, height, asked.frames)
+    make(asked.photo, asked.video, width, height, asked.frames)
     return 0
 
 

@@ -25,9 +25,9 @@ from drawn_images import draw_image, find_fonts
 from PIL import Image
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".tif")
-# Large photos come from cameras whose pixels are softer than those of photos that were reduced before.
+# The reduction factor by number of pixels. Large photos come straight from cameras and are softer.
 REDUCTIONS = ((2.1e6, 1.75), (0.4e6, 1.5), (0.0, 1.0))
-# Photos in which bicubic interpolation loses less than this, in levels of 255, teach nothing.
+# Photos in which bicubic interpolation loses less than this, in levels of 255, have too little detail.
 LEAST_DETAIL = 0.8
 DRAWN_PX = 576
 
@@ -126,10 +126,10 @@ def main() -> int:
     photos = list(find_images(arguments.photos, arguments.exclude))
     fonts = find_fonts(arguments.fonts or [Path("/usr/share/fonts")])
     if not photos:
-        print("there are no photos: name a folder with --photos.", file=sys.stderr)
+        print("no photos found: give a folder with --photos.", file=sys.stderr)
         return 2
     if arguments.drawn and not fonts:
-        print("there are no fonts to draw text with: name a folder with --fonts.", file=sys.stderr)
+        print("no fonts found for drawing text: give a folder with --fonts.", file=sys.stderr)
         return 2
     shutil.rmtree(out, ignore_errors=True)
     folders = [out / "train" / name for name in ("photos", "drawn")]

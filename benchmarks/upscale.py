@@ -6,40 +6,34 @@
     python benchmarks/upscale.py table  --out FILE [--photos DIR]     the guide's four settings, from disk to disk
     python benchmarks/upscale.py huge   --out FILE [--width 30000 --height 20000]
 
-The network is DRCT-L ×4 with random weights unless --weights names others; --small takes a tiny one, to try the script.
-Rows are measurements as the ladder writes them, one by one; `claims.py` answers guide 4 with those of `claims`.
-Arms take turns. A time is what the host sees from the call until the device is done.
+The network is DRCT-L ×4 with random weights unless --weights is given; --small uses a tiny one, to try the script.
+Results are rows of ladder measurements. `claims.py` checks the claims of guide 4 against those of `claims`.
+Arms are timed alternately. A time is measured on the host, from the call until the device has finished.
 """
 
 import argparse
 import math
-import shlex
 import statistics
 import sys
 import tempfile
-import threading
 import time
-import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
+from upscale_harness import MEGA, Bench, Doubling, OwnMemory, make_arm, make_photos, say, sizes_of, synthetic
 
 from redline.errors import RedlineError
-from redline.ladder.gate import Gate, Score, worst
-from redline.ladder.measurement import Measurement, append
 from redline.ladder.plan import Plan
 from redline.ladder.plans.choose import choose_plan
 from redline.machine.machine import Machine
 from redline.machine.memory import MemoryMonitor, is_out_of_memory
 from redline.models.drct import Drct, DrctConfig, save_drct
 from redline.upscale.image_run import ImageRun
-from redline.upscale.image_tiles import tiles_of
 from redline.upscale.images import create_image
 from redline.upscale.network import Network, load_network
 from redline.upscale.session import Upscaling
@@ -47,135 +41,14 @@ from redline.upscale.settings import ImageSettings, UpscaleSettings
 from redline.upscale.tasks import Task
 from redline.upscale.tile_runner import TileRunner
 from redline.upscale.tiling import Cut, TileShape, Tiling, count_tiles
-from redline.version import VERSION
 
-GATE = Gate("picture_psnr", 40.0)
-# 3:2, 2:3 and 4:3, as in a folder of anybody's.
-SYNTHETIC_SIZES = ((1224, 816), (816, 1224), (1152, 864))
-MEGA = 1e6
-_LEAST_ROUNDS = 3
-# The model alone before and after the photos, which take minutes.
+# How long the model alone is timed before and after the photos, which take minutes.
 _MODEL_ALONE_S = 15.0
-
-
-def say(text: str) -> None:
-    """What it is at, for whoever waits; results go to stdout."""
-    print(f"{text} ...", file=sys.stderr, flush=True)
-
-
-@dataclass(frozen=True)
-class Bench:
-    """Where rows go, and what all of them share."""
-
-    out: Path
-    machine: Machine
-    weights: Path
-    photos: Path | None
-    rounds: int
-    run: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
-
-    @property
-    def device(self) -> torch.device:
-        return torch.device(self.machine.device)
-
-    def write(self, workload: str, plan: str, seconds: Sequence[float] = (), **others: Any) -> None:
-        verdict = others.pop("verdict", "kept" if seconds else "unmeasured")
-        row = Measurement(
-            workload,
-            plan,
-            "bench",
-            verdict,
-            others.pop("reason", ""),
-            self.machine.as_dict(),
-            samples={"": tuple(seconds)} if seconds else {},
-            against_samples={"": tuple(old)} if (old := others.pop("old_seconds", ())) else {},
-            items={"": others.pop("each", 1.0)},
-            run=self.run,
-            command=shlex.join(["python", *sys.argv]),
-            redline=VERSION,
-            **others,
-        )
-        append(self.out, row)
-        figure = f"{statistics.median(seconds) * 1e3:.4g} ms" if seconds else row.reason
-        extra = " ".join(f"{key}={value}" for key, value in row.options.items())
-        print(f"{workload} | {plan} | {figure} | {row.peak_bytes / 2**30:.2f} GiB {extra}", flush=True)
-
-    def module(self) -> nn.Module:
-        return load_network(self.weights).module.to(self.device)
-
-    def tiles(self, tile: int, count: int, height: int | None = None) -> Tensor:
-        """Square ones, or of this width and height."""
-        height = height or tile
-        if self.photos is not None:
-            return tiles_of(self.photos, max(tile, height), count)[..., :height, :tile].contiguous().to(self.device)
-        samples = np.stack([synthetic(index, tile, height) for index in range(count)])
-        return torch.from_numpy(samples).to(self.device).permute(0, 3, 1, 2).float().contiguous() / 255
-
-    def done(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
-    def reset_peak(self) -> int:
-        """What torch holds of the GPU now: that of graphs is used by no tensor, and counts."""
-        if self.device.type != "cuda":
-            return 0
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(self.device)
-        return torch.cuda.memory_reserved(self.device)
-
-    def peak_since(self, before: int) -> int:
-        return torch.cuda.max_memory_reserved(self.device) - before if self.device.type == "cuda" else 0
-
-    def seconds(self, call: Callable[[], object]) -> float:
-        self.done()
-        started = time.perf_counter()
-        call()
-        self.done()
-        return time.perf_counter() - started
-
-    def by_turns(self, arms: dict[Any, Callable[[], object]], enough_s: float = math.inf) -> dict[Any, list[float]]:
-        """All rounds, or three and as many more as `enough_s` have room for."""
-        times: dict[Any, list[float]] = {name: [] for name in arms}
-        started = time.perf_counter()
-        for index in range(self.rounds):
-            if index >= _LEAST_ROUNDS and time.perf_counter() - started > enough_s:
-                break
-            for name, call in arms.items():
-                times[name].append(self.seconds(call))
-        return times
-
-
-@dataclass(frozen=True)
-class Arm:
-    """A model under a plan: what it takes with everything it keeps, and how far it is from fp32."""
-
-    call: Callable[[], Tensor]
-    peak_bytes: int
-    setup_s: float
-    score: Score
-
-
-def make_arm(bench: Bench, module: nn.Module, plan: Plan, tiles: Tensor, judged: Tensor, exact: Tensor) -> Arm:
-    """Timed on `tiles`; each of those that are judged stands in front of the others in a batch of as many."""
-    before = bench.reset_peak()
-    started = time.perf_counter()
-    with torch.no_grad():
-        fast = plan.apply(module, samples=tiles, gates=(GATE,))
-        fast(tiles)
-        bench.done()
-        setup_s = time.perf_counter() - started
-        bench.reset_peak()
-        scores = [
-            GATE.judge(right[None], fast(torch.cat([each[None], tiles[1:]]))[:1])
-            for each, right in zip(judged, exact, strict=True)
-        ]
-    # What a graph or the converted weights hold was taken since, and counts.
-    return Arm(lambda: fast(tiles), bench.peak_since(before), setup_s, worst(scores))
 
 
 @torch.no_grad()
 def measure_model(bench: Bench, tile: int, count: int, plans: Sequence[str]) -> None:
-    """Plans by turns on one tile, with what each is worth beside its time: the worst of `count` tiles."""
+    """Times plans alternately on one tile, and scores each by the worst of `count` tiles."""
     module, all_tiles = bench.module(), bench.tiles(tile, count)
     tiles = all_tiles[:1].clone()
     exact = torch.cat([module(each[None]) for each in all_tiles])
@@ -212,48 +85,6 @@ def mp_per_s(output: Tensor, seconds: Sequence[float]) -> float:
     return round(output.shape[0] * output.shape[-1] * output.shape[-2] / MEGA / statistics.median(seconds), 3)
 
 
-def synthetic(index: int, width: int, height: int) -> np.ndarray:
-    """Something of every size, as photos have: coarse noise under finer and finer."""
-    rng = np.random.default_rng(index)
-    total = np.zeros((height, width, 3), np.float32)
-    for cells in (4, 16, 64, 256):
-        coarse = Image.fromarray(rng.integers(0, 256, (cells, cells, 3), dtype=np.uint8))
-        total += np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC), np.float32) * (4 / cells) ** 0.5
-    return (255 * (total - total.min()) / np.ptp(total)).astype(np.uint8)
-
-
-def make_photos(bench: Bench, folder: Path, count: int, megapixels: float) -> list[Path]:
-    """JPEG files of about so many pixels; where there are too few photos, each comes again a little closer."""
-    folder.mkdir(parents=True, exist_ok=True)
-    sources = (
-        sorted(p for p in bench.photos.rglob("*") if p.suffix.lower() in (".jpg", ".jpeg", ".png"))
-        if (bench.photos)
-        else []
-    )
-    made = []
-    for index in range(count):
-        if sources:
-            with Image.open(sources[index % len(sources)]) as opened:
-                photo = opened.convert("RGB")
-            keep = 0.95 ** (index // len(sources))
-            photo = photo.crop((0, 0, round(photo.width * keep), round(photo.height * keep)))
-        else:
-            photo = Image.fromarray(synthetic(index, *SYNTHETIC_SIZES[index % len(SYNTHETIC_SIZES)]))
-        ratio = math.sqrt(megapixels * MEGA / (photo.width * photo.height))
-        size = round(photo.width * ratio), round(photo.height * ratio)
-        made.append(folder / f"{index:04}.jpg")
-        photo.resize(size, Image.Resampling.LANCZOS).save(made[-1], quality=92)
-    return made
-
-
-def sizes_of(photos: Sequence[Path]) -> list[tuple[int, int]]:
-    sizes = []
-    for path in photos:
-        with Image.open(path) as photo:
-            sizes.append(photo.size)
-    return sizes
-
-
 def upscale_all(upscaling: Upscaling, photos: Sequence[Path], folder: Path) -> None:
     outcomes = upscaling.run([Task(path, folder / f"{path.stem}.png") for path in photos])
     if failed := [outcome.error for outcome in outcomes if outcome.error]:
@@ -261,22 +92,20 @@ def upscale_all(upscaling: Upscaling, photos: Sequence[Path], folder: Path) -> N
 
 
 def measure_photos(bench: Bench, count: int, megapixels: float, work: Path) -> None:
-    """All of them at once; the model alone on the same tiles before and after, as a share of which it is told."""
+    """Times all photos from disk to disk, as a share of the model alone on the same tiles before and after."""
     say(f"making {count} photos")
     photos = make_photos(bench, work / "in", count, megapixels)
     settings = UpscaleSettings(bench.weights, device=bench.machine.device, workers=1)
     upscaling = Upscaling(settings)
-    say("choosing tiles and recording")
+    say("choosing tiles and capturing graphs")
     started = time.perf_counter()
-    # All sizes are shown to it, so that it takes the tiles that suit them; then it has recorded its graphs.
+    # Tiles are chosen for all sizes. Then one photo per shape captures its graphs.
     sizes = sizes_of(photos)
-    tiling, batch = upscaling.choose_tiles(tuple(sizes))
-    upscaling.tile_runner = upscaling.make_tile_runner(tiling, batch)
+    tile_runner = upscaling.prepare(tuple(sizes))
+    tiling, batch = tile_runner.tiling, tile_runner.batch
     shapes = [tiling.shape_for(size) for size in sizes]
     upscale_all(upscaling, [photos[shapes.index(shape)] for shape in set(shapes)], work / "first")
     setup_s = time.perf_counter() - started
-    tile_runner = upscaling.tile_runner
-    assert tile_runner is not None
     tiles = {shape: bench.tiles(shape.columns.tile, batch, shape.rows.tile) for shape in set(shapes)}
     alone: dict[TileShape, list[float]] = {shape: [] for shape in tiles}
 
@@ -287,7 +116,7 @@ def measure_photos(bench: Bench, count: int, megapixels: float, work: Path) -> N
             alone[shape] += seconds
 
     model_alone()
-    say(f"enlarging, {batch} tiles of {tiling} at a time")
+    say(f"upscaling, {batch} tiles of {tiling} at a time")
     bench.reset_peak()
     seconds = bench.seconds(lambda: upscale_all(upscaling, photos, work / "out"))
     peak = bench.peak_since(0)
@@ -315,7 +144,7 @@ def measure_photos(bench: Bench, count: int, megapixels: float, work: Path) -> N
 
 
 def measure_batches(bench: Bench, fp32: str, bf16: str) -> None:
-    """The model alone: batches of 256 × 256 by turns, and the memory of the guide's table."""
+    """Times batches of 256 × 256 tiles alternately, and measures the memory of the guide's table."""
     module, arms, each = bench.module(), {}, {}
     wanted = [(256, 1, fp32), (256, 1, bf16), *((256, batch, bf16) for batch in (2, 4, 8))]
     wanted += [(512, 1, fp32), (512, 1, bf16), (512, 2, bf16), (1024, 1, bf16)]
@@ -370,7 +199,7 @@ def measure_table(bench: Bench, count: int, work: Path, precisions: tuple[str, s
 
 
 def measure_settings(bench: Bench, group: dict[str, UpscaleSettings], count: int, work: Path) -> None:
-    """Photos from disk to disk by turns, each against the first of the settings."""
+    """Times photos from disk to disk with each of the settings alternately, against the first one."""
     photos = make_photos(bench, work / "in", count, 1.0)
     first = next(iter(group))
     runs = {name: Upscaling(settings) for name, settings in group.items()}
@@ -383,7 +212,7 @@ def measure_settings(bench: Bench, group: dict[str, UpscaleSettings], count: int
             seconds = bench.seconds(lambda: upscale_all(upscaling, photos, work / name))  # noqa: B023
             if turn:
                 times[name].append(seconds / count)
-            else:  # everything that it keeps is made in the first turn
+            else:  # all persistent memory is allocated in the first turn
                 peaks[name] = bench.peak_since(before)
     for name, upscaling in runs.items():
         plan, old = (str(one.tile_runner.plan) for one in (upscaling, runs[first]) if one.tile_runner is not None)
@@ -393,42 +222,8 @@ def measure_settings(bench: Bench, group: dict[str, UpscaleSettings], count: int
         bench.write(name, plan, times[name], peak_bytes=peaks[name], unit="photo", **others)
 
 
-class Doubling(nn.Module):
-    """As little as a network can be."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.convolution = nn.Conv2d(3, 12, 3, padding=1)
-
-    def forward(self, tiles: Tensor) -> Tensor:
-        return nn.functional.pixel_shuffle(self.convolution(tiles), 2)
-
-
-class OwnMemory:
-    """The most that was the process's own: pages of the scratch file, which the encoder maps, the kernel can take."""
-
-    def __init__(self, interval_s: float = 0.2) -> None:
-        self.peak_bytes = 0
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._look, args=(interval_s,), daemon=True)
-
-    def __enter__(self) -> "OwnMemory":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join()
-
-    def _look(self, interval_s: float) -> None:
-        while not self._done.wait(interval_s):
-            for line in Path("/proc/self/status").read_text().splitlines():
-                if line.startswith("RssAnon:"):
-                    self.peak_bytes = max(self.peak_bytes, 1024 * int(line.split()[1]))
-
-
 def measure_huge(bench: Bench, width: int, height: int, work: Path) -> None:
-    """A picture that fits nowhere: made in bands, enlarged twice, written."""
+    """Upscales an image that does not fit in memory."""
     source, target = work / "huge.tiff", work / "enlarged.tiff"
     work.mkdir(parents=True, exist_ok=True)
     band = synthetic(0, width, 256)
@@ -461,7 +256,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Measures `redline upscale`.")
     parser.add_argument("part", choices=("model", "photos", "claims", "table", "huge"))
     parser.add_argument("--out", type=Path, required=True, help="file to which rows are appended, as JSON lines")
-    parser.add_argument("--photos", type=Path, help="a folder of photos; synthetic ones without")
+    parser.add_argument("--photos", type=Path, help="a folder of photos (default: synthetic ones)")
     parser.add_argument("--weights", type=Path, help="DRCT-L ×4 with random weights by default")
     parser.add_argument("--small", action="store_true", help="a tiny network, to try the script")
     parser.add_argument("--device", default="auto")
@@ -469,14 +264,14 @@ def main() -> int:
     parser.add_argument(
         "--count",
         type=int,
-        help="how many photos (200 for photos, 4 for claims and table), or tiles that the model is judged on (1)",
+        help="how many photos (200 for photos, 4 for claims and table), or tiles to score (1 for model)",
     )
-    parser.add_argument("--plan", action="append", default=[], help="of the model, beside eager; four of them without")
-    parser.add_argument("--megapixels", type=float, default=1.0, help="of each photo")
-    parser.add_argument("--tile", type=int, default=256, help="of the model alone")
+    parser.add_argument("--plan", action="append", default=[], help="a plan to time beside eager (default: four plans)")
+    parser.add_argument("--megapixels", type=float, default=1.0, help="size of each photo")
+    parser.add_argument("--tile", type=int, default=256, help="tile size for model")
     parser.add_argument("--width", type=int, default=30_000)
     parser.add_argument("--height", type=int, default=20_000)
-    parser.add_argument("--work", type=Path, help="a folder for pictures, kept; a temporary one without")
+    parser.add_argument("--work", type=Path, help="a folder for images, which is kept (default: a temporary one)")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="redline-bench-") as temporary:
         work, weights = arguments.work or Path(temporary), arguments.weights

@@ -22,6 +22,7 @@ if _TYPE_CHECKING:
     from redline.ladder.workloads.addresses import load_workload
     from redline.machine.machine import Machine
     from redline.machine.memory import MemoryMonitor, MemoryPool, PerformanceTracker
+    from redline.upscale.upscaler import Upscaler
 
 __all__ = [
     "BenchRun",
@@ -35,6 +36,7 @@ __all__ = [
     "RedlineError",
     "Rung",
     "Stage",
+    "Upscaler",
     "Workload",
     "__version__",
     "bench",
@@ -58,6 +60,7 @@ _PLACES = {
     "RedlineError": "errors",
     "Rung": "ladder.rung",
     "Stage": "ladder.rung",
+    "Upscaler": "upscale.upscaler",
     "Workload": "ladder.workload",
     "bench": "ladder.bench",
     "climb": "ladder.search.climb",

@@ -76,8 +76,8 @@ def test_the_time_left_follows_the_rate_and_runs_down() -> None:
     assert count.text(20) == "scoring: 4 of 10 images (40%), 6 images/min, 60 s left"
     assert count.text(50).endswith("30 s left") and count.text(500).endswith(", 1 s left")
     assert live_line._Count("reading", "frame", None, 0, 0, 90, 45, "").text(45) == "reading: 90 frames, 2 frames/s"
-    one = live_line._Count("enlarging", "file", 1, first_done=0, first_s=0, done=0.25, at_s=20, detail="a.png")
-    assert one.text(20) == "enlarging: 25%, 60 s left · a.png"
+    one = live_line._Count("upscaling", "file", 1, first_done=0, first_s=0, done=0.25, at_s=20, detail="a.png")
+    assert one.text(20) == "upscaling: 25%, 60 s left · a.png"
     assert live_line._format_rate(0.001, "image") == "3.6 images/h"
 
 
@@ -98,8 +98,8 @@ def test_upscale(weights: Path, tmp_path: Path, command: Callable[..., Seen], mo
         Image.new("RGB", (30, 20)).save(tmp_path / "in" / f"{name}.png")
     monkeypatch.setattr(Journal, "record", slowed(Journal.record))
     seen = command("upscale", "in", "-o", "out", "-w", weights, "--device", "cpu")
-    assert seen.code == 0 and "enlarging: 0 of 2 files (" in seen.err
-    assert "enlarging: 1 of 2 files (" in seen.err and " left" in seen.err
+    assert seen.code == 0 and "upscaling: 0 of 2 files (" in seen.err
+    assert "upscaling: 1 of 2 files (" in seen.err and " left" in seen.err
 
 
 @pytest.mark.usefixtures("often")
@@ -146,15 +146,15 @@ def test_what_an_earlier_run_did_does_not_shorten_the_time_left(monkeypatch: pyt
     watch.begin([image, first, second])
     now_s = 60.0  # a minute to find that the image is complete
     watch._finished(Outcome(image, skipped=True))
-    watch._film(first, VideoProgress(80, 100, 80, None, None, ()))
-    assert line._text.startswith("enlarging: 0 of 2 files (40%) · b.mkv: frame 80 of 100")
+    watch._video(first, VideoProgress(80, 100, 80, None, None, ()))
+    assert line._text.startswith("upscaling: 0 of 2 files (40%) · b.mkv: frame 80 of 100")
     now_s = 70.0
-    watch._film(first, VideoProgress(90, 100, 80, 1.0, 10.0, ()))
-    assert line._text.startswith("enlarging: 0 of 2 files (45%), 36 files/h, 110 s left · ")
+    watch._video(first, VideoProgress(90, 100, 80, 1.0, 10.0, ()))
+    assert line._text.startswith("upscaling: 0 of 2 files (45%), 36 files/h, 110 s left · ")
     now_s = 80.0
     watch._finished(Outcome(first, seconds=20.0))
-    watch._film(second, VideoProgress(50, 100, 50, None, None, ()))
-    assert line._text.startswith("enlarging: 1 of 2 files (75%), 36 files/h, 50 s left · ")
+    watch._video(second, VideoProgress(50, 100, 50, None, None, ()))
+    assert line._text.startswith("upscaling: 1 of 2 files (75%), 36 files/h, 50 s left · ")
     # A video that fails is no work that is left.
     watch._finished(Outcome(second, error="cannot read 'c.mkv'"))
-    assert line._text == "enlarging: 100%"
+    assert line._text == "upscaling: 100%"

@@ -75,12 +75,14 @@ def test_a_bad_file_among_named_ones(
     save(tmp_path / "a.bmp")
     (tmp_path / "notes.txt").write_text("no image")
     seen = upscale("a.bmp", "notes.txt", "absent.png")
-    assert seen.code == 1 and seen.out.startswith("a-x2.png  60 × 40") and "1 enlarged, 2 failed" in seen.err
-    assert "there is no file 'absent.png'." in seen.err and "'notes.txt': it is none of PNG" in seen.err
+    assert seen.code == 1 and seen.out.startswith("a-x2.png  60 × 40") and "1 upscaled, 2 failed" in seen.err
+    assert (
+        "cannot read 'absent.png': it does not exist." in seen.err and "'notes.txt': unknown image format" in seen.err
+    )
     # What cannot be done is said before a model is read.
     monkeypatch.setattr(Upscaling, "__init__", None)
     seen = upscale("absent.png", "notes.txt", "-o", "out")
-    assert seen.code == 1 and "0 enlarged, 2 failed" in seen.err
+    assert seen.code == 1 and "0 upscaled, 2 failed" in seen.err
     seen = upscale("a.bmp", "-o", "a.bmp")
     assert seen.code == 2 and "the output 'a.bmp' is the source image; choose another output." in seen.err
 
@@ -92,7 +94,7 @@ def test_a_folder_with_a_bad_file(upscale: Callable[..., Seen], tmp_path: Path) 
     seen = upscale("in", "-o", "out", "--format", "webp", "--json")
     assert seen.code == 1
     rows = {Path(row["task"]["source"]).name: row for row in seen.json()}
-    assert sorted(rows) == ["a.png", "b.png", "bad.png", "c.png"] and "none of PNG" in rows["bad.png"]["error"]
+    assert sorted(rows) == ["a.png", "b.png", "bad.png", "c.png"] and "unknown image format" in rows["bad.png"]["error"]
     assert sorted(str(p.relative_to(tmp_path / "out")) for p in (tmp_path / "out").rglob("*.webp")) == [
         "a.webp",
         "deep/b.webp",
@@ -107,12 +109,12 @@ def test_a_folder_with_a_bad_file(upscale: Callable[..., Seen], tmp_path: Path) 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["absent.png"], "there is no file 'absent.png'"),
-        (["photo.png", "--tile", "huge"], "whole number of pixels or auto"),
-        (["photo.png", "--tile", "20"], "a tile of 20 is too small: take 80 or more."),
-        (["photo.png", "--tile", "76x256"], "a tile of 76 is too small: take 80 or more."),
+        (["absent.png"], "cannot read 'absent.png': it does not exist"),
+        (["photo.png", "--tile", "huge"], "--tile must be auto, a whole number"),
+        (["photo.png", "--tile", "20"], "a tile of 20 is too small: use 80 or more."),
+        (["photo.png", "--tile", "76x256"], "a tile of 76 is too small: use 80 or more."),
         (["photo.png", "--tile", "96", "--memory", "100KiB"], "too little: a tile of 96 × 96 takes"),
-        (["photo.png", "--scale", "4"], "enlarges 2 times, not 4"),
+        (["photo.png", "--scale", "4"], "is for ×2, not ×4"),
         (["photo.png", "--precision", "fp7"], "unknown precision 'fp7'"),
         (["photo.png", "--preset", "warp"], "unknown preset"),
         (["photo.png", "--plan", "absent.toml"], "cannot read the plan"),
@@ -121,13 +123,13 @@ def test_a_folder_with_a_bad_file(upscale: Callable[..., Seen], tmp_path: Path) 
         (["photo.png", "--format", "bmp"], "choose png, jpeg"),
         (["photo.png", "--quality", "0"], "between 1 and 100"),
         (["photo.png", "--device", "warp"], "warp"),
-        (["photo.png", "--tile-batch", "0"], "--tile-batch is at least 1, not 0."),
+        (["photo.png", "--tile-batch", "0"], "--tile-batch must be at least 1, not 0."),
         (["photo.png", "--codec", "foo"], "unknown codec 'foo': choose h264"),
-        (["photo.png", "--crf", "99"], "a crf of 99 is not between 0 and 63"),
-        (["photo.png", "--crf", "nan"], "a crf of nan is not between 0 and 63"),
-        (["photo.png", "--codec", "hevc", "--crf", "52"], "a crf of 52 is not between 0 and 51, which hevc takes."),
-        (["photo.png", "--codec", "ffv1", "--crf", "5"], "ffv1 takes no crf"),
-        (["."], "no image and no video"),
+        (["photo.png", "--crf", "99"], "crf must be between 0 and 63 for av1, not 99"),
+        (["photo.png", "--crf", "nan"], "crf must be between 0 and 63 for av1, not nan"),
+        (["photo.png", "--codec", "hevc", "--crf", "52"], "crf must be between 0 and 51 for hevc, not 52."),
+        (["photo.png", "--codec", "ffv1", "--crf", "5"], "ffv1 has no crf"),
+        (["."], "no image or video found"),
     ],
 )
 def test_bad_input(upscale: Callable[..., Seen], arguments: list[str], sentence: str, tmp_path: Path) -> None:
@@ -157,9 +159,9 @@ def test_files_that_a_folder_leaves_out_or_cannot_name_are_told(upscale: Callabl
     (tmp_path / "in" / "notes.txt").touch()
     seen = upscale("in", "-o", "out")
     assert seen.code == 1 and len(seen.out.splitlines()) == 1 and size(tmp_path / "out" / "a.png") == (60, 40)
-    assert "left out 1 file of 'in' that by name are neither image nor video: notes.txt" in seen.err
+    assert "skipped 1 file in 'in' without the suffix of an image or video: notes.txt" in seen.err
     assert "would both become" in seen.err
-    assert "1 enlarged, 1 failed" in seen.err
+    assert "1 upscaled, 1 failed" in seen.err
 
 
 def test_weights_of_another_model(command: Callable[..., Seen], tmp_path: Path) -> None:
@@ -203,12 +205,13 @@ def test_options_for_what_is_not_there_are_said(upscale: Callable[..., Seen], tm
     make_film(tmp_path / "video.mkv")
     seen = upscale("video.mkv", "--tile", "96", "--wrap", "--quality", "50", "--strip", "--crf", "40")
     assert seen.code == 0 and seen.err.count("is for images, and there are only videos") == 2
-    assert "--wrap is for" in seen.err and "--quality is for" in seen.err and "--crf is for" not in seen.err
+    assert "--wrap has no effect" in seen.err and "--quality has no effect" in seen.err
+    assert "--crf has no effect" not in seen.err
     with av.open(str(tmp_path / "video-x2.mkv")) as video:
         assert "title" not in video.metadata
     save(tmp_path / "photo.png")
     seen = upscale("photo.png", "--tile", "96", "--crf", "40", "--format", "jpg")
-    assert seen.code == 0 and "--crf is for videos, and there are only images" in seen.err
+    assert seen.code == 0 and "--crf has no effect: it is for videos, and there are only images" in seen.err
     assert seen.err.count("is for") == 1 and size(tmp_path / "photo-x2.jpg") == (60, 40)
 
 
@@ -235,16 +238,16 @@ def test_a_folder_that_cannot_be_read_is_a_failure(upscale: Callable[..., Seen],
     save(tmp_path / "in" / "a.png")
     (tmp_path / "in" / "locked").mkdir()
     seen = upscale("in", "-o", "out", "--tile", "96")
-    assert seen.code == 1 and seen.out.startswith("out/a.png") and "1 enlarged, 1 failed" in seen.err
+    assert seen.code == 1 and seen.out.startswith("out/a.png") and "1 upscaled, 1 failed" in seen.err
     assert "failed: cannot read the folder 'in/locked': Permission denied." in seen.err
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--calibrate", "photos"], "only int8 is calibrated: add --int8, or leave out --calibrate."),
-        (["--int8"], "name a folder with --calibrate"),
-        (["-o", "network.bin"], "cannot write 'network.bin': the file's name ends in .onnx"),
+        (["--calibrate", "photos"], "--calibrate is for int8: add --int8, or leave it out."),
+        (["--int8"], "give a folder with --calibrate"),
+        (["-o", "network.bin"], "cannot write 'network.bin': the file name must end in .onnx"),
     ],
 )
 def test_exports_that_cannot_be_meant(
@@ -259,5 +262,5 @@ def test_no_network_is_exported_that_upscale_would_refuse(
     tile: int, command: Callable[..., Seen], tmp_path: Path, weights: Path
 ) -> None:
     seen = command("export", "drct", "-w", weights, "--tile", tile, "-o", "small.onnx")
-    assert seen.code == 2 and f"tiles of {tile} are too small for `redline upscale`: take 80 or more." in seen.err
+    assert seen.code == 2 and f"tiles of {tile} are too small for `redline upscale`: use 80 or more." in seen.err
     assert not list(tmp_path.iterdir())

@@ -3,7 +3,7 @@
 import random
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,7 +14,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from redline.ladder.plan import Plan
-from redline.machine.pinned_copies import OverlappedCopies, PlainCopies
+from redline.ladder.rungs.streams import Pipeline
+from redline.machine.pinned_copies import PinnedCopies, PlainCopies, _Buffer, _Pool
 from redline.upscale import tile_runner as enlarging
 from redline.upscale.image_run import ImageRun
 from redline.upscale.listener import Outcome
@@ -32,6 +33,8 @@ class Late:
     touches memory without having waited sees what was there before.
     """
 
+    timing = False
+
     def __init__(self, seed: int, computes_late: bool = True) -> None:
         self.computes_late = computes_late
         self.random, self.lock = random.Random(seed), threading.RLock()
@@ -45,9 +48,9 @@ class Late:
     def event(self) -> "LateEvent":
         return LateEvent(self)
 
-    def buffer(self, size_bytes: int, pinned: bool) -> Tensor:
+    def empty(self, shape: Sequence[int], dtype: torch.dtype, pinned: bool) -> Tensor:
         self.made += 1
-        return torch.full((size_bytes,), 0xA5, dtype=torch.uint8)
+        return torch.full(tuple(shape), 0xA5).to(dtype)
 
     def wait(self, stream: "LateStream", event: "LateEvent") -> None:
         assert event.recorded, "an event that was never recorded holds nobody up"
@@ -122,7 +125,7 @@ def fresh(rng: random.Random) -> Tensor:
     return torch.as_tensor(numbers).to(kind)
 
 
-def send(copies: OverlappedCopies, tensors: list[Tensor], held: int) -> None:
+def send(copies: PinnedCopies, tensors: list[Tensor], held: int) -> None:
     """Each goes in, is worked on and comes out; so many wait before that and behind, as they do between threads."""
     device = copies.device
     assert isinstance(device, Late)
@@ -130,17 +133,17 @@ def send(copies: OverlappedCopies, tensors: list[Tensor], held: int) -> None:
     for index, tensor in enumerate(tensors):
         last = index == len(tensors) - 1
         sent = tensor.clone()
-        coming.append((tensor, copies.bring_in(sent)))
+        coming.append((tensor, copies.to_device(sent)))
         sent.zero_()  # whoever sends it may use its memory again at once
         while coming and (len(coming) > held or last):
             expected, arriving = coming.popleft()
-            result = computed(device, arriving.take())
-            arriving.done()
-            going.append((expected, copies.bring_out(result)))
+            result = computed(device, arriving.wait())
+            arriving.release()
+            going.append((expected, copies.to_host(result)))
         while going and (len(going) > held or last):
             expected, arriving = going.popleft()
-            assert torch.equal(arriving.take(), expected)
-            arriving.done()
+            assert torch.equal(arriving.wait(), expected)
+            arriving.release()
         device.dawdle()
 
 
@@ -149,7 +152,7 @@ def send(copies: OverlappedCopies, tensors: list[Tensor], held: int) -> None:
 def test_everything_arrives_as_it_left(seed: int, streams: int) -> None:
     rng = random.Random(seed)
     device = Late(seed)
-    copies = OverlappedCopies(device, streams)
+    copies = PinnedCopies.with_shared_streams(device, streams)
     held = rng.randrange(4)
     send(copies, [fresh(rng) for _ in range(80)], held)
     # What waits on either side has buffers, and those that are busy; not every tensor.
@@ -160,31 +163,82 @@ def test_a_buffer_that_nobody_took_is_busy_until_its_copy_is_over() -> None:
     """As when a image is given up with bands on their way."""
     for seed in range(12):
         device, tensor = Late(seed), torch.randint(1, 256, (5000,), dtype=torch.uint8)
-        copies = OverlappedCopies(device, 3)
-        copies.bring_in(tensor).done()
+        copies = PinnedCopies.with_shared_streams(device, 3)
+        copies.to_device(tensor).release()
         (pool,) = copies._pools.values()
         (buffer,) = pool._free
         while not buffer.last_use.is_over:
             device.step()
-        assert torch.equal(buffer.twin[:5000], tensor)
+        assert torch.equal(buffer.device[:5000], tensor)
 
 
-def read_results_at_once(copies: OverlappedCopies, patch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(12))
+def test_rings_are_reused_without_overwriting(seed: int, depth: int) -> None:
+    """Each chunk has two inputs; sizes grow, so that buffers are replaced while copies are in flight."""
+    rng = random.Random(seed)
+    device = Late(seed)
+    copies = PinnedCopies.with_stream_per_direction(device, depth)
+    expected, returned = [], []
+    for index in range(40):
+        tensors = [torch.randint(0, 256, (rng.choice([5, 50, 10 * index + 1]),), dtype=torch.uint8) for _ in range(2)]
+        sent = [copies.to_device(tensor.clone(), ring) for ring, tensor in enumerate(tensors)]
+        results = [computed(device, copy.wait()) for copy in sent]
+        for copy in sent:
+            copy.release()
+        expected += tensors
+        returned += [copies.to_host(result, copies.empty_host(result.shape, result.dtype)) for result in results]
+    assert all(torch.equal(copy.wait(), tensor) for copy, tensor in zip(returned, expected, strict=True))
+    assert all(len(pool._free) <= depth for pool in copies._pools.values())
+
+
+def test_a_pipeline_gives_what_the_function_gives() -> None:
+    device = Late(0)
+
+    def function(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, str]:
+        return computed(device, x), computed(device, y), "label"
+
+    run = Pipeline(function, PinnedCopies.with_stream_per_direction(device, 2), 4, {})
+    for rows in [10, 33, 7] * 20:
+        x, y = torch.randn(rows, 3), torch.randn(rows)
+        output = run(x.clone(), y.clone())
+        assert torch.equal(output[0], x) and torch.equal(output[1], y) and output[2] == "label"
+
+
+def test_memory_that_runs_out_raises_unless_it_may_be_warned_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory (planted)")
+
+    device, warned, tensor = Late(0), [], torch.ones(3)
+    monkeypatch.setattr(device, "empty", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        PinnedCopies.with_shared_streams(device, 2).to_device(tensor)
+    copies = PinnedCopies.with_shared_streams(device, 2, warned.append)
+    assert all(copies.to_device(tensor).wait() is tensor for _ in range(2)) and len(warned) == 1
+
+
+def read_results_at_once(copies: PinnedCopies, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LateEvent, "synchronize", lambda event: None)
 
 
-def begin_before_the_input_has_come(copies: OverlappedCopies, patch: pytest.MonkeyPatch) -> None:
+def begin_before_the_input_has_come(copies: PinnedCopies, patch: pytest.MonkeyPatch) -> None:
     device, wait = copies.device, copies.device.wait
     patch.setattr(device, "wait", lambda stream, event: stream is device.computing or wait(stream, event))
 
 
-def copy_out_before_it_is_computed(copies: OverlappedCopies, patch: pytest.MonkeyPatch) -> None:
+def copy_out_before_it_is_computed(copies: PinnedCopies, patch: pytest.MonkeyPatch) -> None:
     device, wait = copies.device, copies.device.wait
     patch.setattr(device, "wait", lambda stream, event: wait(stream, event) if stream is device.computing else None)
 
 
-def use_buffers_again_at_once(copies: OverlappedCopies, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(LateEvent, "query", lambda event: True)
+def use_buffers_again_at_once(copies: PinnedCopies, patch: pytest.MonkeyPatch) -> None:
+    put = _Pool.put
+
+    def forget_events(pool: _Pool, buffer: _Buffer) -> None:
+        buffer.copied = buffer.last_use = None
+        put(pool, buffer)
+
+    patch.setattr(_Pool, "put", forget_events)
 
 
 @pytest.mark.parametrize(
@@ -197,11 +251,11 @@ def use_buffers_again_at_once(copies: OverlappedCopies, patch: pytest.MonkeyPatc
     ],
 )
 def test_each_mistake_is_seen(
-    mistake: Callable[[OverlappedCopies, pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+    mistake: Callable[[PinnedCopies, pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(AssertionError):
         for seed in range(12):
-            copies = OverlappedCopies(Late(seed), 3)
+            copies = PinnedCopies.with_shared_streams(Late(seed), 3)
             mistake(copies, monkeypatch)
             send(copies, [torch.randint(0, 256, (5000,), dtype=torch.uint8) for _ in range(40)], held=1)
 
@@ -222,7 +276,7 @@ def late(seed: int) -> Iterator[list[Late]]:
 
     def copies_for(_device: torch.device, streams: int, say: Callable[[str], None]) -> PlainCopies:
         devices.append(Late(seed, computes_late=False))
-        return OverlappedCopies(devices[-1], streams, say)
+        return PinnedCopies.with_shared_streams(devices[-1], streams, say)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(enlarging, "copies_for", copies_for)

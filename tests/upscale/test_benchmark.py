@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -26,8 +27,10 @@ def load(name: str) -> ModuleType:
 
 
 @pytest.fixture(scope="module")
-def script() -> ModuleType:
-    return load("upscale")
+def script() -> Iterator[ModuleType]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "benchmarks"))
+        yield load("upscale")
 
 
 def run(script: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
@@ -41,7 +44,7 @@ def test_every_claim_finds_its_row(script: ModuleType, monkeypatch: pytest.Monke
     passed = Score("psnr", 50.0, 40.0, "higher", True)
 
     def arm(_bench: object, _module: object, plan: Plan, tiles: torch.Tensor, *_others: object) -> object:
-        return script.Arm(lambda: tiles, 2**30 * len(tiles), 1.0, passed)
+        return sys.modules["upscale_harness"].Arm(lambda: tiles, 2**30 * len(tiles), 1.0, passed)
 
     def upscaling(settings: object) -> object:
         plan = fp32 if settings.precision == "fp32" else bf16  # type: ignore[attr-defined]

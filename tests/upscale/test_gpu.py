@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from redline.ladder.plan import Plan
 from redline.machine.memory import free_cuda_caches
-from redline.machine.pinned_copies import CudaDevice, OverlappedCopies
+from redline.machine.pinned_copies import copies_for
 from redline.models.drct import Drct, DrctConfig, save_drct
 from redline.upscale.blend import enlarge_by_tiles
 from redline.upscale.image_run import ImageRun
@@ -81,25 +81,25 @@ def last_column(tensor: Tensor) -> Tensor:
 
 def test_copies_come_back_as_they_left_while_the_gpu_is_busy() -> None:
     """Work that takes long stands before every copy, so that whoever does not wait reads something else."""
-    copies = OverlappedCopies(CudaDevice(torch.device("cuda:0")), 3)
+    copies = copies_for(torch.device("cuda:0"), 3, print)
     large = torch.randn(4096, 4096, device="cuda")
     sent = [torch.randint(0, 256, (300_000 + index,), dtype=torch.uint8) for index in range(24)]
     going = []
     for one in sent:
-        coming = copies.bring_in(one)
+        coming = copies.to_device(one)
         for _ in range(4):
             large = large @ large
             large /= large.abs().max()
-        result = coming.take() + 1
-        coming.done()
+        result = coming.wait() + 1
+        coming.release()
         # Every other one has to be made contiguous first, which takes a while as well.
-        going.append(copies.bring_out(result[None].expand(64, -1).T if len(going) % 2 else result))
+        going.append(copies.to_host(result[None].expand(64, -1).T if len(going) % 2 else result))
         if len(going) > 3:
             before = going[-4]
-            assert torch.equal(last_column(before.take()), sent[len(going) - 4] + 1)
-            before.done()
+            assert torch.equal(last_column(before.wait()), sent[len(going) - 4] + 1)
+            before.release()
     for one, arriving in zip(sent[-3:], going[-3:], strict=True):
-        assert torch.equal(last_column(arriving.take()), one + 1)
+        assert torch.equal(last_column(arriving.wait()), one + 1)
 
 
 @pytest.mark.parametrize("plan", ["", "fused_ops + bf16 + cuda_graph"])
@@ -190,7 +190,7 @@ def test_out_of_memory_goes_on_with_less(plan: str, tmp_path: Path) -> None:
     assert not outcome.error, outcome.error
     expected = pixels(source).repeat(2, 0).repeat(2, 1)
     assert np.array_equal(pixels(tmp_path / "out.png"), expected)
-    assert [text.split("going on with ")[1] for text in said] == [
+    assert [text.split("continuing with ")[1] for text in said] == [
         "2 tiles at a time",
         "1 tile at a time",
         "tiles of 48 × 48",
@@ -204,7 +204,7 @@ def test_a_wide_picture_that_does_not_fit_is_put_together_in_main_memory(tmp_pat
         (outcome,) = run([Task(source, tmp_path / "out.png")], made(Hungry(0), said=said))
     assert not outcome.error, outcome.error
     # With as little, the next row is not copied in ahead either, and fewer tiles may go at a time.
-    assert "out of memory: images 20,000 pixels wide are put together in main memory from now on" in said
+    assert "out of memory: from now on, images 20,000 pixels wide are blended in main memory" in said
     assert np.array_equal(pixels(tmp_path / "out.png"), pixels(source).repeat(2, 0).repeat(2, 1))
     unlimited: list[str] = []
     assert not run([Task(source, tmp_path / "free.png")], made(Hungry(0), said=unlimited))[0].error and not unlimited
@@ -272,7 +272,7 @@ def test_a_tile_that_overflows_is_done_again_in_bf16(plan: str, tmp_path: Path) 
         said: list[str] = []
         target = tmp_path / f"{streams}.png"
         (outcome,) = run([Task(tmp_path / "in.png", target)], made(Overflowing(), plan, streams=streams, said=said))
-        assert not outcome.error and said == ["fp16 was left for bf16: it gave values that are not finite"]
+        assert not outcome.error and said == ["fp16 was replaced by bf16: its output has values that are not finite"]
         assert np.abs(pixels(target) - pixels(tmp_path / "in.png").repeat(2, 0).repeat(2, 1)).max() <= 2
         results.append(target.read_bytes())
     assert results[0] == results[1]

@@ -183,7 +183,10 @@ def test_out_of_memory_shrinks_says_so_and_goes_on(tmp_path: Path) -> None:
     # Room for one tile of 20 × 20 and no more: from a batch of three down to one, then to smaller tiles.
     (outcome,) = run([Task(tmp_path / "in.png", tmp_path / "out.png")], tile_runner(Twice(3 * 20 * 20), said=said))
     assert not outcome.error and np.array_equal(pixels(tmp_path / "out.png"), doubled(samples))
-    assert said == ["out of memory: going on with 1 tile at a time", "out of memory: going on with tiles of 20 × 20"]
+    assert said == [
+        "out of memory: continuing with 1 tile at a time",
+        "out of memory: continuing with tiles of 20 × 20",
+    ]
 
 
 def test_out_of_memory_to_the_end_is_a_sentence(tmp_path: Path) -> None:
@@ -216,8 +219,8 @@ def test_a_tile_that_overflows_in_fp16_is_done_again(
     (outcome,) = run([Task(tmp_path / "in.png", tmp_path / "out.png")], using)
     result = pixels(tmp_path / "out.png").astype(int)
     assert not outcome.error and np.abs(result - doubled(samples)).max() <= 2
-    assert len(said) == 1 and said[0].startswith(f"fp16 was left for {safer}: ")
-    assert "not finite" in said[0] if dark_rows else "dB from fp32" in said[0]
+    assert len(said) == 1 and said[0].startswith(f"fp16 was replaced by {safer}: ")
+    assert "not finite" in said[0] if dark_rows else "dB on the first tiles" in said[0]
 
 
 @pytest.mark.cpu
@@ -235,7 +238,7 @@ def test_a_network_that_does_not_run_in_a_precision_runs_in_a_safer_one(from_cou
     samples, said = save(tmp_path / "in.png", (60, 70, 3)), []
     (outcome,) = run([Task(tmp_path / "in.png", tmp_path / "out.png")], tile_runner(Mixed(), "bf16", said=said))
     assert not outcome.error and np.array_equal(pixels(tmp_path / "out.png"), doubled(samples))
-    assert len(said) == 1 and said[0].startswith("bf16 was left for fp32: it does not run (expected ")
+    assert len(said) == 1 and said[0].startswith("bf16 was replaced by fp32: it does not run (expected ")
 
 
 @pytest.mark.cpu
@@ -307,7 +310,7 @@ def test_what_cannot_be_written_is_said_before_any_work(tmp_path: Path) -> None:
     (outcome,) = run([Task(tmp_path / "in.png", tmp_path / "out.jpg")], tile_runner(module))
     assert outcome.error and module.calls == 0
     (same,) = run([Task(tmp_path / "in.png", tmp_path / "in.png")], tile_runner(module))
-    assert "itself" in same.error and pixels(tmp_path / "in.png").shape == (40, 40, 4)
+    assert "is the source image" in same.error and pixels(tmp_path / "in.png").shape == (40, 40, 4)
 
 
 @pytest.mark.cpu
@@ -330,6 +333,6 @@ def test_an_overflow_under_autocast_leaves_it_too(tmp_path: Path) -> None:
     said: list[str] = []
     using = tile_runner(Wide(), "autocast(dtype=fp16)", said=said)
     (outcome,) = run([Task(tmp_path / "in.png", tmp_path / "out.png")], using)
-    assert not outcome.error and said and all("was left for" in text for text in said)
-    assert said[0].startswith("autocast was left for")
+    assert not outcome.error and said and all("was replaced by" in text for text in said)
+    assert said[0].startswith("autocast was replaced by")
     assert np.abs(pixels(tmp_path / "out.png").astype(int) - doubled(samples)).max() <= 2

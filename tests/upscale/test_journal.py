@@ -52,7 +52,7 @@ def test_a_full_disk_at_the_journal_is_said_once_and_ends_nothing(settings: Upsc
     (tmp_path / "out" / NAME).symlink_to("/dev/full")
     outcomes = Upscaling(settings, Listener(said.append, heard.append)).run(tasks, tmp_path / "out")
     assert len(outcomes) == len(heard) == 3 and not any(outcome.error for outcome in outcomes)
-    assert said[1:] == ["cannot note what is done: No space left on device; --resume will do such files again"]
+    assert said[1:] == ["cannot write the journal: No space left on device; --resume will upscale these files again"]
 
 
 def test_half_a_line_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +108,7 @@ def test_a_source_that_changes_meanwhile_is_done_again(settings: UpscaleSettings
     out = tmp_path / "out"
     first = Upscaling(settings, Listener(said.append, image_progress=repaint)).run([task], out)
     assert not first[0].error and said[1:] == [
-        f"{str(task.source)!r} changed while it was read; --resume will do it again"
+        f"{str(task.source)!r} changed while it was read; --resume will upscale it again"
     ]
     (again,) = Upscaling(replace(settings, resume=True)).run([task], out)
     assert not again.skipped and not again.error
@@ -196,7 +196,9 @@ def test_an_interrupted_run_says_that_parts_are_kept(
     assert said[1:] == [kept + "--resume continues from them; a run without --resume deletes them"]
 
 
-LARGE = ((1000, 1000),)
+def known_tiles(upscaling: Upscaling, tasks: list[Task], out: Path) -> Tiles | None:
+    earlier = Journal(out, upscaling.made_as).tiles(tasks)
+    return upscaling.planner.known_tiles(((1000, 1000),), earlier)
 
 
 def test_a_resumed_folder_has_its_tiles_and_its_batch(settings: UpscaleSettings, tmp_path: Path) -> None:
@@ -205,9 +207,9 @@ def test_a_resumed_folder_has_its_tiles_and_its_batch(settings: UpscaleSettings,
     tasks[1].target.unlink()
     for tile in (None, 32):
         resumed = Upscaling(replace(settings, tile=tile, resume=True))
-        assert resumed._known_tiles(tasks, Journal(out, resumed.made_as), LARGE) == Tiles(((32, 32),), 3)
+        assert known_tiles(resumed, tasks, out) == Tiles(((32, 32),), 3)
     other = Upscaling(replace(settings, tile=48, resume=True))
-    assert other._known_tiles(tasks, Journal(out, other.made_as), LARGE) == Tiles(((48, 48),))
+    assert known_tiles(other, tasks, out) == Tiles(((48, 48),))
 
 
 def test_what_a_killed_run_left_is_removed_by_the_next(

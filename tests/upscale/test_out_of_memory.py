@@ -1,6 +1,6 @@
 """Memory that runs out around the network: the rows of tiles are put together elsewhere, or the network takes less."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from redline.ladder.plan import Plan
-from redline.machine.pinned_copies import Arriving, OverlappedCopies, PlainCopies
+from redline.machine.pinned_copies import PendingCopy, PinnedCopies, PlainCopies
 from redline.upscale import image_job, image_run
 from redline.upscale.blend import Blender
 from redline.upscale.image_job import ImageJob
@@ -50,7 +50,7 @@ class Twice(nn.Module):
 class Apart(PlainCopies):
     """A device with memory of its own: tensors on it are those of `cpu:0`, and main memory is `cpu`."""
 
-    has_own_memory = True
+    has_device_memory = True
 
 
 def made(said: list[str], module: nn.Module | None = None, apart: bool = True, batch: int = 3) -> TileRunner:
@@ -99,7 +99,7 @@ def test_lying_and_upright_pictures_in_one_run(tmp_path: Path) -> None:
     assert module.seen == {(24, 40), (40, 24)}
 
 
-SENTENCE = "out of memory: images 300 pixels wide are put together in main memory from now on"
+SENTENCE = "out of memory: from now on, images 300 pixels wide are blended in main memory"
 
 
 @pytest.mark.parametrize("channels", [3, 4])
@@ -150,7 +150,7 @@ def test_a_network_that_finds_no_room_beside_the_rows_gets_it(tmp_path: Path, mo
     leave = ImageJob.blend_in_main_memory
     monkeypatch.setattr(ImageJob, "blend_in_main_memory", lambda self: (freed.append(1), leave(self)))
     enlarged(tmp_path, made(said, Twice(lambda _: not freed)), (60, 300, 3))
-    assert said[-1] == SENTENCE and all("going on with" in text for text in said[:-1])
+    assert said[-1] == SENTENCE and all("continuing with" in text for text in said[:-1])
 
 
 def test_where_there_is_no_other_memory_the_network_takes_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +164,7 @@ def test_where_there_is_no_other_memory_the_network_takes_less(tmp_path: Path, m
 
     monkeypatch.setattr(Blender, "blend", planted)
     enlarged(tmp_path, using, (60, 300, 3))
-    assert said == ["out of memory: going on with 1 tile at a time"]
+    assert said == ["out of memory: continuing with 1 tile at a time"]
 
 
 @pytest.mark.parametrize("apart", [False, True])
@@ -186,7 +186,8 @@ def test_a_picture_that_finds_no_memory_is_one_failure_among_others(
     using = made([], apart=apart)
     failed = [outcome for outcome in ImageRun(using, ImageSettings()).run(tasks) if outcome.error]
     assert [outcome.task for outcome in failed] == [tasks[1]] and using.taken_at_once == (3, 0)
-    assert failed[0].error == f"{str(tasks[1].source)!r}: out of memory even with one tile of 20 × 20: free some."
+    message = f"{str(tasks[1].source)!r}: out of memory even with one tile of 20 × 20: free some memory."
+    assert failed[0].error == message
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["0.png", "2.png"]
 
 
@@ -215,30 +216,25 @@ def test_main_memory_that_runs_out_around_a_picture(
     monkeypatch.setattr(owner, name, planted)
     outcomes = ImageRun(made([]), ImageSettings()).run(tasks)
     failed = {outcome.task: outcome.error for outcome in outcomes if outcome.error}
-    assert failed == {tasks[1]: f"out of memory at {str(tasks[1].source)!r}: free some."}
+    assert failed == {tasks[1]: f"out of memory at {str(tasks[1].source)!r}: free some memory."}
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["0.png", "2.png"]
 
 
-LATE_COPIES = "out of memory: what does not fit beside the work is copied in when it is worked on"
+LATE_COPIES = "out of memory: inputs that do not fit beside the work are copied when they are used"
 
 
-class Full(OverlappedCopies):
+class Full(PinnedCopies):
     """A device that has no room for what comes in; what goes out goes at once."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
-        super().__init__(FullDevice(), 2, say)
+        super().__init__(FullDevice(), iter(()), iter(()), 2, warn=say)
 
-    def bring_out(self, tensor: Tensor) -> Arriving:
-        return PlainCopies().bring_out(tensor)
+    def to_host(self, tensor: Tensor, into: Tensor | None = None, ring: int | None = None) -> PendingCopy:
+        return PlainCopies().to_host(tensor)
 
 
 class FullDevice:
-    computing = None
-
-    def stream(self) -> None:
-        return None
-
-    def buffer(self, size_bytes: int, pinned: bool) -> Tensor:
+    def empty(self, shape: Sequence[int], dtype: torch.dtype, pinned: bool) -> Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory (planted)")
 
 
@@ -268,7 +264,7 @@ def test_the_pictures_of_a_film_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert said == [LEAVES]
 
 
-LEAVES = "out of memory: images are put together in main memory from now on"
+LEAVES = "out of memory: from now on, tiles are blended in main memory"
 
 
 def upscaled_film(folder: Path, whole: WholeImages) -> np.ndarray:
@@ -316,8 +312,8 @@ def test_tiles_of_all_rows_are_under_way_while_one_is_waited_for() -> None:
     order: list[str] = []
 
     class Noting(PlainCopies):
-        def bring_out(self, tensor: Tensor) -> Arriving:
-            return Arriving(tensor, lambda: order.append("asked"), lambda: None)
+        def to_host(self, tensor: Tensor, into: Tensor | None = None, ring: int | None = None) -> PendingCopy:
+            return PendingCopy(tensor, lambda: order.append("asked"), lambda: None)
 
     using = TileRunner(
         Network(Twice(lambda _: bool(order.append("begun"))), 2, 4, "a network", "digest"), Plan(), "cpu", TILES, 4
@@ -328,4 +324,4 @@ def test_tiles_of_all_rows_are_under_way_while_one_is_waited_for() -> None:
 
 
 def test_devices_have_memory_of_their_own() -> None:
-    assert OverlappedCopies.has_own_memory and not PlainCopies.has_own_memory
+    assert PinnedCopies.has_device_memory and not PlainCopies.has_device_memory

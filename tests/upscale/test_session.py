@@ -1,7 +1,6 @@
 """A whole upscaling: what paths mean, where results go, what is skipped, and what a run that was killed leaves."""
 
 import json
-import random
 import signal
 import subprocess
 import sys
@@ -19,15 +18,16 @@ from redline.errors import RedlineError
 from redline.files.partial import is_partial
 from redline.ladder.plan import Plan
 from redline.models.drct import Drct, DrctConfig, save_drct
-from redline.upscale import session
+from redline.upscale import tile_planner
 from redline.upscale.journal import NAME, Journal
 from redline.upscale.listener import Listener
 from redline.upscale.padding import pad_side
 from redline.upscale.session import Upscaling
 from redline.upscale.settings import ImageSettings, Tiles, UpscaleSettings, with_preset
 from redline.upscale.tasks import Task, find_tasks
-from redline.upscale.tile_choice import MOST_SHAPES, ShapeLimits, TileCost, choose_tiles
-from redline.upscale.tiling import Cut, TileShape, Tiling, cut_side, smallest_tile
+from redline.upscale.tile_choice import TileCost, choose_tiles
+from redline.upscale.tile_planner import TilePlanner
+from redline.upscale.tiling import Cut, smallest_tile
 
 
 def save(path: Path, height: int = 24, width: int = 31, seed: int = 0) -> Path:
@@ -78,8 +78,8 @@ def test_paths_that_mean_nothing(tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     for arguments, sentence in (
-        (([tmp_path / "absent.png"], None, 4), "there is no file"),
-        (([empty], None, 4), "no image and no video"),
+        (([tmp_path / "absent.png"], None, 4), "it does not exist"),
+        (([empty], None, 4), "no image or video found"),
         (([save(tmp_path / "x" / "a.png"), save(tmp_path / "y" / "a.png")], tmp_path / "out", 4), "would both become"),
         (([save(tmp_path / "a.png")], None, 4, "bmp"), "choose png, jpeg, webp, tiff, avif"),
         (([save(tmp_path / "a.png")], tmp_path / "out.bmp", 4), "bmp"),
@@ -93,7 +93,7 @@ def test_presets_fill_in_what_was_not_asked_for() -> None:
     assert with_preset(UpscaleSettings(margin_px=4), "speed") == UpscaleSettings(margin_px=4, ramp_px=8)
     assert with_preset(UpscaleSettings(tile=64), "memory").tile == 64
     assert with_preset(UpscaleSettings(), "quality").precision == "fp32"
-    assert with_preset(UpscaleSettings(plan=Path("plan.toml")), "quality").precision == "auto"
+    assert with_preset(UpscaleSettings(plan=Plan.parse("tf32")), "quality").precision == "auto"
     assert with_preset(UpscaleSettings(), "balanced") == UpscaleSettings()
     for bad in (
         {"precision": "fp64"},
@@ -113,133 +113,15 @@ def test_presets_fill_in_what_was_not_asked_for() -> None:
         with_preset(UpscaleSettings(), "warp")
 
 
-def tiles(*sizes: tuple[int, int]) -> Tiling:
-    return Tiling(tuple(TileShape(Cut(height, 16, 16, 16), Cut(width, 16, 16, 16)) for width, height in sizes))
-
-
-def test_tiles_from_a_budget() -> None:
-    cost, like, large = TileCost(10_000_000, 1000.0), Cut(80, 16, 16, 16), [(10**5, 10**5)]
-    assert choose_tiles(cost, 10**12, like, large) == (tiles((512, 512)), 8)
-    (larger,) = choose_tiles(cost, 10**12, like, large, kind="cuda")[0].shapes
-    assert 1024 * 1024 < larger.pixels <= 1280 * 1024
-    assert choose_tiles(cost, 10**12, like, [(100, 70)]) == (tiles((112, 80)), 1)
-    budget = 10_000_000 + 1000 * 130**2
-    small, one = choose_tiles(cost, budget, like, large)
-    assert (small, one) == (tiles((128, 128)), 1) and cost.bytes(small.largest.pixels) <= budget
-    assert choose_tiles(cost, 10_000_000 + 4000 * 130**2, like, large, batch=4)[0] == tiles((128, 128))
-    # Of a strip there is nothing to gain from height, so that memory goes into width.
-    strip, one = choose_tiles(cost, budget, like, [(2000, 60)])
-    assert strip == tiles((192, 80)) and cost.bytes(192 * 80) <= budget
-    with pytest.raises(RedlineError, match="too little: the smallest tile, 80 × 80"):
-        choose_tiles(cost, 11_000_000, like, large)
-
-
-def computed(tiling: Tiling, *sizes: tuple[int, int]) -> int:
-    """By cutting the images, not by counting."""
-    total, batch = 0, tiling.filled_to
-    for size in sizes:
-
-        def of(shape: TileShape, size: tuple[int, int] = size) -> int:
-            columns, rows = (
-                len(cut_side(*side).starts) for side in zip(size, (shape.columns, shape.rows), strict=True)
-            )
-            return -(-columns // batch) * batch * rows * shape.columns.tile * shape.rows.tile
-
-        assert of(tiling.shape_for(size)) == min(map(of, tiling.shapes))
-        total += of(tiling.shape_for(size))
-    return total
-
-
-def test_tiles_waste_little_of_the_pictures_at_hand() -> None:
-    cost, like = TileCost(0, 1000.0), Cut(80, 16, 16, 16)
-    rng = random.Random(5)
-    sides = range(80, 1025, 16)
-    for _ in range(5):
-        size = rng.randint(300, 3000), rng.randint(300, 3000)
-        tiling, batch = choose_tiles(cost, 10**12, like, [size])
-        others = [tiles((width, height)) for width in sides for height in sides if width * height <= 512**2]
-        assert computed(tiling, size) == min(other.shapes[0].computed_pixels(size) for other in others) and batch > 1
-    # With tiles of 512, images of 1,000 × 1,000 would be nine of them, 2.4 times the image.
-    assert choose_tiles(cost, 10**12, like, [(1000, 1000)], kind="cuda") == (tiles((1008, 1008)), 1)
-    assert computed(choose_tiles(cost, 10**12, like, [(1000, 1000)])[0], (1000, 1000)) < 1.2e6
-
-
-def test_which_share_of_what_is_computed_is_of_use() -> None:
-    """Photos of one megapixel: square tiles as large as 1,024 reached 83% for 3:2 alone, and 77% for a mixed folder."""
-    cost, like = TileCost(0, 1000.0), Cut(80, 16, 16, 16)
-    lying, upright, four_to_three = (1224, 816), (816, 1224), (1152, 864)
-
-    def useful(tiling: Tiling, sizes: list[tuple[int, int]]) -> float:
-        return sum(width * height for width, height in sizes) / computed(tiling, *sizes)
-
-    def squares(sizes: list[tuple[int, int]]) -> float:
-        return max(useful(tiles((side, side)), sizes) for side in range(80, 1025, 16))
-
-    for sizes, kind, before, after in (
-        ([lying], "cuda", 0.829, 0.994),
-        ([lying, upright], "cuda", 0.829, 0.994),
-        ([lying, upright, four_to_three], "cuda", 0.772, 0.996),
-        ([lying], "cpu", 0.829, 0.860),
-        ([four_to_three], "cpu", 0.771, 0.859),
-    ):
-        assert squares(sizes) == pytest.approx(before, abs=1e-3)
-        assert useful(choose_tiles(cost, 10**12, like, sizes, kind=kind)[0], sizes) == pytest.approx(after, abs=1e-3)
-
-
-def test_pictures_of_another_form_have_a_shape_of_their_own_where_it_is_worth_one() -> None:
-    cost, like, mixed = TileCost(0, 1000.0), Cut(80, 16, 16, 16), [(1224, 816), (816, 1224)]
-
-    def chosen(sizes: list[tuple[int, int]], most: int = MOST_SHAPES, passes: int = 0) -> Tiling:
-        return choose_tiles(cost, 10**12, like, sizes, None, "cuda", ShapeLimits(most, passes))[0]
-
-    assert chosen(mixed) == tiles((1232, 816), (816, 1232))
-    assert len(chosen(mixed, most=1).shapes) == 1
-    assert len(chosen([(10**5, 10**5), (10**5, 10**5 + 1)]).shapes) == 1
-    # Two photos do not pay for three passes to record a graph; a hundred do.
-    assert len(chosen(mixed, passes=3).shapes) == 1
-    assert chosen(mixed * 50, passes=3) == chosen(mixed)
-    # Small ones among large ones of the same form; what a form has is no more than the window's rounding.
-    assert chosen([(1200, 800)] * 20 + [(300, 200)] * 200, passes=3) == tiles((1200, 800), (304, 208))
-    forms = [(1333, 750), (1225, 816), (1155, 866), (1265, 790), (816, 1225)]
-    assert computed(chosen(forms * 40, passes=3), *forms) < 1.03 * sum(w * h for w, h in forms)
-    # A whole folder of them, each a little different.
-    rng = random.Random(2)
-    folder = [(rng.randint(700, 1300), rng.randint(700, 1300)) for _ in range(256)]
-    tiling = chosen(folder, passes=3)
-    assert 2 < len(tiling.shapes) <= 6
-    assert computed(tiling, *folder) < 0.9 * computed(chosen(folder, most=1), *folder)
-
-
-def test_what_is_filled_up_counts_where_it_is_filled_up() -> None:
-    cost, like, sizes = TileCost(0, 1000.0), Cut(80, 16, 16, 16), [(1333, 750), (1225, 816), (816, 1225)] * 20
-    for batch in (2, 4, 8):
-        filled, _ = choose_tiles(cost, 10**12, like, sizes, batch, "cuda", ShapeLimits(fills=True))
-        assert filled.filled_to == batch
-        assert computed(filled, *sizes) < 1.4 * sum(width * height for width, height in sizes)
-        plain, _ = choose_tiles(cost, 10**12, like, sizes, batch, "cuda")
-        assert plain == choose_tiles(cost, 10**12, like, sizes, None, "cuda")[0] and plain.filled_to == 1
-
-
-def test_a_network_without_a_window_has_as_few_tiles_to_choose_from() -> None:
-    """Every length may be a tile's: 106 seconds for such a folder when all of them were looked at."""
-    cost, like, rng = TileCost(0, 1000.0), Cut(80, 16, 16, 1), random.Random(3)
-    folder = [(rng.randint(300, 3000), rng.randint(300, 3000)) for _ in range(256)]
-    started = time.perf_counter()
-    tiling, _ = choose_tiles(cost, 10**12, like, folder, kind="cuda", limits=ShapeLimits(passes=3))
-    assert time.perf_counter() - started < 20
-    assert computed(tiling, *folder) < 1.35 * sum(width * height for width, height in folder)
-    assert choose_tiles(cost, 10**12, like, [(333, 257)], kind="cuda")[0].sizes == ((333, 257),)
-
-
 def test_a_texture_that_wraps_is_one_tile_with_what_stands_around_it(
     weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cut by the size of the image alone, it was four tiles of that size."""
-    monkeypatch.setattr(session, "measure_cost", lambda *_: TileCost(0, 1000.0))
+    monkeypatch.setattr(tile_planner, "measure_cost", lambda *_: TileCost(0, 1000.0))
     save(tmp_path / "a.png", 64, 64)
     settings = UpscaleSettings(weights, device="cpu", margin_px=4, ramp_px=4, images=ImageSettings(wrap=True))
     upscaling = Upscaling(settings)
-    sizes = upscaling._sizes_of([Task(tmp_path / "a.png", tmp_path / "b.png")])
+    sizes = upscaling.planner.sizes_of([Task(tmp_path / "a.png", tmp_path / "b.png")])
     tiling, _ = upscaling.choose_tiles(sizes)
     shape = tiling.shape_for((64, 64), wrap=True)
     assert len(pad_side(64, shape.rows, True).side.starts) == len(pad_side(64, shape.columns, True).side.starts) == 1
@@ -264,7 +146,7 @@ def test_a_preset_for_little_memory_obeys_a_limit() -> None:
     assert with_preset(UpscaleSettings(memory_bytes=10**9), "memory") == UpscaleSettings(
         memory_bytes=10**9, tile_batch=1, streams=1
     )
-    with pytest.raises(RedlineError, match="max-pixels is at least 1, not 0"):
+    with pytest.raises(RedlineError, match="max-pixels must be at least 1, not 0"):
         UpscaleSettings(images=ImageSettings(pixel_limit=0))
 
 
@@ -293,21 +175,11 @@ def test_a_folder_of_lying_and_upright_pictures_has_two_shapes_and_resumes_with_
 
 def test_what_is_compiled_gets_one_shape(weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     upscaling = Upscaling(UpscaleSettings(weights, device="cpu", margin_px=4, ramp_px=4))
-    monkeypatch.setattr(session, "measure_cost", lambda *_: TileCost(0, 1000.0))
+    monkeypatch.setattr(tile_planner, "measure_cost", lambda *_: TileCost(0, 1000.0))
     sizes = ((96, 31), (31, 96))
     assert len(upscaling.choose_tiles(sizes)[0].shapes) == 2
-    upscaling.plan = Plan.parse("compile")
-    assert len(upscaling.choose_tiles(sizes)[0].shapes) == 1
-
-
-def test_the_journal_of_an_earlier_version_is_understood(tmp_path: Path) -> None:
-    task, other = (Task(tmp_path / name, tmp_path / "out" / name) for name in ("a.png", "b.png"))
-    line = {"target": str(task.target), "settings": "s", "bytes": 1, "sha256": "", "tile": 96}
-    (tmp_path / NAME).write_text(json.dumps(line) + "\n")
-    assert Journal(tmp_path, lambda _: "s").tiles([other, task]) == Tiles(((96, 96),))
-    assert Journal(tmp_path, lambda _: "t").tiles([task]) is None
-    # What another image of the folder was cut by says nothing about this one.
-    assert Journal(tmp_path, lambda _: "s").tiles([other]) is None
+    planner = TilePlanner(upscaling.settings, upscaling.network, Plan.parse("compile"), "cpu")
+    assert len(planner.choose(sizes)[0].shapes) == 1
 
 
 @pytest.mark.parametrize(
@@ -317,7 +189,7 @@ def test_what_a_tile_may_be_called(text: str, tile: object, weights: Path) -> No
     assert _tile(text) == tile
     if tile is not None:
         upscaling = Upscaling(UpscaleSettings(weights, tile=_tile(text), tile_batch=1))
-        tiling, _ = upscaling.choose_tiles((), upscaling._known_tiles((), None, ((1000, 1000),)))
+        tiling, _ = upscaling.choose_tiles((), upscaling.planner.known_tiles(((1000, 1000),), None))
         assert tiling.sizes == ((tile, tile) if isinstance(tile, int) else tile,)
 
 
@@ -334,46 +206,46 @@ def test_a_tile_is_no_larger_than_the_largest_picture(tile: object, weights: Pat
 @pytest.mark.parametrize("tile", [1, 16, 20, 76, (76, 256), (256, 76)])
 def test_a_tile_that_is_too_small_is_told_the_smallest_at_once(tile: object, weights: Path) -> None:
     """One sentence whatever it is too small for, and before anything is begun."""
-    with pytest.raises(RedlineError, match=r"a tile of \d+ is too small: take 80 or more\.$"):
+    with pytest.raises(RedlineError, match=r"a tile of \d+ is too small: use 80 or more\.$"):
         Upscaling(UpscaleSettings(weights, tile=tile))
     assert Upscaling(UpscaleSettings(weights, tile=80)).choose_tiles(((90, 90),), Tiles(((80, 80),)))[1] == 2
 
 
 def test_the_batch_for_given_tiles_comes_from_the_memory(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And what does not fit into the memory that was asked for is refused, tile or batch."""
-    monkeypatch.setattr(session, "measure_cost", lambda *_: TileCost(10_000, 1000.0))
+    monkeypatch.setattr(tile_planner, "measure_cost", lambda *_: TileCost(10_000, 1000.0))
     sizes, one = ((900, 100),), 10_000 + 1000 * 96**2
 
     def chosen(memory_bytes: int | None, batch: int | None = None) -> int:
         upscaling = Upscaling(UpscaleSettings(weights, tile=96, tile_batch=batch, memory_bytes=memory_bytes))
-        return upscaling.choose_tiles(sizes, upscaling._known_tiles((), None, sizes))[1]
+        return upscaling.choose_tiles(sizes, upscaling.planner.known_tiles(sizes, None))[1]
 
     assert chosen(one) == 1 and chosen(2 * one) == 2 and chosen(None) > 2
     assert chosen(None, 3) == 3 and chosen(3 * one, 3) == 3
-    with pytest.raises(RedlineError, match="are too little: a tile of 96 × 96 takes"):
+    with pytest.raises(RedlineError, match="of memory are too little: a tile of 96 × 96 takes"):
         chosen(one - 1000)
-    with pytest.raises(RedlineError, match="are too little: 3 tiles of 96 × 96 take"):
+    with pytest.raises(RedlineError, match="of memory are too little: 3 tiles of 96 × 96 take"):
         chosen(2 * one, 3)
     # What is free is no promise: when it runs out, less is taken.
-    monkeypatch.setattr(session, "memory_for_tiles", lambda _: 1000)
+    monkeypatch.setattr(tile_planner, "memory_for_tiles", lambda _: 1000)
     assert chosen(None) == 1
-    with pytest.raises(RedlineError, match="leave out --memory"):
+    with pytest.raises(RedlineError, match="--tile-batch instead of --memory"):
         UpscaleSettings(Path("a.onnx"), memory_bytes=2**30)
 
 
 def test_a_scale_that_the_weights_do_not_have_is_refused(weights: Path) -> None:
     assert Upscaling(UpscaleSettings(weights)).network.scale == 2
     assert Upscaling(UpscaleSettings(weights, scale=2)).network.scale == 2
-    with pytest.raises(RedlineError, match=r"enlarges 2 times, not 4: leave out --scale\.$"):
+    with pytest.raises(RedlineError, match=r"is for ×2, not ×4: leave out --scale\.$"):
         Upscaling(UpscaleSettings(weights, scale=4))
-    with pytest.raises(RedlineError, match="none for ×7"):
+    with pytest.raises(RedlineError, match="no bundled model for ×7"):
         Upscaling(UpscaleSettings(scale=7))
     assert Upscaling(UpscaleSettings()).network.scale == 4
 
 
 @pytest.mark.parametrize("text", ["x", "256x", "x256", "256x384x3", "-256", "256,384", "1.5x2"])
 def test_what_is_no_tile(text: str) -> None:
-    with pytest.raises(RedlineError, match="such as 384x256, a whole number of pixels or auto"):
+    with pytest.raises(RedlineError, match="--tile must be auto, a whole number or a width"):
         _tile(text)
 
 

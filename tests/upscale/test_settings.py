@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from redline.errors import RedlineError
+from redline.ladder.plan import Plan
 from redline.upscale.images import Encoding
 from redline.upscale.settings import ImageSettings, UpscaleSettings, describe, describe_network, with_preset
 from redline.upscale.video import VideoSettings
@@ -20,7 +21,7 @@ NETWORK = Path("model.safetensors")
         {"tile": 1, "tile_batch": 1, "streams": 1, "memory_bytes": 1, "workers": 1},
         {"tile": (1, 2), "margin_px": 0, "ramp_px": 0},
         {"precision": "fp16"},
-        {"plan": Path("plan.toml")},
+        {"plan": Plan.parse("tf32")},
         {"weights": ONNX, "provider": "cuda", "tile_batch": 2},
         {"weights": NETWORK, "tile": 64},
         {"images": ImageSettings(pixel_limit=1)},
@@ -35,22 +36,22 @@ def test_settings_at_their_limits_are_taken(values: dict[str, Any]) -> None:
     ("values", "sentence"),
     [
         ({"precision": "fp4"}, "unknown precision 'fp4'"),
-        ({"plan": Path("plan.toml"), "precision": "fp32"}, "a plan says its own precision"),
-        ({"tile": 0}, "--tile is at least 1, not 0"),
-        ({"tile": (8, 0)}, "--tile is at least 1, not 0"),
-        ({"tile_batch": 0}, "--tile-batch is at least 1"),
-        ({"streams": 0}, "--streams is at least 1"),
-        ({"memory_bytes": 0}, "--memory is at least 1"),
-        ({"workers": 0}, "--workers is at least 1"),
-        ({"margin_px": -1}, "margin_px is at least 0"),
-        ({"ramp_px": -1}, "ramp_px is at least 0"),
-        ({"weights": ONNX, "memory_bytes": 5}, "leave out --memory"),
+        ({"plan": Plan.parse("tf32"), "precision": "fp32"}, "a plan sets the precision"),
+        ({"tile": 0}, "--tile must be at least 1, not 0"),
+        ({"tile": (8, 0)}, "--tile must be at least 1, not 0"),
+        ({"tile_batch": 0}, "--tile-batch must be at least 1"),
+        ({"streams": 0}, "--streams must be at least 1"),
+        ({"memory_bytes": 0}, "--memory must be at least 1"),
+        ({"workers": 0}, "--workers must be at least 1"),
+        ({"margin_px": -1}, "margin_px must be at least 0"),
+        ({"ramp_px": -1}, "ramp_px must be at least 0"),
+        ({"weights": ONNX, "memory_bytes": 5}, "--tile-batch instead of --memory"),
         ({"weights": ONNX, "tile": 64}, "leave out --tile"),
-        ({"weights": ONNX, "plan": Path("plan.toml")}, "leave out --plan"),
+        ({"weights": ONNX, "plan": Plan.parse("tf32")}, "leave out --plan"),
         ({"weights": ONNX, "precision": "fp16"}, "leave out --precision"),
-        ({"provider": "cuda"}, "a provider runs ONNX files"),
-        ({"weights": NETWORK, "provider": "cuda"}, "a provider runs ONNX files"),
-        ({"images": ImageSettings(pixel_limit=0)}, "--max-pixels is at least 1"),
+        ({"provider": "cuda"}, "--provider is for ONNX files"),
+        ({"weights": NETWORK, "provider": "cuda"}, "--provider is for ONNX files"),
+        ({"images": ImageSettings(pixel_limit=0)}, "--max-pixels must be at least 1"),
     ],
 )
 def test_what_cannot_be_asked_is_refused(values: dict[str, Any], sentence: str) -> None:

@@ -80,13 +80,13 @@ def test_runs_through_the_same_pipeline(weights: Path, tmp_path: Path, monkeypat
 @pytest.mark.parametrize(
     ("found", "sentence"),
     [
-        (ImageModelDescriptor(purpose="FaceSR"), "is a MMRealSR, which makes faces of whatever it is given"),
+        (ImageModelDescriptor(purpose="FaceSR"), "is a MMRealSR, which is for faces only"),
         (
             ImageModelDescriptor(scale=1),
-            "3 channels to 3 at ×1; images are enlarged by models of 3 to 3 at ×2 or more",
+            "3 channels to 3 at ×1; a model of 3 to 3 channels at ×2 or more is needed",
         ),
         (ImageModelDescriptor(input_channels=1), "1 channels to 3 at ×2"),
-        (SimpleNamespace(architecture=SimpleNamespace(name="a video's")), "needs more than one image"),
+        (SimpleNamespace(architecture=SimpleNamespace(name="a video's")), "needs more than one input image"),
         (KeyError(), r"spandrel does not know it either \(KeyError\)"),
     ],
 )

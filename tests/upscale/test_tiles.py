@@ -63,7 +63,7 @@ def test_cuts_that_cannot_be() -> None:
     for values, sentence in (
         ((60, 8, 8, 16), "multiple"),
         ((32, 12, 8, 16), "too small"),
-        ((64, 4, 22, 1), "take 74 or more"),
+        ((64, 4, 22, 1), "use 74 or more"),
     ):
         with pytest.raises(RedlineError, match=sentence):
             Cut(*values)

@@ -16,16 +16,9 @@ from redline.cli.eval_drift import evaluate_drift
 from redline.cli.eval_memory import evaluate_memory
 from redline.cli.live_line import LiveLine
 from redline.cli.signals import uninterrupted_imports
-from redline.errors import RedlineError
-from redline.training.settings import choices
 
 if TYPE_CHECKING:
-    import torch
-
-    from redline.evaluation.super_resolution import Evaluation
-    from redline.evaluation.super_resolution.evaluate import Model, PictureScores
-
-_BICUBIC = "bicubic"
+    from redline.evaluation.super_resolution import Evaluation, ImageScores
 
 eval = typer.Typer(
     help="Score a model by the figures that its field uses.",
@@ -48,10 +41,12 @@ eval.command("drift")(evaluate_drift)
 
 @eval.command("sr")
 def evaluate_sr(
-    weights: Annotated[str, typer.Argument(help="A DRCT's weights, or the word bicubic.")],
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of large pictures, with or without small.")],
-    scale: Annotated[int | None, typer.Option(help="The factor; the weights know theirs.")] = None,
-    bicubic: Annotated[bool, typer.Option("--bicubic", help="Show what bicubic gives, beside the model.")] = False,
+    weights: Annotated[str, typer.Argument(help="A DRCT weight file, or the word bicubic.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A folder of large images, with or without their small versions.")
+    ],
+    scale: Annotated[int | None, typer.Option(help="The factor (default: that of the weights).")] = None,
+    bicubic: Annotated[bool, typer.Option("--bicubic", help="Also score bicubic interpolation.")] = False,
     precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -61,62 +56,38 @@ def evaluate_sr(
     Example: redline eval sr model.safetensors Set5 --bicubic
     """
     with uninterrupted_imports():
-        import torch
-
-        from redline.evaluation.super_resolution import bicubic_model, evaluate, find_pairs
-        from redline.machine.machine import resolve_device
-        from redline.training.precision import computing_in
-    choices("precision", precision, ("fp32", "bf16"))
-    where = torch.device(resolve_device(device))
-    pairs = find_pairs(folder)
-    model, factor, window = _model(weights, scale, where)
+        from redline.evaluation.super_resolution import evaluate_folder
     with LiveLine("scoring …") as line:
-        with computing_in(precision, where):
-            seen = evaluate(model, pairs, factor, window, where, _counter(line, "scoring", len(pairs)))
-        tell = _counter(line, "scoring bicubic", len(pairs))
-        baseline = evaluate(bicubic_model(factor), pairs, factor, device=where, tell=tell) if bicubic else None
-    made = sum(picture.made for picture in seen.pictures)
+        show = _counter(line, "scoring")
+        seen = evaluate_folder(weights, folder, scale, precision=precision, device=device, progress=show)
+        baseline = None
+        if bicubic:
+            show = _counter(line, "scoring bicubic")
+            baseline = evaluate_folder("bicubic", folder, seen.scale, device=device, progress=show)
+    made = sum(image.made for image in seen.images)
     if made:
-        which = "all" if made == len(seen.pictures) else f"{made} of {len(seen.pictures)}"
-        progress.print(f"[dim]small pictures: {which} made from the large ones by bicubic[/]", highlight=False)
+        which = "all" if made == len(seen.images) else f"{made} of {len(seen.images)}"
+        progress.print(f"[dim]small images: {which} made from the large ones by bicubic[/]", highlight=False)
     if as_json:
         print_json(_as_dict(weights, folder, seen, baseline))
     else:
         _print(seen, baseline)
 
 
-def _counter(line: LiveLine, what: str, total: int) -> Callable[[PictureScores], None]:
-    done = 0
-    line.count(what, done, total, "image")
+def _counter(line: LiveLine, what: str) -> Callable[[ImageScores | None, int, int], None]:
+    def show(scores: ImageScores | None, done: int, total: int) -> None:
+        detail = f"{scores.name}: {scores.psnr_y_db:.2f} dB" if scores is not None else ""
+        line.count(what, done, total, "image", detail)
 
-    def tell(picture: PictureScores) -> None:
-        nonlocal done
-        done += 1
-        line.count(what, done, total, "image", f"{picture.name}: {picture.psnr_y_db:.2f} dB")
-
-    return tell
-
-
-def _model(weights: str, scale: int | None, device: torch.device) -> tuple[Model, int, int]:
-    from redline.evaluation.super_resolution import bicubic_model
-    from redline.models.drct import load_drct
-
-    if weights == _BICUBIC:
-        if scale is None or scale < 1:
-            raise RedlineError("bicubic enlarges by any factor: say which, with --scale 4.")
-        return bicubic_model(scale), scale, 1
-    model = load_drct(weights).to(device)
-    if scale not in (None, model.config.scale):
-        raise RedlineError(f"{weights!r} enlarges {model.config.scale} times, not {scale}.")
-    return model, model.config.scale, model.config.window
+    return show
 
 
 def _print(seen: Evaluation, baseline: Evaluation | None) -> None:
     more = ("bicubic dB", "SSIM-Y", "gain") if baseline else ()
-    table = Table("picture", "size", "PSNR-Y dB", "SSIM-Y", *more, box=None, pad_edge=False)
-    rows = [(escape(p.name), f"{p.width_px} × {p.height_px}", p.psnr_y_db, p.ssim_y) for p in seen.pictures]
+    table = Table("image", "size", "PSNR-Y dB", "SSIM-Y", *more, box=None, pad_edge=False)
+    rows = [(escape(p.name), f"{p.width_px} × {p.height_px}", p.psnr_y_db, p.ssim_y) for p in seen.images]
     rows.append((f"[bold]mean of {len(rows)}[/]", "", seen.mean.psnr_y_db, seen.mean.ssim_y))
-    others = [*baseline.pictures, baseline.mean] if baseline else [None] * len(rows)
+    others = [*baseline.images, baseline.mean] if baseline else [None] * len(rows)
     for (name, size, psnr, ssim), other in zip(rows, others, strict=True):
         cells = [name, size, f"{psnr:.2f}", f"{ssim:.4f}"]
         if other is not None:
@@ -131,8 +102,8 @@ def _as_dict(weights: str, folder: Path, seen: Evaluation, baseline: Evaluation 
         "folder": str(folder),
         "scale": seen.scale,
         "mean": asdict(seen.mean),
-        "pictures": [asdict(picture) for picture in seen.pictures],
+        "pictures": [asdict(image) for image in seen.images],
     }
     if baseline is not None:
-        data["bicubic"] = {"mean": asdict(baseline.mean), "pictures": [asdict(p) for p in baseline.pictures]}
+        data["bicubic"] = {"mean": asdict(baseline.mean), "pictures": [asdict(p) for p in baseline.images]}
     return data

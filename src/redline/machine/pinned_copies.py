@@ -1,16 +1,16 @@
-"""Tensors on their way to a device and back while it computes: pinned buffers, streams of their own, an event a copy.
+"""Asynchronous copies between host and device through pinned memory, with the streams and events they need.
 
-One stream computes: a recorded graph has one place for its input, and a network fills a GPU by itself. The others copy,
-in turn. What a copy reads or writes is touched again only after an event: a buffer goes back to its pool with the event
-of its last use, whoever takes it next waits for that, and a result can only be had by waiting for its own.
+`to_device` and `to_host` start a copy on a stream of its own and return a `PendingCopy`, so that copies overlap with
+the computation. Pinned buffers, and device buffers for inputs, are reused: a buffer returns to its pool together with
+the event of its last use, and is not written before that event.
 
-On a device without streams nothing is copied, and everything is there at once.
+`PlainCopies` has the same interface without streams, for the CPU.
 """
 
+import itertools
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from itertools import count
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from threading import Lock
 from typing import Any, ClassVar, Protocol
 
@@ -19,50 +19,74 @@ from torch import Tensor
 
 from redline.machine.memory import is_out_of_memory
 
-# Buffers come in powers of two from this size on, so that pictures of many sizes share them.
-_LEAST_BYTES = 4096
+# Buffers of the shared pools have power-of-two sizes from this one up, so that tensors of many sizes share them.
+_SMALLEST_BUFFER_BYTES = 4096
 
 
 class Event(Protocol):
     def record(self, stream: Any) -> None: ...
     def synchronize(self) -> None: ...
     def query(self) -> bool: ...
+    def elapsed_time(self, end_event: Any, /) -> float: ...
 
 
 class Device(Protocol):
-    """What copies asynchronously; the tests put one in its place that needs no GPU and takes its time."""
+    """A device that copies asynchronously. Tests replace it by one that needs no GPU and delays every copy."""
 
-    computing: Any
+    timing: bool
+
+    @property
+    def computing(self) -> Any:
+        """The stream that computes."""
+        ...
 
     def stream(self) -> Any: ...
     def event(self) -> Any: ...
-    def buffer(self, size_bytes: int, pinned: bool) -> Tensor: ...
+    def empty(self, shape: Sequence[int], dtype: torch.dtype, pinned: bool) -> Tensor:
+        """Returns uninitialized memory: pinned on the host, else on the device."""
+        ...
+
     def wait(self, stream: Any, event: Any) -> None: ...
     def copy(self, target: Tensor, source: Tensor, stream: Any) -> None:
-        """Begins a copy on the stream; the memory of both belongs to it until it is over."""
+        """Starts a copy on the stream and keeps the memory of both tensors reserved until it has finished."""
         ...
 
 
 class CudaDevice:
-    """Made in the thread that computes; used by those that read and write too, where another device is the current."""
+    """Without `computing`, the stream that computes is the current stream of the calling thread.
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self.computing = torch.cuda.current_stream(device)
+    With `blocking`, a thread that waits for an event sleeps instead of spinning. With `timing`, events measure time.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        computing: torch.cuda.Stream | None = None,
+        blocking: bool = False,
+        timing: bool = False,
+    ) -> None:
+        self._device, self._computing, self._blocking, self.timing = device, computing, blocking, timing
+
+    @property
+    def computing(self) -> torch.cuda.Stream:
+        return self._computing or torch.cuda.current_stream(self._device)
 
     def stream(self) -> torch.cuda.Stream:
         return torch.cuda.Stream(self._device)
 
     def event(self) -> torch.cuda.Event:
-        return torch.cuda.Event(blocking=True)  # who waits for it sleeps, and leaves its core to an encoder
+        return torch.cuda.Event(enable_timing=self.timing, blocking=self._blocking)
 
-    def buffer(self, size_bytes: int, pinned: bool) -> Tensor:
-        with torch.cuda.stream(self.computing):  # which makes its device the current one
+    def empty(self, shape: Sequence[int], dtype: torch.dtype, pinned: bool) -> Tensor:
+        computing = self.computing
+        # The stream context also makes its device the current one. A tensor made in inference mode could not be
+        # written outside of it.
+        with torch.inference_mode(False), torch.cuda.stream(computing):
             if pinned:
-                return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
-            made = torch.empty(size_bytes, dtype=torch.uint8, device=self._device)
-        # Its memory may have been that of a tensor which work in flight still reads.
-        self.computing.synchronize()
+                return torch.empty(shape, dtype=dtype, pin_memory=True)
+            made = torch.empty(shape, dtype=dtype, device=self._device)
+        # The allocator may have returned memory that queued kernels still read.
+        computing.synchronize()
         return made
 
     def wait(self, stream: torch.cuda.Stream, event: torch.cuda.Event) -> None:
@@ -73,160 +97,273 @@ class CudaDevice:
             target.copy_(source, non_blocking=True)
         for tensor in (target, source):
             if tensor.is_cuda:
-                tensor.record_stream(stream)  # freed meanwhile, it is given to nobody before the copy is over
+                tensor.record_stream(stream)  # the allocator must not reuse freed memory before the copy has finished
 
 
 @dataclass(eq=False)
 class _Buffer:
-    host: Tensor
-    twin: Tensor | None
+    """Memory for inputs on the device, and pinned memory, which inputs that are pinned already do not need.
+
+    `copied` is the event after which the host half may be written, `last_use` the one for the device half.
+    """
+
+    size_bytes: int
+    host: Tensor | None = None
+    device: Tensor | None = None
+    copied: Event | None = None
     last_use: Event | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        return self.last_use is None or self.last_use.query()
 
 
 class _Pool:
-    """Buffers of one size, with twins on the device or without. At most `most` wait here unused."""
+    """Unused buffers. At most `limit` of them wait here; when all are busy, the oldest is reused."""
 
-    def __init__(self, make: Callable[[], _Buffer], most: int) -> None:
-        self._make, self._most = make, most
+    def __init__(self, make: Callable[[int], _Buffer], limit: int) -> None:
+        self._make, self._limit = make, limit
         self._free: deque[_Buffer] = deque()
         self._lock = Lock()
 
-    def take(self) -> _Buffer:
-        """One whose last use is over; a new one where all of them are still busy, as long as they are few."""
+    def take(self, size_bytes: int) -> _Buffer:
+        """Returns an idle buffer, a new one, or the oldest busy one, for whose events the caller has to wait."""
         with self._lock:
             for buffer in self._free:
-                if buffer.last_use is None or buffer.last_use.query():
+                if buffer.size_bytes >= size_bytes and buffer.is_idle:
                     self._free.remove(buffer)
                     return buffer
-            oldest = self._free.popleft() if len(self._free) >= self._most else None
-        if oldest is None:
-            return self._make()
-        assert oldest.last_use is not None
-        oldest.last_use.synchronize()
-        return oldest
+            oldest = self._free.popleft() if len(self._free) >= self._limit else None
+        if oldest is not None and oldest.size_bytes >= size_bytes:
+            return oldest
+        return self._make(size_bytes)
 
-    def give_back(self, buffer: _Buffer, last_use: Event | None) -> None:
-        buffer.last_use = last_use
+    def put(self, buffer: _Buffer) -> None:
         with self._lock:
             self._free.append(buffer)
 
 
-class Arriving:
-    """A tensor on its way: to the device, for the thread that computes; or to the host, for any."""
+class PendingCopy:
+    """A tensor that is being copied: to the device, for the thread that computes; or to the host, for any thread."""
 
-    def __init__(self, tensor: Tensor, arrived: Callable[[], None], used: Callable[[], None]) -> None:
-        self._tensor, self._arrived, self._used = tensor, arrived, used
+    def __init__(
+        self,
+        tensor: Tensor,
+        wait: Callable[[], None] = lambda: None,
+        release: Callable[[], None] = lambda: None,
+        events: tuple[Event | None, Event] | None = None,
+    ) -> None:
+        self._tensor, self._wait, self._release, self._events = tensor, wait, release, events
 
-    def take(self) -> Tensor:
-        """The tensor: work on the device that is begun now finds it there, and on the host it is there."""
-        self._arrived()
+    def wait(self) -> Tensor:
+        """Returns the tensor. A device tensor may be used by kernels launched from now on; a host tensor is there."""
+        self._wait()
         return self._tensor
 
-    def done(self) -> None:
-        """Nothing more will be begun with it: its memory belongs to the next."""
-        self._used()
+    def release(self) -> None:
+        """Returns the buffer to its pool. The caller launches no more work on the tensor and does not read it."""
+        self._release()
 
+    def is_done(self) -> bool:
+        return self._events is None or self._events[1].query()
 
-def _nothing() -> None:
-    pass
+    @property
+    def seconds(self) -> float:
+        """How long the finished copy took on a device with timing events; else 0."""
+        began, ended = self._events or (None, None)
+        return began.elapsed_time(ended) / 1e3 if began is not None else 0.0
 
 
 class PlainCopies:
-    """Where the host is the device."""
+    """Synchronous copies; on the CPU, where there is nothing to copy, tensors are passed through."""
 
-    has_own_memory: ClassVar[bool] = False
+    has_device_memory: ClassVar[bool] = False
 
-    def bring_in(self, tensor: Tensor) -> Arriving:
-        return Arriving(tensor, _nothing, _nothing)
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self._target = device
 
-    def bring_out(self, tensor: Tensor) -> Arriving:
-        return Arriving(tensor, _nothing, _nothing)
+    def to_device(self, tensor: Tensor, ring: int | None = None) -> PendingCopy:
+        return PendingCopy(tensor.to(self._target))
+
+    def to_host(self, tensor: Tensor, into: Tensor | None = None, ring: int | None = None) -> PendingCopy:
+        return PendingCopy(tensor.cpu() if into is None else into.copy_(tensor))
+
+    def empty_host(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Returns uninitialized host memory that `to_host` copies into fastest."""
+        return torch.empty(shape, dtype=dtype)
 
 
-@dataclass(eq=False)
-class OverlappedCopies(PlainCopies):
-    """`streams` in all, one of which computes; so many results may be on their way out at once."""
+class PinnedCopies(PlainCopies):
+    """Copies that overlap with the computation.
 
-    has_own_memory: ClassVar[bool] = True  # that of a device, apart from the host's
+    `inward` and `outward` yield the stream for each copy to the device and to the host. `limit` bounds the unused
+    buffers of each pool and the pooled results on their way to the host.
 
-    device: Device
-    streams: int
-    say: Callable[[str], None] = lambda _text: None
-    _pools: dict[tuple[int, bool], _Pool] = field(default_factory=dict, init=False)
-    _on_their_way: deque[Event] = field(default_factory=deque, init=False)
+    By default buffers are shared by size, and `to_device` blocks the host until the buffer's last use is over. With
+    `ring`, a call uses the buffers of that ring alone, which have the exact size and are replaced when too small; only
+    the copy's stream waits for the kernels that still use the device half. That needs separate streams for the two
+    directions: otherwise results would queue behind the waiting input.
 
-    def __post_init__(self) -> None:
-        self._copying = [self.device.stream() for _ in range(self.streams - 1)] or [self.device.computing]
-        self._turn = count()
+    `stage` copies bytes into and out of pinned memory on the host. With `warn`, an input that finds no device memory
+    stays on the host, to be copied when it is used, and `warn` is called once; without, the error is raised.
+    """
+
+    has_device_memory: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        device: Device,
+        inward: Iterator[Any],
+        outward: Iterator[Any],
+        limit: int,
+        *,
+        stage: Callable[[Tensor, Tensor], object] = Tensor.copy_,
+        warn: Callable[[str], None] | None = None,
+    ) -> None:
+        self.device, self.limit = device, limit
+        self._inward, self._outward, self._stage, self._warn = inward, outward, stage, warn
+        self._pools: dict[tuple[int, bool, int | None], _Pool] = {}
+        self._in_flight: deque[Event] = deque()
         self._lock = Lock()
-        self._copies_late = False
+        self._has_warned = False
 
-    def bring_in(self, tensor: Tensor) -> Arriving:
-        """Begins the copy; in any thread. Where there is no room yet it stays here, to be copied when it is used."""
-        pool, size = self._pool(tensor.nbytes, with_twin=True), tensor.nbytes
+    @classmethod
+    def with_shared_streams(
+        cls, device: Device, streams: int, warn: Callable[[str], None] | None = None
+    ) -> "PinnedCopies":
+        """Uses `streams` streams: one computes and the others take copies of both directions in turn."""
+        copying = [device.stream() for _ in range(streams - 1)] or [device.computing]
+        turns = itertools.cycle(copying)
+        return cls(device, turns, turns, streams, warn=warn)
+
+    @classmethod
+    def with_stream_per_direction(
+        cls, device: Device, limit: int, stage: Callable[[Tensor, Tensor], object] = Tensor.copy_
+    ) -> "PinnedCopies":
+        inward, outward = (itertools.repeat(device.stream()) for _ in range(2))
+        return cls(device, inward, outward, limit, stage=stage)
+
+    def to_device(self, tensor: Tensor, ring: int | None = None) -> PendingCopy:
+        """Starts the copy; any thread may call it. A pinned tensor is copied from where it is, without staging."""
+        size, is_staged = tensor.nbytes, not (tensor.is_pinned() and tensor.is_contiguous())
+        pool = self._pool(size, True, ring)
         try:
-            buffer = pool.take()
+            buffer = pool.take(self._capacity(size, ring))
+            if is_staged and buffer.host is None:
+                buffer.host = self._pinned(buffer.size_bytes)
         except Exception as error:
-            if not is_out_of_memory(error):
+            if self._warn is None or not is_out_of_memory(error):
                 raise
-            if not self._copies_late:
-                self.say("out of memory: what does not fit beside the work is copied in when it is worked on")
-            self._copies_late = True
-            return Arriving(tensor, _nothing, _nothing)
-        assert buffer.twin is not None
-        twin = buffer.twin[:size]
-        buffer.host[:size].copy_(_bytes(tensor))
-        stream = self._next_stream()
-        self.device.copy(twin, buffer.host[:size], stream)
-        copied = self._recorded(stream)
+            if not self._has_warned:
+                self._warn("out of memory: inputs that do not fit beside the work are copied when they are used")
+            self._has_warned = True
+            return PendingCopy(tensor)
+        assert buffer.device is not None
+        if ring is None and buffer.last_use is not None:
+            buffer.last_use.synchronize()
+        source = _bytes(tensor)
+        if is_staged:
+            assert buffer.host is not None
+            if buffer.copied is not None:
+                buffer.copied.synchronize()
+            self._stage(buffer.host[:size], source)
+            source = buffer.host[:size]
+        stream = next(self._inward)
+        if buffer.last_use is not None:
+            self.device.wait(stream, buffer.last_use)
+        events = self._copy(buffer.device[:size], source, stream)
+        buffer.copied = copied = events[1]
+        is_waited_for = False
 
-        def arrived() -> None:
+        def wait() -> None:
+            nonlocal is_waited_for
             self.device.wait(self.device.computing, copied)
+            is_waited_for = True
 
-        def used() -> None:
-            arrived()  # also where nobody took it: the buffer is busy until the copy is over
-            pool.give_back(buffer, self._recorded(self.device.computing))
+        def release() -> None:
+            if not is_waited_for:  # nothing used the tensor, but the buffer is busy until the copy has finished
+                wait()
+            buffer.last_use = self._record(self.device.computing)
+            pool.put(buffer)
 
-        return Arriving(twin.view(tensor.dtype).view(tensor.shape), arrived, used)
+        return PendingCopy(_typed(buffer.device, tensor), wait, release, events)
 
-    def bring_out(self, tensor: Tensor) -> Arriving:
-        """Begins the copy as soon as the work that was begun before is done; in the thread that computes."""
-        pool, size = self._pool(tensor.nbytes, with_twin=False), tensor.nbytes
-        while len(self._on_their_way) >= self.streams:
-            self._on_their_way.popleft().synchronize()
-        buffer = pool.take()
-        source = _bytes(tensor)  # which may be work too, and must be waited for with the rest
-        stream = self._next_stream()
+    def to_host(self, tensor: Tensor, into: Tensor | None = None, ring: int | None = None) -> PendingCopy:
+        """Starts the copy once the work launched so far is done; the thread that computes calls it.
+
+        Copies into a buffer of the pool, or into `into`, whose memory must be contiguous.
+        """
+        if into is not None:
+            assert into.is_contiguous()
+            events = self._copy_computed(_bytes(into), _bytes(tensor))
+            return PendingCopy(into, events[1].synchronize, events=events)
+        while len(self._in_flight) >= self.limit:
+            self._in_flight.popleft().synchronize()
+        pool = self._pool(tensor.nbytes, False, ring)
+        buffer = pool.take(self._capacity(tensor.nbytes, ring))
+        assert buffer.host is not None
+        events = self._copy_computed(buffer.host[: tensor.nbytes], _bytes(tensor))
+        self._in_flight.append(events[1])
+        return PendingCopy(_typed(buffer.host, tensor), events[1].synchronize, lambda: pool.put(buffer), events)
+
+    def empty_host(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return self.device.empty(shape, dtype, pinned=True)
+
+    def preallocate(self, size_bytes: int, to_device: bool, ring: int) -> None:
+        """Fills the ring with its `limit` buffers, so that no later call allocates."""
+        pool = self._pool(size_bytes, to_device, ring)
+        for buffer in [pool.take(size_bytes) for _ in range(self.limit)]:
+            buffer.host = self._pinned(size_bytes) if buffer.host is None else buffer.host
+            pool.put(buffer)
+
+    def _copy_computed(self, target: Tensor, source: Tensor) -> tuple[Event | None, Event]:
+        """Copies what the computing stream makes. Making `source` contiguous may be part of that work."""
+        stream = next(self._outward)
         if stream is not self.device.computing:
-            self.device.wait(stream, self._recorded(self.device.computing))
-        self.device.copy(buffer.host[:size], source, stream)
-        copied = self._recorded(stream)
-        self._on_their_way.append(copied)
-        here = buffer.host[:size].view(tensor.dtype).view(tensor.shape)
-        return Arriving(here, copied.synchronize, lambda: pool.give_back(buffer, None))
+            self.device.wait(stream, self._record(self.device.computing))
+        return self._copy(target, source, stream)
 
-    def _recorded(self, stream: Any) -> Event:
+    def _copy(self, target: Tensor, source: Tensor, stream: Any) -> tuple[Event | None, Event]:
+        """Returns the event after the copy, and with timing the event before it."""
+        began = self._record(stream) if self.device.timing else None
+        self.device.copy(target, source, stream)
+        return began, self._record(stream)
+
+    def _record(self, stream: Any) -> Event:
         event = self.device.event()
         event.record(stream)
         return event
 
-    def _next_stream(self) -> Any:
-        return self._copying[next(self._turn) % len(self._copying)]
+    def _capacity(self, size_bytes: int, ring: int | None) -> int:
+        if ring is not None:
+            return size_bytes
+        return max(_SMALLEST_BUFFER_BYTES, 1 << (size_bytes - 1).bit_length() if size_bytes else 0)
 
-    def _pool(self, size_bytes: int, with_twin: bool) -> _Pool:
-        rounded = max(_LEAST_BYTES, 1 << (size_bytes - 1).bit_length() if size_bytes else 0)
+    def _pool(self, size_bytes: int, is_inward: bool, ring: int | None) -> _Pool:
+        def make(capacity: int) -> _Buffer:
+            if is_inward:
+                return _Buffer(capacity, device=self.device.empty((capacity,), torch.uint8, pinned=False))
+            return _Buffer(capacity, host=self._pinned(capacity))
 
-        def make() -> _Buffer:
-            twin = self.device.buffer(rounded, pinned=False) if with_twin else None
-            return _Buffer(self.device.buffer(rounded, pinned=True), twin)
-
+        key = (0 if ring is not None else self._capacity(size_bytes, ring), is_inward, ring)
         with self._lock:
-            return self._pools.setdefault((rounded, with_twin), _Pool(make, self.streams))
+            return self._pools.setdefault(key, _Pool(make, self.limit))
+
+    def _pinned(self, size_bytes: int) -> Tensor:
+        return self.device.empty((size_bytes,), torch.uint8, pinned=True)
 
 
-def copies_for(device: torch.device, streams: int, say: Callable[[str], None]) -> PlainCopies:
-    return OverlappedCopies(CudaDevice(device), streams, say) if device.type == "cuda" else PlainCopies()
+def copies_for(device: torch.device, streams: int, warn: Callable[[str], None]) -> PlainCopies:
+    """Returns copies for work in the current thread, read and written by others too, which sleep while they wait."""
+    if device.type != "cuda":
+        return PlainCopies(device)
+    cuda = CudaDevice(device, torch.cuda.current_stream(device), blocking=True)
+    return PinnedCopies.with_shared_streams(cuda, streams, warn)
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _typed(buffer: Tensor, like: Tensor) -> Tensor:
+    return buffer[: like.nbytes].view(like.dtype).view(like.shape)

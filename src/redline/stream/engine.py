@@ -27,7 +27,7 @@ from redline.stream.fitting import check_fits
 from redline.stream.frame_model import FrameModel, FrameProgram
 from redline.stream.frames import Frame
 from redline.stream.settings import Settings
-from redline.stream.transfers import PLACES, CudaTransfers, Fetched, HostTransfers, Transfers
+from redline.stream.transfers import MAX_IN_FLIGHT, CudaTransfers, Fetched, HostTransfers, Transfers
 
 # How different two frames look, of 2, when one is of another scene: (mean absolute difference of thumbnails).
 CUT_THRESHOLD = 0.35
@@ -62,7 +62,7 @@ class Engine:
         self.model, self.busy_s, self.setup_s, self.recordings = model, 0.0, 0.0, 0
         self.copies_s = (0.0, 0.0)
         # On the host a frame is over when it has begun.
-        self.most_under_way = PLACES if model.device.type == "cuda" else 1
+        self.most_under_way = MAX_IN_FLIGHT if model.device.type == "cuda" else 1
         self._settings, self._cut_threshold = settings or Settings(), cut_threshold
         cuda = model.device.type == "cuda"
         self._make_recorder = recorder or (CudaGraphCapturer if cuda else None)

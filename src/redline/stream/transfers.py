@@ -1,11 +1,11 @@
-"""Frames on their way to the device and back, in pinned memory, two places each and streams of their own.
+"""Copies of frames to the device and back, so that a frame is sent while the previous one is computed or returned.
 
-A frame can be sent while the one before is computed, and the one before that fetched. The recorded work has one place
-for its input and one for its output: what goes through them is copied inside the device's own memory. Into and out of
-pinned memory numpy copies, by one thread: torch would wake one on every core, where decoders are at work.
+The captured CUDA graph reads its input from one static tensor and writes its output to another. A frame is copied to
+and from these on the device, so the copies to and from the host use other memory and can overlap with the graph.
 """
 
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,12 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-PLACES = 2
+from redline.machine.pinned_copies import CudaDevice, Event, PendingCopy, PinnedCopies
+
+MAX_IN_FLIGHT = 2
+_RING = 0
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """New pixels that nobody else holds, and the seconds that a frame took on its way in, in the device, and out."""
+    """New pixels owned by the caller, and how many seconds the copy in, the computation and the copy out took."""
 
     pixels: Tensor
     copy_in_s: float
@@ -28,8 +31,8 @@ class Fetched:
 
 
 class Transfers(Protocol):
-    """`begin` sends pixels to `arriving`, does the work and starts to fetch `leaving`; `finish` waits for the oldest
-    that was begun, if it is not done. No more than `PLACES` may be under way."""
+    """`begin` copies pixels to the static input, runs the work and starts to copy the static output to the host.
+    `finish` waits for the oldest frame that was begun. At most `MAX_IN_FLIGHT` frames may be in flight."""
 
     def begin(self, pixels: Tensor, work: Callable[[], None]) -> None: ...
 
@@ -39,91 +42,93 @@ class Transfers(Protocol):
 
 
 class HostTransfers:
-    """Where the host is the device: the work is over when it has begun."""
+    """For the CPU: `begin` runs the work to its end."""
 
-    def __init__(self, arriving: Tensor, leaving: Tensor) -> None:
-        self._arriving, self._leaving = arriving, leaving
-        self._done: list[Fetched] = []
+    def __init__(self, static_input: Tensor, static_output: Tensor) -> None:
+        self._input, self._output = static_input, static_output
+        self._done: deque[Fetched] = deque()
 
     def begin(self, pixels: Tensor, work: Callable[[], None]) -> None:
         began_s = time.perf_counter()
-        self._arriving.copy_(pixels)
+        self._input.copy_(pixels)
         sent_s = time.perf_counter()
         work()
         worked_s = time.perf_counter()
-        # What is handed out is an ordinary tensor, which its taker may change.
+        # Outside of inference mode, so that the caller may change the result.
         with torch.inference_mode(False):
-            made = self._leaving.clone()
+            made = self._output.clone()
         self._done.append(Fetched(made, sent_s - began_s, worked_s - sent_s, time.perf_counter() - worked_s))
 
     def is_done(self) -> bool:
         return True
 
     def finish(self) -> Fetched:
-        return self._done.pop(0)
+        return self._done.popleft()
 
 
-class _Place:
-    """Memory of both sides for one frame, and events at each of its turns."""
+@dataclass(frozen=True)
+class _InFlight:
+    """A frame between `begin` and `finish`: both copies, the seconds spent on staging, and the events of the work."""
 
-    def __init__(self, arriving: Tensor, leaving: Tensor) -> None:
-        self.host_in = torch.empty(arriving.shape, dtype=arriving.dtype, pin_memory=True)
-        self.host_out = torch.empty(leaving.shape, dtype=leaving.dtype, pin_memory=True)
-        self.sent, self.made = torch.empty_like(arriving), torch.empty_like(leaving)
-        self.staged_s = 0.0
-        self.in_began, self.in_ended, self.began, self.ended, self.out_began, self.out_ended = (
-            torch.cuda.Event(enable_timing=True) for _ in range(6)
-        )
+    sent: PendingCopy
+    returned: PendingCopy
+    staging_s: float
+    began: Event
+    ended: Event
 
 
 class CudaTransfers:
-    """`computing` is the stream of the work; it is never waited for by the host, but through a frame's last event."""
+    """`computing` is the stream of the work. The host waits only for the last event of a frame."""
 
-    def __init__(self, arriving: Tensor, leaving: Tensor, computing: torch.cuda.Stream) -> None:
-        self._arriving, self._leaving, self._computing = arriving, leaving, computing
-        self._sending, self._fetching = (torch.cuda.Stream(arriving.device) for _ in range(2))
-        self._places = [_Place(arriving, leaving) for _ in range(PLACES)]
-        # The places were made on the current stream, and are used on three others.
-        torch.cuda.current_stream(arriving.device).synchronize()
-        self._begun = self._finished = 0
+    def __init__(self, static_input: Tensor, static_output: Tensor, computing: torch.cuda.Stream) -> None:
+        self._input, self._output, self._computing = static_input, static_output, computing
+        self._device = CudaDevice(static_input.device, computing, timing=True)
+        self._copies = PinnedCopies.with_stream_per_direction(self._device, MAX_IN_FLIGHT, self._stage)
+        self._copies.preallocate(static_input.nbytes, to_device=True, ring=_RING)
+        self._copies.preallocate(static_output.nbytes, to_device=False, ring=_RING)
+        # The next frame's work overwrites the static output while this frame's result is still copied to the host.
+        self._results = deque(torch.empty_like(static_output) for _ in range(MAX_IN_FLIGHT))
+        # The results were allocated on the current stream and are used on others.
+        torch.cuda.current_stream(static_input.device).synchronize()
+        self._in_flight: deque[_InFlight] = deque()
+        self._staging_s = 0.0
 
     def begin(self, pixels: Tensor, work: Callable[[], None]) -> None:
-        # The frame that was in this place has been waited for to its end, so all of its memory is free.
-        place = self._places[self._begun % PLACES]
-        self._begun += 1
-        began_s = time.perf_counter()
-        np.copyto(place.host_in.numpy(), pixels.numpy())
-        place.staged_s = time.perf_counter() - began_s
-        with torch.cuda.stream(self._sending):
-            place.in_began.record()
-            place.sent.copy_(place.host_in, non_blocking=True)
-            place.in_ended.record()
+        # The frame that used this result before has finished, so nothing reads it any more.
+        result = self._results[0]
+        self._results.rotate(-1)
+        sent = self._copies.to_device(pixels, _RING)
+        began, ended = self._device.event(), self._device.event()
         with torch.cuda.stream(self._computing):
-            self._computing.wait_event(place.in_ended)
-            place.began.record()
-            self._arriving.copy_(place.sent)
+            arrived = sent.wait()
+            began.record(self._computing)
+            self._input.copy_(arrived)
             work()
-            place.made.copy_(self._leaving)
-            place.ended.record()
-        with torch.cuda.stream(self._fetching):
-            self._fetching.wait_event(place.ended)
-            place.out_began.record()
-            place.host_out.copy_(place.made, non_blocking=True)
-            place.out_ended.record()
+            result.copy_(self._output)
+            ended.record(self._computing)
+            sent.release()
+            returned = self._copies.to_host(result, ring=_RING)
+        self._in_flight.append(_InFlight(sent, returned, self._staging_s, began, ended))
 
     def is_done(self) -> bool:
-        return self._places[self._finished % PLACES].out_ended.query()
+        return self._in_flight[0].returned.is_done()
 
     def finish(self) -> Fetched:
-        place = self._places[self._finished % PLACES]
-        self._finished += 1
-        place.out_ended.synchronize()
-        fetched_s = time.perf_counter()
-        pixels = torch.from_numpy(place.host_out.numpy().copy())
-        unstaged_s = time.perf_counter() - fetched_s
+        frame = self._in_flight.popleft()
+        made = frame.returned.wait()
+        returned_s = time.perf_counter()
+        pixels = torch.from_numpy(made.numpy().copy())
+        unstaging_s = time.perf_counter() - returned_s
+        frame.returned.release()
         return Fetched(
             pixels,
-            place.staged_s + place.in_began.elapsed_time(place.in_ended) / 1e3,
-            place.began.elapsed_time(place.ended) / 1e3,
-            unstaged_s + place.out_began.elapsed_time(place.out_ended) / 1e3,
+            frame.staging_s + frame.sent.seconds,
+            frame.began.elapsed_time(frame.ended) / 1e3,
+            unstaging_s + frame.returned.seconds,
         )
+
+    def _stage(self, target: Tensor, source: Tensor) -> None:
+        """Copies with numpy, which uses one thread: torch would use every core, and decoders need those."""
+        began_s = time.perf_counter()
+        np.copyto(target.numpy(), source.numpy())
+        self._staging_s = time.perf_counter() - began_s

@@ -136,7 +136,7 @@ def _scores(result: Result, scale: int) -> list[str]:
     if not result.scores:
         return ["## Scores", "", "No test set was given, so nothing was scored.", ""]
     rows = [
-        f"| {_name(name)} | {len(seen.pictures)} | **{seen.mean.psnr_y_db:.2f}** | **{seen.mean.ssim_y:.4f}** "
+        f"| {_name(name)} | {len(seen.images)} | **{seen.mean.psnr_y_db:.2f}** | **{seen.mean.ssim_y:.4f}** "
         f"| {result.bicubic[name].mean.psnr_y_db:.2f} | {result.bicubic[name].mean.ssim_y:.4f} |"
         for name, seen in result.scores.items()
     ]

@@ -1,30 +1,38 @@
-"""Transparency goes through the network as grey, and stays between the least and the greatest of the pixels around it.
+"""Clamps upscaled alpha to the range of the source pixels around each position.
 
-What is flat in the source is therefore exact in the result: a network, above all one that computes in bf16, comes near
-0 and near 1, and a pixel that is nearly transparent is still seen.
+Alpha goes through the network as a grey image. The network's output is only near 0 or 1 where the source is exactly 0
+or 1, above all in bf16, and a nearly transparent pixel is still visible. Clamping makes flat regions exact.
 """
 
 from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
-from torch.nn.functional import max_pool2d
+from torch.nn.functional import max_pool2d, pad
 
 from redline.upscale.padding import PaddedSide
 
 
 def bounded_alpha(enlarged: Iterable[Tensor], alpha: Tensor, columns: PaddedSide, scale: int) -> Iterator[Tensor]:
-    """The enlarged tiles (1, 3, scale · tile height, scale · tile width) of a band of alpha (1, tile height, W)."""
+    """Clamps upscaled tiles (1, 3, scale · tile height, scale · tile width) of a band of alpha (1, tile height, W)."""
     padded = alpha[..., columns.positions_on(alpha.device)]
-    # An edge that moves by less than a pixel takes no value that is not there one pixel further.
-    greatest, least = (_of_neighbours(padded), -_of_neighbours(-padded))
+    # An edge moves by less than a pixel, so the range of the direct neighbours is enough.
+    highest, lowest = _max_of_neighbours(padded), -_max_of_neighbours(-padded)
     for left, tile in zip(columns.side.starts, enlarged, strict=True):
         inside = slice(left, left + columns.side.cut.tile)
-        below, above = (_repeated(bound[..., inside], scale) for bound in (least, greatest))
-        yield torch.clamp(tile.to(alpha.device, torch.float32), below, above)
+        low, high = (_repeated(bound[..., inside], scale) for bound in (lowest, highest))
+        yield torch.clamp(tile.to(alpha.device, torch.float32), low, high)
 
 
-def _of_neighbours(plane: Tensor) -> Tensor:
+def bounded_whole_alpha(enlarged: Tensor, alpha: Tensor, scale: int, wrap: bool = False) -> Tensor:
+    """Clamps upscaled alpha (B, 1, scale · H, scale · W) of whole images (B, 1, H, W); its channels may be repeated."""
+    padded = pad(alpha, (1, 1, 1, 1), mode="circular" if wrap else "replicate")
+    highest, lowest = _max_of_neighbours(padded), -_max_of_neighbours(-padded)
+    low, high = (_repeated(bound[..., 1:-1, 1:-1], scale) for bound in (lowest, highest))
+    return torch.clamp(enlarged, low, high)
+
+
+def _max_of_neighbours(plane: Tensor) -> Tensor:
     return max_pool2d(plane, 3, stride=1, padding=1)
 
 

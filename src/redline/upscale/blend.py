@@ -1,8 +1,8 @@
-"""Tiles become one image again, strip by strip, so that of the sums only what is unfinished is ever held.
+"""Blends overlapping tiles into one image, strip by strip, so that only unfinished sums stay in memory.
 
-B stands for any leading dimensions (frames, planes), C for channels. A tile's outermost positions count nothing, and
-neighbours fade into each other (`layout`); what the next tile of a row still adds to is kept until it comes, and what
-the next row of tiles still adds to is carried over to it.
+B stands for any leading dimensions (frames, planes), C for channels. The margin of a tile has weight 0, and neighbours
+fade into each other (see `tiling`). The part that the next tile of the row adds to is kept until that tile comes, and
+the part that the next row of tiles adds to is carried over to that row.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -16,25 +16,25 @@ from redline.upscale.padding import PaddedSide, pad_side
 from redline.upscale.tiling import Side, TileShape
 
 Enlarge = Callable[[Tensor], Tensor]  # (N, 3, height, width) -> (N, 3, scale · height, scale · width)
-EnlargeEach = Callable[[Iterable[Tensor]], Iterable[Tensor]]  # the same for batch after batch, in order
+EnlargeEach = Callable[[Iterable[Tensor]], Iterable[Tensor]]  # the same for a sequence of batches
 
 
 class Blender:
-    """Takes the rows of tiles from top to bottom; gives the image's rows as they are finished."""
+    """Takes rows of tiles from top to bottom and yields the rows of the image as they are finished."""
 
     def __init__(self, rows: Side, columns: Side, scale: int, device: torch.device | str = "cpu") -> None:
         self._rows, self._columns, self._scale = rows, columns, scale
-        # Both may be set between two rows of tiles: to go on elsewhere, or to do a row again.
+        # Both may be set between two rows of tiles, to continue on another device or to repeat a row.
         self.device = torch.device(device)
         self.carried: Tensor | None = None
 
     def finished_rows(self, row: int) -> int:
-        """How many rows of the image are finished with this row of tiles: those above the next one."""
+        """Returns how many image rows this row of tiles finishes: those above the next row of tiles."""
         starts, tile = self._rows.starts, self._rows.cut.tile
         return (tile if row == len(starts) - 1 else starts[row + 1] - starts[row]) * self._scale
 
     def blend(self, row: int, tiles: Iterable[Tensor]) -> Iterator[tuple[slice, Tensor]]:
-        """Those rows from left to right, (…, rows, columns) with the columns of the padded image that they are."""
+        """Yields the finished rows from left to right: their columns in the padded image, and (…, rows, columns)."""
         finished, before, after = self.finished_rows(row), self.carried, None
         row_weights = _weights(self._rows, self._scale, self.device)[row][:, None]
         last_row = row == len(self._rows.starts) - 1
@@ -51,7 +51,7 @@ class Blender:
         self.carried = after
 
     def _strips(self, tiles: Iterable[Tensor]) -> Iterator[tuple[slice, Tensor]]:
-        """What no further tile of the row adds to."""
+        """Yields the columns that no further tile of the row adds to."""
         starts = [start * self._scale for start in self._columns.starts]
         weights = _weights(self._columns, self._scale, self.device)
         unfinished: Tensor | None = None
@@ -67,21 +67,21 @@ class Blender:
 
 @lru_cache(maxsize=32)
 def _weights(side: Side, scale: int, device: torch.device) -> Tensor:
-    """Made and sent once: the frames of a video have the same, and sending waits for the device."""
+    """Caches the weights on the device, because all frames of a video share them and a copy synchronizes."""
     return side.weights(scale).to(device)
 
 
 def enlarge_by_tiles(
     image: Tensor, enlarge: Enlarge, scale: int, shape: TileShape, batch: int, wrap: bool = False
 ) -> Tensor:
-    """A image, or several of one size, that fit in memory: (B, 3, H, W) -> (B, 3, scale · H, scale · W)."""
+    """Upscales images of one size that fit in memory: (B, 3, H, W) -> (B, 3, scale · H, scale · W)."""
     return enlarge_each_by_tiles(image, partial(map, enlarge), scale, shape, batch, wrap)
 
 
 def enlarge_each_by_tiles(
     image: Tensor, enlarge_each: EnlargeEach, scale: int, shape: TileShape, batch: int, wrap: bool = False
 ) -> Tensor:
-    """The same by what may have several batches under way, of different rows of tiles too."""
+    """Like `enlarge_by_tiles`, for a function that may have several batches in flight, also of different rows."""
     rows, columns = pad_side(image.shape[-2], shape.rows, wrap), pad_side(image.shape[-1], shape.columns, wrap)
     blender = Blender(rows.side, columns.side, scale, image.device)
     bands = (image[..., rows.positions_on(image.device)[top : top + shape.rows.tile], :] for top in rows.side.starts)
@@ -99,7 +99,7 @@ def enlarge_each_by_tiles(
 def enlarged_tiles(
     bands: Iterable[Tensor], columns: PaddedSide, enlarge_each: EnlargeEach, batch: int
 ) -> Iterable[Tensor]:
-    """The enlarged tiles of bands (B, 3, tile height, W), each from left to right, computed `batch` at a time."""
+    """Yields the upscaled tiles of bands (B, 3, tile height, W), from left to right, computed `batch` at a time."""
     tile, starts, count = columns.side.cut.tile, columns.side.starts, 1
 
     def batches() -> Iterator[Tensor]:

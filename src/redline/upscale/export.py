@@ -1,7 +1,7 @@
-"""A network as an ONNX file for tiles of one size, any number at a time; in int8 when it was calibrated on images.
+"""Exports a network as an ONNX file for tiles of one size and any batch size, in fp32 or calibrated int8.
 
-The file is held against the network it was made from on other tiles than those of calibration, and is only written when
-it agrees. What it needs to be used (scale, window, tile) stands in its metadata.
+The file is compared with the network on tiles that were not used for calibration, and written only if it agrees. Its
+metadata holds what `redline upscale` needs: scale, window and tile.
 """
 
 import tempfile
@@ -13,17 +13,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from redline.errors import ModelError
+from redline.errors import ModelError, RedlineError
 from redline.files.atomic import write_bytes
 from redline.ladder.gate import Gate, Score
 from redline.ladder.rewrites.onnx_quantize import calibration_batches, normalized_linears, quantize_static
+from redline.ladder.workloads.drct import smooth_pictures
 from redline.quiet import quiet
-from redline.upscale.network import Network
+from redline.upscale.image_tiles import tiles_of
+from redline.upscale.network import Network, find_weights, load_network
 from redline.upscale.onnx_network import PREFIX, Onnx, providers_for
+from redline.upscale.settings import UpscaleSettings
+from redline.upscale.tiling import smallest_tile
 
-# An exported graph does the same arithmetic; int8 may change what cannot be seen.
+# An exported graph computes the same; the changes of int8 must not be visible.
 EXACT = Gate("picture_psnr", 70.0)
 ROUNDED = Gate("picture_psnr", 40.0)
+
+_JUDGED_TILES = 4
 
 Tell = Callable[[str, int, int], None]
 
@@ -36,6 +42,47 @@ class Exported:
     score: Score
 
 
+def export(
+    weights: str | Path | None = None,
+    out: str | Path | None = None,
+    *,
+    scale: int | None = None,
+    tile: int = 128,
+    calibrate: str | Path | None = None,
+    samples: int = 32,
+    progress: Tell = lambda _what, _done, _total: None,
+) -> Exported:
+    """Exports a network as an ONNX file that `redline.Upscaler` and ONNX Runtime can run.
+
+    Args:
+        weights: A weight file or the name of a bundled network; by default the bundled network for `scale`.
+        out: The file, `drct-x4.onnx` or similar by default.
+        scale: The factor of the bundled network, 4 by default.
+        tile: The side of the tiles that the file takes.
+        calibrate: A folder of images; with it, the file is int8, calibrated on them.
+        samples: How many tiles to calibrate on.
+        progress: Called with the current step, and how many of how many tiles are done (0 of 0 for a single step).
+    """
+    out = None if out is None else Path(out)
+    if out is not None and out.suffix.lower() != ".onnx":
+        raise RedlineError(
+            f"cannot write {str(out)!r}: the file name must end in .onnx, by which `redline upscale` recognises it."
+        )
+    if samples < 1:
+        raise RedlineError(f"--samples must be at least 1, not {samples}.")
+    network = load_network(None if weights is None else find_weights(weights), scale)
+    defaults = UpscaleSettings()
+    smallest = smallest_tile(defaults.margin_px, defaults.ramp_px, network.window)
+    if tile < smallest:
+        raise RedlineError(f"tiles of {tile} are too small for `redline upscale`: use {smallest} or more.")
+    target = out or Path(f"drct-x{network.scale}{'-int8' if calibrate else ''}.onnx")
+    if calibrate is None:
+        return export_onnx(network, target, tile, smooth_pictures(_JUDGED_TILES, tile), (), progress)
+    judged_on = tiles_of(Path(calibrate), tile, _JUDGED_TILES, seed=1)
+    calibration = [pixels[None] for pixels in tiles_of(Path(calibrate), tile, samples)]
+    return export_onnx(network, target, tile, judged_on, calibration, progress)
+
+
 def export_onnx(
     network: Network,
     target: Path,
@@ -44,12 +91,13 @@ def export_onnx(
     calibration: Sequence[Tensor] = (),
     tell: Tell = lambda _what, _done, _total: None,
 ) -> Exported:
-    """`judged_on` and each of `calibration` are tiles (N, 3, tile, tile) in [0, 1]; with calibration it is int8.
+    """Writes the file and returns its size and score; raises `ModelError` if the score is too low.
 
-    Calls `tell` with what is done now, and how many of how many tiles are done; 0 of 0 where it is one step.
+    `judged_on` and each item of `calibration` are tiles (N, 3, tile, tile) in [0, 1]. With calibration, writes int8.
+    Calls `tell` with the current step, and how many of how many tiles are done (0 of 0 for a single step).
     """
     if tile % network.window:
-        raise ModelError(f"{network.name} takes tiles that are multiples of {network.window}, not {tile}.")
+        raise ModelError(f"the tile must be a multiple of {network.window} for {network.name}, not {tile}.")
     module = network.module.cpu().eval()
     with tempfile.TemporaryDirectory(prefix="redline-export-") as folder:
         path = Path(folder) / "model.onnx"
@@ -58,7 +106,7 @@ def export_onnx(
         if calibration:
             rounded = path.with_name("int8.onnx")
             batches = calibration_batches([[tiles] for tiles in calibration], ["tiles"])
-            # Convolutions stay in float: what they read is a sum of many layers, and they write the pixels.
+            # Convolutions stay in float: their input is a sum of many layers, and their output the pixels.
             options = {"symmetric": False, "external": False, "choose": normalized_linears}
             quantize_static(path, rounded, _counted(batches, tell), "minmax", 99.9, **options)
             path = rounded
@@ -71,15 +119,15 @@ def export_onnx(
         if not score.passed:
             kind = "in int8" if calibration else "as ONNX"
             raise ModelError(
-                f"{network.name} {kind} is {score.value:.1f} dB from the network itself, below {gate.limit:g}: "
-                "nothing was written."
+                f"{network.name} {kind} differs too much from the network: {score.value:.1f} dB, at least "
+                f"{gate.limit:g} required; nothing was written."
             )
     write_bytes(target, data)
     return Exported(target, tile, len(data), score)
 
 
 def _counted(batches: Sequence[dict[str, Any]], tell: Tell) -> Iterator[dict[str, Any]]:
-    """Calibration asks for the next batch when it has run the one before."""
+    """Yields the batches and reports progress: a batch is taken when the previous one has been run."""
     for done, batch in enumerate(batches):
         tell("calibrating", done, len(batches))
         yield batch
@@ -97,7 +145,7 @@ def _export(module: torch.nn.Module, tile: int, path: Path) -> None:
             )
             assert program is not None
             program.save(path)
-    except Exception as error:  # the exporter raises many kinds
+    except Exception as error:  # the exporter raises many types
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(f"the network cannot be exported to ONNX: {reason}.") from error
 
@@ -106,7 +154,7 @@ def _with_facts(path: Path, network: Network, tile: int, precision: str) -> byte
     import onnx
 
     model: Any = onnx.load(str(path))
-    for node in model.graph.node:  # where it was made, down to the folders of that machine
+    for node in model.graph.node:  # traces with local paths
         del node.metadata_props[:]
     facts = {
         "scale": network.scale,

@@ -1,4 +1,4 @@
-"""One image between its file and its enlargement: how it is cut, which rows are asked for, and what became of it."""
+"""The state of one image while it is upscaled: its source and sink, its tiles, and its progress."""
 
 import time
 
@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from redline.errors import RedlineError
+from redline.upscale.array_task import ArraySink, ArraySource, ArrayTask
 from redline.upscale.blend import Blender
 from redline.upscale.images import ImageSink, ImageSource, check_can_hold, format_for, open_image
 from redline.upscale.listener import Outcome
@@ -17,38 +18,37 @@ from redline.upscale.workers.split_image import Part, PartSink, first_needed
 
 
 class ImageJob:
-    """A image on its way: opened by the reader, blended by the worker, written by the writer."""
+    """One image: opened by the thread that reads, blended by the one that computes, written by the one that writes."""
 
     def __init__(self, task: Task, tile_runner: TileRunner, settings: ImageSettings) -> None:
         self.task = task
-        # Before it is opened, so that one that is replaced meanwhile does not pass for what was read.
+        # Read before the file is opened, so that a file replaced meanwhile does not count as the one that was read.
         self.source_state = task.source_state()
-        # When the first of it is worked on: others may stand before it in the queue.
+        # Set when work on the image begins; until then it may wait in the queue.
         self.started: float | None = None
-        if task.target.exists() and task.target.samefile(task.source):
-            raise RedlineError(f"{str(task.target)!r} is the image itself: choose another target.")
-        self.source: ImageSource = open_image(task.source, settings.pixel_limit, random_access=settings.wrap)
+        self.source = _open_source(task, settings)
         self.scale = tile_runner.network.scale
         self.width, self.height = self.scale * self.source.width, self.scale * self.source.height
         self.channels, self.bits = self.source.channels, self.source.bits
-        # Asked before any work is done, because the answer may be no.
-        check_can_hold(format_for(task.target), self.width, self.height, self.channels, self.bits)
+        if not isinstance(task, ArrayTask):
+            # Checked before any work is done.
+            check_can_hold(format_for(task.target), self.width, self.height, self.channels, self.bits)
         shape = tile_runner.tiling.shape_for((self.source.width, self.source.height), settings.wrap)
         self.rows: PaddedSide = pad_side(self.source.height, shape.rows, settings.wrap)
         self.columns: PaddedSide = pad_side(self.source.width, shape.columns, settings.wrap)
         self.blender = Blender(self.rows.side, self.columns.side, self.scale, tile_runner.device)
-        # Which rows of tiles are wanted, and from where they are computed.
+        # The rows of tiles to write, and the row from which they have to be computed.
         self.first, self.last = (task.first, task.last) if isinstance(task, Part) else (0, len(self.rows.side.starts))
         self.begin = first_needed(self.rows.side, self.first, self.scale)
-        self.sink: ImageSink | PartSink | None = None
+        self.sink: ImageSink | PartSink | ArraySink | None = None
         self.error = ""
-        # No more of it is read or worked on; its error follows when the writer comes to it.
-        self.is_lost = False
+        # If set, no more rows are read or computed. The thread that writes reports the error.
+        self.has_failed = False
         self.in_main_memory = False
 
     @property
     def band_pixels(self) -> int:
-        """Of one row of tiles, which is what is put together at a time."""
+        """The pixels of one row of tiles, which are blended at a time."""
         return self.rows.side.cut.tile * self.columns.side.padded
 
     def blend_in_main_memory(self) -> None:
@@ -61,7 +61,7 @@ class ImageJob:
         return self.source.rows(first, last + 1)[(positions - first).numpy()]
 
     def inside(self, row: int) -> slice:
-        """Which of the rows that a row of tiles finishes belong to the image, or to this part of it."""
+        """Returns which of the rows finished by a row of tiles belong to the image, or to this part of it."""
         if row < self.first:
             return slice(0, 0)
         begin, count = self.rows.side.starts[row] * self.scale, self.blender.finished_rows(row)
@@ -72,3 +72,11 @@ class ImageJob:
         notes = (*self.source.notes, *(self.sink.notes if self.sink else ()))
         seconds = time.monotonic() - self.started if self.started is not None else 0.0
         return Outcome(self.task, self.width, self.height, seconds, notes, error, source_state=self.source_state)
+
+
+def _open_source(task: Task, settings: ImageSettings) -> ImageSource | ArraySource:
+    if isinstance(task, ArrayTask):
+        return ArraySource(task.samples)
+    if task.target.exists() and task.target.samefile(task.source):
+        raise RedlineError(f"the output {str(task.target)!r} is the source image; choose another output.")
+    return open_image(task.source, settings.pixel_limit, random_access=settings.wrap)

@@ -1,7 +1,7 @@
-"""Images from disk to disk: reading, enlarging and writing overlap, and one bad file does not end the others.
+"""Upscales images with reading, computing and writing overlapped.
 
-What flows is bands: one row of tiles of one image, in order. A image that fails is given up where it failed, its
-half-written file goes, and the next one is begun.
+Images pass through the stages in bands: one row of tiles of one image, in order. If an image fails, its incomplete file
+is removed and the run continues with the next image.
 """
 
 import sys
@@ -15,8 +15,9 @@ from torch import Tensor
 
 from redline.errors import RedlineError
 from redline.machine.memory import is_out_of_memory
-from redline.machine.pinned_copies import Arriving, PlainCopies
+from redline.machine.pinned_copies import PendingCopy, PlainCopies
 from redline.upscale.alpha import bounded_alpha
+from redline.upscale.array_task import ArraySink, ArrayTask
 from redline.upscale.blend import enlarged_tiles
 from redline.upscale.image_job import ImageJob
 from redline.upscale.images import (
@@ -35,26 +36,25 @@ from redline.upscale.tasks import Task
 from redline.upscale.tile_runner import OutOfMemory, TileRunner
 from redline.upscale.workers.split_image import Part, PartSink
 
-# Bands that may wait between two stages.
+# Bands that may queue between two stages.
 _WAITING_BANDS = 2
 
 
 @dataclass(frozen=True)
 class _Band:
-    """A row of tiles to do, or its finished rows; without either, the image's end or failure."""
+    """The samples of a row of tiles, or its finished rows; without samples, the end or failure of the image."""
 
     image: ImageJob
     row: int = 0
-    samples: Arriving | None = None
+    samples: PendingCopy | None = None
     last: bool = False
     error: str = ""
-    # Alpha that is the same everywhere stays so without the network.
+    # Alpha with one value everywhere is copied without the network.
     has_flat_alpha: bool = False
 
 
 class ImageRun:
-    """Enlarges many images; `tell` hears each outcome as it is known, `advance` how many rows of tiles are done, and
-    which share of the row under way."""
+    """Upscales many images. Calls `tell` with every outcome, and `advance` with how many rows of tiles are done."""
 
     def __init__(
         self,
@@ -64,13 +64,13 @@ class ImageRun:
         advance: Callable[[Task, float, int], None] = lambda _task, _done, _total: None,
     ) -> None:
         self._tile_runner, self._settings, self._tell, self._advance = tile_runner, settings, tell, advance
-        # Rows of tiles with as many pixels as this did not fit on the device.
+        # Rows of tiles with this many pixels did not fit on the device.
         self._too_large = sys.maxsize
         self._outcomes: list[Outcome] = []
         self._open: set[ImageJob] = set()
 
     def run(self, tasks: Iterable[Task]) -> list[Outcome]:
-        """One outcome for each task, in no particular order; the next task is asked for when it can be read."""
+        """Returns an outcome per task, in any order. Takes the next task when there is room to read it."""
         encoding: list[Future[None]] = []
         try:
             with ThreadPoolExecutor(self._settings.encoders, "encoding") as encoders:
@@ -81,7 +81,7 @@ class ImageRun:
                 try:
                     overlap(self._read(tasks), self._work, write, _WAITING_BANDS)
                 except BaseException:
-                    # What is being encoded is let finish: taken away from its encoder, a file could be left behind.
+                    # Encodings in progress finish, so that no incomplete file is left behind.
                     encoders.shutdown(cancel_futures=True)
                     raise
             for future in encoding:
@@ -93,7 +93,7 @@ class ImageRun:
         return self._outcomes
 
     def prepare(self, tasks: Iterable[Task]) -> None:
-        """Runs the first tiles of the first image that can be read, which are what a plan is calibrated on."""
+        """Calibrates the plan: runs the first tiles of the first readable image."""
         for task in tasks:
             try:
                 image = ImageJob(task, self._tile_runner, self._settings)
@@ -101,7 +101,7 @@ class ImageRun:
                     samples = image.band(0)
             except (RedlineError, OSError):
                 continue
-            # From main memory, where a row of any width fits.
+            # In main memory, where a row of any width fits.
             colour, _ = self._planes(torch.from_numpy(samples))
             next(iter(self._tiles(colour[None], image.columns)))
             return
@@ -113,34 +113,34 @@ class ImageRun:
             try:
                 image = ImageJob(task, self._tile_runner, self._settings)
             except Exception as error:
-                self._finish(Outcome(task, error=_sentence(error, task)))
+                self._finish(Outcome(task, error=_message(error, task)))
                 continue
             self._open.add(image)
             with image.source:
                 for row in range(image.begin, image.last):
-                    if image.is_lost:
+                    if image.has_failed:
                         break
                     try:
                         samples = image.band(row)
                     except Exception as error:
-                        yield _Band(image, error=_sentence(error, task))
+                        yield _Band(image, error=_message(error, task))
                         break
-                    coming = self._tile_runner.copies.bring_in(torch.from_numpy(samples))
+                    pending = self._tile_runner.copies.to_device(torch.from_numpy(samples))
                     flat = image.channels in (2, 4) and bool((samples[..., -1] == samples[0, 0, -1]).all())
-                    yield _Band(image, row, coming, row == image.last - 1, has_flat_alpha=flat)
+                    yield _Band(image, row, pending, row == image.last - 1, has_flat_alpha=flat)
 
-    # Enlarging
+    # Computing
 
     def _work(self, band: _Band) -> _Band:
         if band.samples is None:
             return band
         image = band.image
-        if image.is_lost:
-            band.samples.done()
+        if image.has_failed:
+            band.samples.release()
             return replace(band, samples=None)
         if image.started is None:
             image.started = time.monotonic()
-        samples = band.samples.take()
+        samples = band.samples.wait()
         if image.band_pixels >= self._too_large:
             image.blend_in_main_memory()
         taken_at_once = self._tile_runner.taken_at_once
@@ -148,12 +148,12 @@ class ImageRun:
             while (rows := self._try_rows(band, samples)) is None:
                 self._make_room(image)
         except OutOfMemory as error:
-            # What one image finds no room for does not slow down those that follow.
+            # The images that follow may fit again.
             self._tile_runner.taken_at_once = taken_at_once
-            band.samples.done()
-            image.is_lost = True
+            band.samples.release()
+            image.has_failed = True
             return _Band(image, error=f"{str(image.task.source)!r}: {error}")
-        band.samples.done()
+        band.samples.release()
         self._advance_to(image, band.row + 1)
         return _Band(image, band.row, rows, band.last)
 
@@ -161,43 +161,43 @@ class ImageRun:
         self._advance(image.task, max(rows - image.first, 0), image.last - image.first)
 
     def _counted(self, band: _Band, tiles: Iterable[Tensor], share: float) -> Iterator[Tensor]:
-        """The tiles of a row, each counted when it is done; together they are this share of the row's work."""
+        """Yields the tiles of a row and reports progress; all of them together are `share` of the row's work."""
         count = len(band.image.columns.side.starts)
         for number, tile in enumerate(tiles, 1):
             yield tile
-            if number < count:  # the last is counted with the whole row
+            if number < count:  # the last one is counted with the whole row
                 self._advance_to(band.image, band.row + share * number / count)
 
-    def _try_rows(self, band: _Band, samples: Tensor) -> Arriving | None:
-        """The rows that the band finishes, on their way to the host; None where memory runs out around the network."""
+    def _try_rows(self, band: _Band, samples: Tensor) -> PendingCopy | None:
+        """Returns the finished rows, being copied to the host; None if memory ran out outside of the network."""
         blender = band.image.blender
         carried = blender.carried
         try:
             return self._rows(band, samples.to(blender.device))
         except Exception as error:
-            can_leave = self._tile_runner.copies.has_own_memory and not band.image.in_main_memory
-            if not is_out_of_memory(error) and not (isinstance(error, OutOfMemory) and can_leave):
+            can_move = self._tile_runner.copies.has_device_memory and not band.image.in_main_memory
+            if not is_out_of_memory(error) and not (isinstance(error, OutOfMemory) and can_move):
                 raise
         blender.carried = carried
         return None
 
-    def _rows(self, band: _Band, samples: Tensor) -> Arriving:
+    def _rows(self, band: _Band, samples: Tensor) -> PendingCopy:
         image = band.image
         colour, alpha = self._planes(samples)
         share = 1.0 if alpha is None or band.has_flat_alpha else 0.5
         tiles: Iterable[Tensor] = self._counted(band, self._tiles(colour[None], image.columns), share)
         if alpha is not None:
-            # All of colour before any of alpha: a precision that is left on the way is left at the same place always.
+            # All colour before all alpha, so that a change of precision always happens at the same tile.
             place = image.blender.device
             of_colour = [tile.to(place) for tile in tiles]
             of_alpha = self._alpha_tiles(alpha, image, band.has_flat_alpha)
             tiles = (torch.cat(pair) for pair in zip(of_colour, of_alpha, strict=True))
-        rows = self._put_together(band, tiles, alpha is not None)
+        rows = self._blend_rows(band, tiles, alpha is not None)
         copies = PlainCopies() if image.in_main_memory else self._tile_runner.copies
-        return copies.bring_out(rows)
+        return copies.to_host(rows)
 
-    def _put_together(self, band: _Band, tiles: Iterable[Tensor], has_alpha: bool) -> Tensor:
-        """The finished rows as samples, which with what is carried are all that is held at a image's full width."""
+    def _blend_rows(self, band: _Band, tiles: Iterable[Tensor], has_alpha: bool) -> Tensor:
+        """Returns the finished rows as samples. Only these and the blender's carried rows have the full width."""
         image, rows = band.image, None
         inside, across = image.inside(band.row), image.columns.inside(image.scale)
         for columns, strip in image.blender.blend(band.row, tiles):
@@ -216,14 +216,14 @@ class ImageRun:
         return rows
 
     def _make_room(self, image: ImageJob) -> None:
-        """First the rows of tiles are put together in main memory, which costs least; then the network takes less."""
-        if image.in_main_memory or not self._tile_runner.copies.has_own_memory:
+        """Moves the blending to main memory first, which costs least; then shrinks the batch or the tiles."""
+        if image.in_main_memory or not self._tile_runner.copies.has_device_memory:
             self._tile_runner.shrink(image.rows.side.cut.tile, image.columns.side.cut.tile)
             return
         image.blend_in_main_memory()
         self._too_large = min(self._too_large, image.band_pixels)
         self._tile_runner.say(
-            f"out of memory: images {image.source.width:,} pixels wide are put together in main memory from now on"
+            f"out of memory: from now on, images {image.source.width:,} pixels wide are blended in main memory"
         )
 
     def _planes(self, samples: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -247,27 +247,29 @@ class ImageRun:
         if image.error:
             return
         if band.error:
-            self._give_up(image, band.error)
+            self._fail(image, band.error)
             return
         try:
             if image.sink is None:
                 image.sink = self._create(image)
             assert band.samples is not None
-            image.sink.write_rows(band.samples.take().numpy())
-            band.samples.done()
+            image.sink.write_rows(band.samples.wait().numpy())
+            band.samples.release()
         except Exception as error:
-            self._give_up(image, _sentence(error, image.task))
+            self._fail(image, _message(error, image.task))
             return
         if band.last:
-            # Not more images at once than there are encoders: their rows are held in memory until then.
+            # At most one image per encoder, because all rows of an image stay in memory until it is encoded.
             waiting = [future for future in encoding if not future.done()]
             if len(waiting) >= self._settings.encoders:
                 waiting[0].result()
             encoding.append(encoders.submit(self._encode, image))
 
-    def _create(self, image: ImageJob) -> ImageSink | PartSink:
+    def _create(self, image: ImageJob) -> ImageSink | PartSink | ArraySink:
         if isinstance(image.task, Part):
             return PartSink(image.task)
+        if isinstance(image.task, ArrayTask):
+            return ArraySink(image.task, image.width, image.height)
         return create_image(
             image.task.target,
             image.width,
@@ -284,13 +286,13 @@ class ImageRun:
         try:
             image.sink.finish()
         except Exception as error:
-            self._give_up(image, _sentence(error, image.task))
+            self._fail(image, _message(error, image.task))
             return
         self._open.discard(image)
         self._finish(image.outcome())
 
-    def _give_up(self, image: ImageJob, error: str) -> None:
-        image.error, image.is_lost = error, True
+    def _fail(self, image: ImageJob, error: str) -> None:
+        image.error, image.has_failed = error, True
         if image.sink is not None:
             image.sink.abort()
         self._open.discard(image)
@@ -301,10 +303,10 @@ class ImageRun:
         self._tell(outcome)
 
 
-def _sentence(error: Exception, task: Task) -> str:
-    """What is said of a failure that concerns one image; any other goes on its way."""
+def _message(error: Exception, task: Task) -> str:
+    """Returns the message for an error of one image; raises any other error."""
     if is_out_of_memory(error):
-        return f"out of memory at {str(task.source)!r}: free some."
+        return f"out of memory at {str(task.source)!r}: free some memory."
     if isinstance(error, (RedlineError, OSError)):
         return str(error)
     raise error

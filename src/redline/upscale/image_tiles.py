@@ -1,4 +1,4 @@
-"""Tiles of real images: what a network is calibrated and judged on."""
+"""Tiles cut from real images, on which networks are calibrated and compared."""
 
 from math import ceil
 from pathlib import Path
@@ -16,15 +16,15 @@ _JUDGED, _JUDGED_PX = 2, 64
 
 
 def tiles_of(folder: Path, tile: int, count: int, seed: int = 0) -> Tensor:
-    """`count` tiles (count, 3, tile, tile) at random places, spread over the folder's images."""
+    """Returns `count` tiles (count, 3, tile, tile) at random positions, spread over the images of the folder."""
     found = find_tasks([folder], folder / "unused", 1)
     images = [task.source for task in found if not task.is_video and not task.problem]
     if not images:
-        raise RedlineError(f"there is no image in {str(folder)!r}.")
+        raise RedlineError(f"no image found in {str(folder)!r}.")
     random = torch.Generator().manual_seed(seed)
     tiles = []
     for index in range(count):
-        # Evenly over all of them, so that a folder sorted by subject is not judged by its first one.
+        # Spread over all images, because folders are often sorted by subject.
         path = images[index * len(images) // count % len(images)]
         with open_image(path, random_access=True) as image:
             top, left = (
@@ -39,10 +39,10 @@ def tiles_of(folder: Path, tile: int, count: int, seed: int = 0) -> Tensor:
 
 
 def squares_to_judge(tiles: Tensor, window: int) -> Tensor:
-    """The two squares of these tiles (N, 3, H, W) in which neighbours differ most, of about 64 pixels a side."""
+    """Returns the two most detailed squares of these tiles (N, 3, H, W), about 64 pixels a side."""
     height, width = (min(side, ceil(_JUDGED_PX / window) * window) for side in tiles.shape[-2:])
     across, down = tiles.diff(dim=-1).abs().mean(1), tiles.diff(dim=-2).abs().mean(1)
-    # Each pixel with its right and its lower neighbour.
+    # How much each pixel differs from its right and its lower neighbour.
     detail = F.pad(across, (0, 1)) + F.pad(down, (0, 0, 0, 1))
     sums = F.avg_pool2d(detail[:, None], (height, width), stride=(max(height // 2, 1), max(width // 2, 1)))[:, 0]
     squares = []

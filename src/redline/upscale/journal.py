@@ -1,7 +1,7 @@
-"""What is complete: one line for each finished file, with what it was made from and what it must look like.
+"""The journal of finished files, so that a resumed run can skip them.
 
-A file that is there may be half a file, or another model's. It counts as done only when the source is still the one
-that was read, the settings are the same, and the result has the bytes that were written.
+An existing result may be incomplete or come from another model. It counts as done only if the source has not changed,
+the settings are the same, and the result still has the recorded digest.
 """
 
 import errno
@@ -24,13 +24,13 @@ _TYPES: dict[str, Any] = {
     "target": str,
     "bytes": int,
     "sha256": str,
-    "tile": int | tuple[tuple[int, int], ...] | None,
+    "tile": tuple[tuple[int, int], ...] | None,
     "batch": int | None,
 }
 
 
 class Journal:
-    """`made_as` says everything that decides how a task's result looks."""
+    """`made_as` describes everything that determines the result of a task."""
 
     def __init__(self, folder: Path, made_as: Callable[[Task], str]) -> None:
         self.path = folder / NAME
@@ -39,7 +39,7 @@ class Journal:
         self._lines: dict[str, dict[str, Any]] = {}
         if self.path.is_file():
             for line in self.path.read_bytes().split(b"\n"):
-                # A line that a killed run left half written is skipped.
+                # Skips an incomplete line, which a killed run may leave.
                 with suppress(*MALFORMED, RedlineError):
                     entry = parse_json(line, repr(str(self.path)), check_characters=False)
                     check_types(entry, _TYPES, repr(str(self.path)))
@@ -56,21 +56,22 @@ class Journal:
             return False
 
     def tiles(self, tasks: Iterable[Task], chosen_for: str | None = None) -> Tiles | None:
-        """Those that were used before for one of these: others would give slightly different pixels. Those that were
-        not `chosen_for` the same images may suit these badly, and are left."""
+        """Returns the tiles of the earlier run of one of these tasks: other tiles would give slightly different pixels.
+
+        Ignores tiles that were chosen for images of other sizes, if `chosen_for` is given.
+        """
         for task in tasks:
             entry = self._lines.get(str(task.target.resolve()), {})
             noted = entry.get("tile")
-            meant = chosen_for is None or entry.get("for", chosen_for) == chosen_for  # earlier versions did not say
-            if noted and meant and entry.get("settings") == self._made_as(task):
-                sizes = [(noted, noted)] if isinstance(noted, int) else noted  # as earlier versions noted it
-                tiles, batch = tuple((width, height) for width, height in sizes), entry.get("batch")
+            is_for_these = chosen_for is None or entry.get("for") == chosen_for
+            if noted and is_for_these and entry.get("settings") == self._made_as(task):
+                tiles, batch = tuple((width, height) for width, height in noted), entry.get("batch")
                 if min(min(size) for size in tiles) > 0 and (batch is None or batch > 0):
                     return Tiles(tiles, batch)
         return None
 
     def record(self, task: Task, source_state: tuple[int, int] | None, tiles: Tiles) -> None:
-        """`source_state` as it was before the source was read."""
+        """`source_state` is that from before the source was read."""
         size, made_from = task.target.stat().st_size, self._made_from(task, source_state)
         noted = {"tile": tiles.sizes, "batch": tiles.batch, "for": tiles.chosen_for}
         noted |= {"bytes": size, "sha256": _digest(task.target)}
@@ -84,9 +85,9 @@ class Journal:
         try:
             size = os.fstat(handle).st_size
             if size and os.pread(handle, 1, size - 1) != b"\n":
-                data = b"\n" + data  # what a killed run left half written must not take this line with it
+                data = b"\n" + data  # ends an incomplete line that a killed run left
             written = os.write(handle, data)
-            if written < len(data):  # half a line would spoil the next one too
+            if written < len(data):  # an incomplete line would damage the next one
                 os.ftruncate(handle, os.fstat(handle).st_size - written)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:

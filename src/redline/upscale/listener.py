@@ -1,6 +1,6 @@
-"""What an upscaling tells while it runs, and what became of each file; in one process or several, the same is heard."""
+"""The outcome of a file, and the callbacks of a run: the same in one process as in several."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from redline.upscale.tasks import Task
@@ -9,8 +9,10 @@ from redline.upscale.video import VideoProgress
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a image or video: `error` is a sentence when nothing did; `source_state` is of when it was
-    opened."""
+    """The result for one file: its size and notes, or why it failed.
+
+    `source_state` is the size and modification time of the source when it was opened.
+    """
 
     task: Task
     width: int = 0
@@ -24,9 +26,14 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Listener:
-    """What is heard meanwhile: sentences, how far a image or video is, and each file's outcome; from any thread."""
+    """Callbacks for a run, which may come from any thread.
+
+    `started` gets all tasks, `say` a message, `finished` the outcome of a file, `image_progress` how many rows of tiles
+    of an image are done and of how many, and `video_progress` the progress of a video.
+    """
 
     say: Callable[[str], None] = lambda _text: None
     finished: Callable[[Outcome], None] = lambda _outcome: None
     image_progress: Callable[[Task, float, int], None] = lambda _task, _rows, _total: None
     video_progress: Callable[[Task, VideoProgress], None] = lambda _task, _progress: None
+    started: Callable[[Sequence[Task]], None] = lambda _tasks: None

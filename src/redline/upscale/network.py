@@ -1,4 +1,4 @@
-"""The network that enlarges: DRCT from its weights, or with spandrel installed any other that it knows."""
+"""Loads the network from its weights: DRCT, or any model that spandrel knows if spandrel is installed."""
 
 import hashlib
 from collections.abc import Callable
@@ -17,9 +17,9 @@ from redline.models.drct import Drct, read_drct
 
 @dataclass(frozen=True)
 class Network:
-    """What enlarges `scale` times, takes sizes that are multiples of `window`, and is known by its weights' digest.
+    """A network that upscales by `scale`, for sizes that are multiples of `window`; `digest` identifies its weights.
 
-    One that was exported takes tiles of one size alone, `tile`.
+    An exported network takes only tiles of the size `tile`.
     """
 
     module: nn.Module
@@ -31,7 +31,7 @@ class Network:
 
 
 def load_network(weights: str | Path | None = None, scale: int | None = None) -> Network:
-    """The network of a weight file; without one, the small DRCT that is shipped for the scale, ×4 by default."""
+    """Loads a weight file, or the bundled weights for the scale (4 by default)."""
     path = shipped_weights(4 if scale is None else scale) if weights is None else Path(weights)
     network = _read_network(path)
     check_scale(network, scale, path)
@@ -39,9 +39,9 @@ def load_network(weights: str | Path | None = None, scale: int | None = None) ->
 
 
 def check_scale(network: Network, scale: int | None, path: Path) -> None:
-    """Weights enlarge as many times as they were trained to, whatever is asked for."""
+    """Raises `ModelError` if the weights are for another scale."""
     if scale not in (None, network.scale):
-        raise ModelError(f"{str(path)!r} enlarges {network.scale} times, not {scale}: leave out --scale.")
+        raise ModelError(f"{str(path)!r} is for ×{network.scale}, not ×{scale}: leave out --scale.")
 
 
 def _read_network(path: Path) -> Network:
@@ -51,24 +51,41 @@ def _read_network(path: Path) -> Network:
         model: nn.Module = read_drct(found, str(path))
     except ModelError as refused:
         if "layers.0.swin5.attn.qkv.weight" in found:
-            raise  # a DRCT that does not fit is not a case for another reader
+            raise  # it is a DRCT with wrong shapes, which spandrel cannot read either
         return _load_with_spandrel(found, path, digest, refused)
     assert isinstance(model, Drct)
     return Network(model, model.config.scale, model.config.window, str(model.config), digest)
 
 
-def shipped_weights(scale: int) -> Path:
+def bundled_weights() -> dict[str, Path]:
+    """Returns the weight files that come with Redline, by the names of the networks."""
     folder = Path(str(resources.files("redline.models.drct"))) / "weights"
-    path = folder / f"drct-small-x{scale}.safetensors"
-    if not path.exists():
-        there = sorted(p.stem.rpartition("-x")[2] for p in folder.glob("drct-small-x*.safetensors"))
-        has = f"weights for ×{' and ×'.join(there)}" if there else "no weights"
-        raise ModelError(f"{has} are shipped, none for ×{scale}: give a weight file with --weights.")
+    return {path.stem: path for path in sorted(folder.glob("drct-small-x*.safetensors"))}
+
+
+def find_weights(model: str | Path) -> Path:
+    """Returns the weight file of a bundled network's name, or the path itself."""
+    bundled, path = bundled_weights(), Path(model)
+    if not path.exists() and str(model) in bundled:
+        return bundled[str(model)]
+    if not path.exists() and not path.suffix and len(path.parts) == 1:
+        names = ", ".join(bundled)
+        raise ModelError(f"unknown model {str(model)!r}: choose {names}, or give the path of a weight file.")
+    return path
+
+
+def shipped_weights(scale: int) -> Path:
+    """Returns the bundled weights for this scale; raises `ModelError` if there are none."""
+    bundled = bundled_weights()
+    path = bundled.get(f"drct-small-x{scale}")
+    if path is None:
+        names = f"the bundled models are {', '.join(bundled)}" if bundled else "no models are bundled"
+        raise ModelError(f"no bundled model for ×{scale}: {names}; give a weight file with --weights.")
     return path
 
 
 def digest_of(weights: dict[str, Tensor]) -> str:
-    """The same for the same weights, however the file wraps them."""
+    """Returns a digest of the weights that does not depend on the file format."""
     digest = hashlib.sha256()
     for name in sorted(weights):
         tensor = weights[name].contiguous()
@@ -84,21 +101,21 @@ def _load_with_spandrel(weights: dict[str, Tensor], path: Path, digest: str, ref
     spandrel = import_module("spandrel")
     try:
         found = spandrel.ModelLoader().load_from_state_dict(weights)
-    except Exception as error:  # it raises many kinds, some without a word
+    except Exception as error:  # it raises many types, some without a message
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(f"{str(refused).rstrip('.')}, and spandrel does not know it either ({reason}).") from error
     if not isinstance(found, spandrel.ImageModelDescriptor):
-        raise ModelError(f"{str(path)!r} is a {found.architecture.name}, which needs more than one image to work on.")
+        raise ModelError(f"{str(path)!r} is a {found.architecture.name}, which needs more than one input image.")
     if found.purpose == "FaceSR":
-        raise ModelError(f"{str(path)!r} is a {found.architecture.name}, which makes faces of whatever it is given.")
+        raise ModelError(f"{str(path)!r} is a {found.architecture.name}, which is for faces only.")
     if found.input_channels != 3 or found.output_channels != 3 or found.scale < 2:
         raise ModelError(
             f"{str(path)!r} is a {found.architecture.name} of {found.input_channels} channels to "
-            f"{found.output_channels} at ×{found.scale}; images are enlarged by models of 3 to 3 at ×2 or more."
+            f"{found.output_channels} at ×{found.scale}; a model of 3 to 3 channels at ×2 or more is needed."
         )
     needs = found.size_requirements
     window = max(needs.multiple_of, 1)
-    # Some give more than the image, or want more than it; what spandrel knows of that is in no public name.
+    # Some models return or need more than the image. Only this private attribute of spandrel handles them.
     module = _Called(found.model.eval(), getattr(found, "_call_fn", _plainly))
     return Network(module, found.scale, window, f"{found.architecture.name} ×{found.scale}", digest)
 

@@ -1,4 +1,4 @@
-"""A network from an ONNX file that `redline export` wrote, run by ONNX Runtime on the provider of choice."""
+"""Runs a network from an ONNX file written by `redline export` with ONNX Runtime."""
 
 import re
 from importlib.util import find_spec
@@ -18,12 +18,12 @@ _PROVIDERS = {
     "cuda": "CUDAExecutionProvider",
     "tensorrt": "TensorrtExecutionProvider",
 }
-# What takes the nodes that a provider cannot run.
-_BEHIND = {"cpu": ("cpu",), "cuda": ("cuda", "cpu"), "tensorrt": ("tensorrt", "cuda", "cpu")}
+# The providers in order: a later one runs the nodes that an earlier one does not support.
+_PROVIDER_ORDER = {"cpu": ("cpu",), "cuda": ("cuda", "cpu"), "tensorrt": ("tensorrt", "cuda", "cpu")}
 
 
 class Onnx(nn.Module):
-    """Called like the network it was exported from; tiles come from and go back to their own device."""
+    """Called like the exported network. Tiles may be on any device, to which the result returns."""
 
     def __init__(self, path: Path, providers: list[tuple[str, dict[str, str]]]) -> None:
         super().__init__()
@@ -34,8 +34,8 @@ class Onnx(nn.Module):
         options.log_severity_level = 3
         try:
             self.session = onnxruntime.InferenceSession(str(path), options, providers=providers)
-        except Exception as error:  # it raises many kinds
-            raise ModelError(f"{str(path)!r} is no ONNX file that can be run: it is damaged, or no model.") from error
+        except Exception as error:  # it raises many types
+            raise ModelError(f"cannot load {str(path)!r}: it is not an ONNX model, or damaged.") from error
 
     @property
     def facts(self) -> dict[str, str]:
@@ -60,7 +60,7 @@ class Onnx(nn.Module):
         (name,) = (item.name for item in self.session.get_inputs())
         try:
             (result,) = self.session.run(None, {name: tiles.detach().float().cpu().contiguous().numpy()})
-        except Exception as error:  # it raises many kinds
+        except Exception as error:  # it raises many types
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise ModelError(f"ONNX Runtime cannot run the exported network: {reason}.") from error
         return torch.from_numpy(result).to(tiles.device)
@@ -70,7 +70,7 @@ def load_onnx_network(
     path: Path, scale: int | None = None, provider: str = "cpu", device: torch.device | str = "cpu"
 ) -> Network:
     if find_spec("onnxruntime") is None:
-        raise MachineError("an ONNX file is run by ONNX Runtime, which is not installed: pip install onnxruntime.")
+        raise MachineError("ONNX files need ONNX Runtime, which is not installed: pip install onnxruntime.")
     if not path.is_file():
         raise ModelError(f"cannot read the weights {str(path)!r}: there is no such file.")
     module = Onnx(path, providers_for(provider, torch.device(device)))
@@ -101,12 +101,12 @@ def _checked_facts(facts: dict[str, str], origin: str) -> dict[str, str]:
 
 
 def providers_for(provider: str, device: torch.device) -> list[tuple[str, dict[str, str]]]:
-    """The provider asked for, and behind it those that take what it cannot run."""
+    """Returns the provider and those that run what it does not support."""
     import onnxruntime
 
     if provider not in _PROVIDERS:
         raise MachineError(f"unknown provider {provider!r}: choose {', '.join(_PROVIDERS)}.")
     if _PROVIDERS[provider] not in onnxruntime.get_available_providers():
-        raise MachineError(f"this ONNX Runtime has no provider for {provider}: pip install onnxruntime-gpu.")
+        raise MachineError(f"the installed ONNX Runtime has no provider {provider}: pip install onnxruntime-gpu.")
     on_gpu = {"device_id": str(device.index or 0)}
-    return [(_PROVIDERS[kind], {} if kind == "cpu" else on_gpu) for kind in _BEHIND[provider]]
+    return [(_PROVIDERS[kind], {} if kind == "cpu" else on_gpu) for kind in _PROVIDER_ORDER[provider]]

@@ -1,4 +1,4 @@
-"""A image's sides with what stands around them, cut into tiles."""
+"""Pads the sides of an image and cuts them into tiles."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,7 +12,7 @@ from redline.video.padding_index import reflected, wrapped
 
 @dataclass(frozen=True)
 class PaddedSide:
-    """One side of a image with what stands around it: where tiles start, and which position is at each place."""
+    """A padded side of an image: how it is cut into tiles, and which source position each padded position shows."""
 
     length: int
     before: int
@@ -21,18 +21,18 @@ class PaddedSide:
     positions: Tensor
 
     def inside(self, scale: int) -> slice:
-        """The image itself in the enlarged side."""
+        """Returns the part of the upscaled side that is the image itself."""
         return slice(self.before * scale, (self.before + self.length) * scale)
 
     def positions_on(self, device: torch.device) -> Tensor:
-        """Sent there once: a frame of a video has the sides of the one before, and sending waits for the device."""
+        """Copies the positions once per device, because all frames of a video share them and a copy synchronizes."""
         return (
             self.positions if device.type == "cpu" else _sent_positions(self.length, self.side.cut, self.wraps, device)
         )
 
 
 def pad_side(length: int, cut: Cut, wrap: bool = False) -> PaddedSide:
-    """Mirrored to the end of the last tile; for a texture that wraps, its other side stands around it."""
+    """Pads by reflection to the end of the last tile, or on both ends with the opposite side if the texture wraps."""
     before = cut.around if wrap else 0
     side = cut_side(length + 2 * before, cut)
     positions = (wrapped if wrap else reflected)(-before, side.padded - before, length)

@@ -1,4 +1,4 @@
-"""What lies in a folder, at any depth: links to folders are followed, but never in circles."""
+"""Lists the files of a folder and its subfolders; follows symlinks to folders, but not in circles."""
 
 import os
 from collections.abc import Collection
@@ -8,8 +8,7 @@ from pathlib import Path
 
 @dataclass
 class Found:
-    """Files with the endings looked for, files with others, folders that cannot be read with the reason why, and links
-    that lead back to where they lie."""
+    """Files with the wanted suffixes, other files, unreadable folders with the error, and links to a parent folder."""
 
     files: list[Path] = field(default_factory=list)
     others: list[Path] = field(default_factory=list)
@@ -18,8 +17,10 @@ class Found:
 
 
 def search(folder: Path, endings: Collection[str], leave_out: Path) -> Found:
-    """In a steady order, a folder's own files before those below it; without hidden ones, and without the folder
-    `leave_out`, where results are put."""
+    """Returns files sorted by name, those of a folder before those of its subfolders.
+
+    Skips hidden files and folders, and the folder `leave_out`, which holds the results.
+    """
     found = Found()
     _search(folder, endings, leave_out.resolve(), (), found)
     return found
@@ -49,4 +50,4 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
     except OSError:
-        return False  # a link to where we may not look: whoever opens it will say so
+        return False  # a symlink into an unreadable folder: opening it reports the error

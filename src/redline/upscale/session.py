@@ -1,8 +1,7 @@
-"""An upscaling from the first path to the last file: network, plan, tiles, then the images, then the videos."""
+"""Runs upscaling tasks: loads the network and plan, skips finished files, and does the rest alone or with workers."""
 
-import hashlib
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,302 +11,225 @@ from redline.errors import RedlineError
 from redline.files.partial import remove_abandoned
 from redline.ladder.plan import Plan
 from redline.ladder.plans.choose import ChosenPlan, choose_plan
-from redline.ladder.rung import Stage
 from redline.machine.machine import Machine
 from redline.machine.memory import is_out_of_memory
 from redline.upscale.image_run import ImageRun
-from redline.upscale.images import open_image
 from redline.upscale.journal import Journal
 from redline.upscale.listener import Listener, Outcome
 from redline.upscale.network import Network, load_network
 from redline.upscale.onnx_network import load_onnx_network
 from redline.upscale.settings import Tiles, TileSizes, UpscaleSettings, describe, describe_network
 from redline.upscale.tasks import Task
-from redline.upscale.tile_choice import (
-    MOST_SHAPES,
-    ShapeLimits,
-    choose_tiles,
-    measure_cost,
-    memory_for_tiles,
-    with_batch,
-)
+from redline.upscale.tile_planner import Sizes, TilePlanner, digest_of_sizes
 from redline.upscale.tile_runner import TileRunner
-from redline.upscale.tiling import Cut, TileShape, Tiling, padded_size, smallest_tile
-from redline.upscale.video import VideoProgress, notes_on_parts, probe, tiles_of_parts, upscale_video
+from redline.upscale.tiling import Tiling
+from redline.upscale.video import VideoProgress, notes_on_parts, tiles_of_parts, upscale_video
 from redline.upscale.whole_images import WholeImages
 from redline.upscale.workers.crew import Crew, start_crew, worker_devices
 from redline.upscale.workers.messages import Job
 from redline.upscale.workers.shared_run import SharedRun
 from redline.upscale.workers.split_image import is_large
 
-Sizes = tuple[tuple[int, int], ...]
-Finished = Callable[[Outcome, Tiles], None]  # what became of a file, and the tiles of its run
+Finished = Callable[[Outcome, Tiles], None]  # the outcome of a file, and the tiles of its run
 
-# Enough for copies to hide behind the computing.
-_STREAMS = 2
-# Images of which the first that can be read is what all workers calibrate on.
-_SAMPLES = 16
-_LARGE_PX = 100_000
+# One stream computes and one copies.
+_DEFAULT_STREAMS = 2
+# All workers calibrate on the first readable one of these images.
+_CALIBRATION_IMAGES = 16
 
 
 class Upscaling:
-    """Made once; runs any number of tasks with the same network and plan.
+    """A loaded network with its plan, which runs any number of tasks.
 
-    It starts the workers that `settings` ask for where there is enough to do for them; a `crew` that is there already
-    (the ranks of torchrun) does everything, for one run.
+    Starts the workers that `settings` ask for if there is enough work. A `crew` that exists already (the ranks of
+    torchrun) does all the work of one run.
     """
 
     def __init__(self, settings: UpscaleSettings, listener: Listener | None = None, crew: Crew | None = None) -> None:
         self.settings, self.listener, self.crew = settings, listener or Listener(), crew
         self.machine = Machine.detect(settings.device)
-        if settings.weights is not None and settings.is_onnx:
-            # An exported network runs in an engine of its own, which no rung reaches into.
-            self.network: Network = load_onnx_network(
-                settings.weights, settings.scale, settings.provider, self.machine.device
-            )
-            self.chosen = ChosenPlan(Plan())
-        else:
-            self.network = load_network(settings.weights, settings.scale)
-            given = None if settings.plan is None else Plan.load(settings.plan)
-            self.chosen = choose_plan("upscale", self.machine, settings.precision, given, self.network.module)
+        self.network, self.chosen = _load(settings, self.machine)
         self.plan = self.chosen.plan
-        self._check_tile()
+        self.planner = TilePlanner(settings, self.network, self.plan, self.machine.device)
         self.made_by = describe_network(settings, str(self.plan), self.network.digest)
         self.tile_runner: TileRunner | None = None
+        self._planned_for: Sizes = ()
 
     def made_as(self, task: Task) -> str:
         return describe(self.settings, self.made_by, task.is_video)
 
     def run(self, tasks: Sequence[Task], journal_folder: Path | None = None) -> list[Outcome]:
-        """Every task's outcome; a bad file is one of them, and only what concerns all of them raises."""
+        """Returns an outcome for every task, in their order. Errors of one file become its outcome; others raise."""
         journal = Journal(journal_folder, self.made_as) if journal_folder is not None else None
-        outcomes: list[Outcome] = []
+        outcomes: dict[Task, Outcome] = {}
         waiting: list[Task] = []
         for folder in {task.target.parent for task in tasks}:
             remove_abandoned(folder)
         for task in tasks:
             if task.problem:
-                outcomes.append(Outcome(task, error=task.problem))
+                outcomes[task] = Outcome(task, error=task.problem)
             elif self.settings.resume and journal is not None and journal.is_done(task):
-                outcomes.append(Outcome(task, skipped=True))
+                outcomes[task] = Outcome(task, skipped=True)
             else:
                 waiting.append(task)
                 continue
-            self.listener.finished(outcomes[-1])
-        if not waiting:
-            return outcomes
-        cannot_note = False
-        sizes = self._sizes_of(tasks)
-        digest = _digest(sizes)
+            self.listener.finished(outcomes[task])
+        if waiting:
+            sizes = self.planner.sizes_of(tasks)
+            digest = digest_of_sizes(sizes)
+            tiles = self.planner.known_tiles(sizes, self._tiles_of_earlier_run(tasks, journal, digest))
+            finished = _Finishing(self.listener, journal, digest)
+            try:
+                outcomes |= {outcome.task: outcome for outcome in self._run(waiting, tiles, sizes, finished)}
+            except KeyboardInterrupt:
+                for task in waiting:
+                    for note in notes_on_parts(task.target) if task.is_video else ():
+                        self.listener.say(f"{task.source.name}: {note}")
+                raise
+        return [outcomes[task] for task in tasks]
 
-        def finished(outcome: Outcome, tiles: Tiles) -> None:
-            nonlocal cannot_note
-            if not outcome.error:
-                self._say_if_changed(outcome)
-            if journal is not None and not outcome.error:
-                try:
-                    journal.record(outcome.task, outcome.source_state, replace(tiles, chosen_for=digest))
-                except OSError as error:
-                    if not cannot_note:
-                        reason = error.strerror or error
-                        self.listener.say(f"cannot note what is done: {reason}; --resume will do such files again")
-                    cannot_note = True
-            self.listener.finished(outcome)
+    def _tiles_of_earlier_run(self, tasks: Sequence[Task], journal: Journal | None, digest: str) -> Tiles | None:
+        """Other tiles would give slightly different pixels, so a resumed run of the same images uses the same ones."""
+        if not self.settings.resume:
+            return None
+        parts = (tiles_of_parts(task.target, self.made_by) for task in tasks if task.is_video)
+        found = next((Tiles(*found) for found in parts if found), None)
+        return found or (journal.tiles(tasks, digest) if journal is not None else None)
 
-        tiles = self._known_tiles(tasks, journal, sizes, digest)
-        try:
-            return outcomes + self._run_waiting(waiting, tiles, sizes, finished)
-        except KeyboardInterrupt:
-            for task in waiting:
-                for note in notes_on_parts(task.target) if task.is_video else ():
-                    self.listener.say(f"{task.source.name}: {note}")
-            raise
-
-    def _run_waiting(
-        self, waiting: Sequence[Task], tiles: Tiles | None, sizes: Sizes, finished: Finished
-    ) -> list[Outcome]:
+    def _run(self, tasks: Sequence[Task], tiles: Tiles | None, sizes: Sizes, finished: Finished) -> list[Outcome]:
         crew = self.crew
-        if crew is None and len(devices := self._devices(waiting)) > 1:
+        if crew is None and len(devices := self._worker_devices(tasks)) > 1:
             crew = start_crew(devices)
         if crew is None:
-            with torch.cuda.device(self.machine.device) if self.machine.is_cuda else nullcontext():
-                return self._run_alone(waiting, tiles, sizes, finished)
+            with self.on_device():
+                return self._run_alone(tasks, tiles, sizes, finished)
         with crew:
-            return self._run_shared(crew, waiting, tiles, sizes, finished)
+            return self._run_shared(crew, tasks, tiles, sizes, finished)
 
-    def _known_tiles(
-        self, tasks: Sequence[Task], journal: Journal | None, images: Sizes, chosen_for: str | None = None
-    ) -> Tiles | None:
-        """Those asked for, or those of the run that is resumed, if it was about the same images: others would give
-        slightly different pixels."""
-        settings, exported = self.settings, self.network.tile
-        if exported:  # what it takes in memory is not measured
-            return Tiles(((exported, exported),), settings.tile_batch or 1)
-        before = None
-        if settings.resume:
-            parts = (tiles_of_parts(task.target, self.made_by) for task in tasks if task.is_video)
-            before = next((Tiles(*found) for found in parts if found), None)
-            before = before or (journal.tiles(tasks, chosen_for) if journal is not None else None)
-        if settings.tile_sizes is None:
-            return replace(before, batch=settings.tile_batch or before.batch) if before else None
-        sizes = self.tiling(self._no_larger_than(images, settings.tile_sizes)).sizes
-        batch = before.batch if before and before.sizes == sizes else None
-        return Tiles(sizes, settings.tile_batch or batch)
+    def on_device(self) -> AbstractContextManager[object]:
+        return torch.cuda.device(self.machine.device) if self.machine.is_cuda else nullcontext()
 
-    def _no_larger_than(self, images: Sizes, tiles: TileSizes) -> TileSizes:
-        """What reaches beyond the largest image would be computed for nothing."""
-        least = smallest_tile(self.settings.margin_px, self.settings.ramp_px, self.network.window)
-        widest, tallest = (max(least, max(side)) for side in zip(*images, strict=True))
-        return tuple((min(width, widest), min(height, tallest)) for width, height in tiles)
-
-    def _say_if_changed(self, outcome: Outcome) -> None:
-        source, before = outcome.task.source, outcome.source_state
-        if before is not None and outcome.task.source_state() != before:
-            self.listener.say(f"{str(source)!r} changed while it was read; --resume will do it again")
-
-    def _devices(self, tasks: Sequence[Task]) -> list[str]:
-        """One for each worker that finds something to do: as many as there are files, more when one can be shared."""
+    def _worker_devices(self, tasks: Sequence[Task]) -> list[str]:
+        """Returns a device per worker: no more workers than files, unless a large image can be shared."""
         devices = worker_devices(self.settings.device, self.settings.workers)
         if len(tasks) < len(devices) and not any(is_large(task, self.settings) for task in tasks):
             return devices[: len(tasks)]
         return devices
 
     def _run_alone(self, tasks: Sequence[Task], tiles: Tiles | None, sizes: Sizes, finished: Finished) -> list[Outcome]:
-        if self.tile_runner is None:
-            tiling, batch = self.choose_tiles(sizes, tiles)
-            self._say_what_runs(tiling, batch)
-            self.tile_runner = self.make_tile_runner(tiling, batch)
-        tile_runner = self.tile_runner
+        runner = self.prepare(sizes, tiles)
 
         def tell(outcome: Outcome) -> None:
-            finished(outcome, Tiles(tile_runner.tiling.sizes, tile_runner.batch))
+            finished(outcome, Tiles(runner.tiling.sizes, runner.batch))
 
         images = [task for task in tasks if not task.is_video]
-        outcomes = ImageRun(tile_runner, self.settings.images, tell, self.listener.image_progress).run(images)
+        outcomes = ImageRun(runner, self.settings.images, tell, self.listener.image_progress).run(images)
         for task in tasks:
             if task.is_video:
-                outcomes.append(self.upscale_video_task(task, tile_runner))
+                outcomes.append(self.upscale_video_task(task, runner))
                 tell(outcomes[-1])
         return outcomes
 
     def _run_shared(
-        self,
-        crew: Crew,
-        tasks: Sequence[Task],
-        tiles: Tiles | None,
-        sizes: Sizes,
-        finished: Finished,
+        self, crew: Crew, tasks: Sequence[Task], tiles: Tiles | None, sizes: Sizes, finished: Finished
     ) -> list[Outcome]:
-        samples = tuple(task for task in tasks if not task.is_video)[:_SAMPLES]
+        samples = tuple(task for task in tasks if not task.is_video)[:_CALIBRATION_IMAGES]
         shared = SharedRun(crew, Job(self.settings, samples, tiles, sizes), self.listener)
         agreed = shared.agree(str(self.plan), self.network.digest)
         tiling = self.tiling(agreed.tiles, agreed.batch)
-        self._say_what_runs(tiling, agreed.batch, f", {len(crew)} workers")
+        self._report_configuration(tiling, agreed.batch, f", {len(crew)} workers")
         used = Tiles(tiling.sizes, agreed.batch)
         return shared.run(tasks, tiling, self.network.scale, lambda outcome: finished(outcome, used))
 
-    def upscale_video_task(self, task: Task, tile_runner: TileRunner) -> Outcome:
+    def upscale_video_task(self, task: Task, runner: TileRunner) -> Outcome:
         def advance(progress: VideoProgress) -> None:
             self.listener.video_progress(task, progress)
 
-        tiles = (tile_runner.tiling.sizes, tile_runner.batch)
+        tiles = (runner.tiling.sizes, runner.batch)
         settings = replace(self.settings.videos, model=self.made_by, tiles=tiles, resume=self.settings.resume)
-        state = task.source_state()
+        state, scale = task.source_state(), self.network.scale
         try:
             video = upscale_video(
-                task.source,
-                task.target,
-                WholeImages(tile_runner),
-                self.network.scale,
-                settings,
-                advance,
-                tile_runner.copies,
+                task.source, task.target, WholeImages(runner), scale, settings, advance, runner.copies
             )
         except (RedlineError, OSError) as error:
             return Outcome(task, error=str(error), notes=notes_on_parts(task.target))
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            said = f"out of memory at {str(task.source)!r}: {tile_runner.advice}."
-            return Outcome(task, error=said, notes=notes_on_parts(task.target))
+            message = f"out of memory at {str(task.source)!r}: {runner.advice}."
+            return Outcome(task, error=message, notes=notes_on_parts(task.target))
         return Outcome(task, video.width, video.height, video.seconds, video.notes, source_state=state)
 
-    def choose_tiles(self, sizes: Sizes, tiles: Tiles | None = None, sharing: int = 1) -> tuple[Tiling, int]:
-        """The tiles and the batch for such images, where `sharing` workers use the memory; `tiles` if given."""
-        settings, device = self.settings, torch.device(self.machine.device)
-        if tiles is not None and tiles.batch and settings.memory_bytes is None:
-            return self.tiling(tiles.sizes, tiles.batch), tiles.batch
-        budget = (settings.memory_bytes or memory_for_tiles(device)) // sharing
-        cost = measure_cost(self.network, device)
-        if tiles is not None:
-            # Only what was asked for by name is a limit to refuse by: when memory does run out, less is taken.
-            refuse = settings.memory_bytes is not None
-            return with_batch(cost, budget, self.tiling(tiles.sizes), sizes, tiles.batch, self._limits.fills, refuse)
-        like = self._cut(smallest_tile(settings.margin_px, settings.ramp_px, self.network.window))
-        return choose_tiles(cost, budget, like, sizes, settings.tile_batch, device.type, self._limits)
-
-    @property
-    def _limits(self) -> ShapeLimits:
-        """A graph of another shape is recorded in seconds; what is compiled for one is slower, or nothing, for
-        others."""
-        compiles, recorded = (
-            [rung for rung in self.plan.rungs if rung.stage == stage] for stage in (Stage.COMPILE, Stage.LAUNCH)
+    def prepare(self, sizes: Sizes, tiles: Tiles | None = None) -> TileRunner:
+        """Returns the tile runner; chooses tiles anew if images are larger than those it was planned for."""
+        runner = self.tile_runner
+        outgrown = not self._planned_for or any(
+            max(side) > max(planned)
+            for side, planned in zip(zip(*sizes, strict=True), zip(*self._planned_for, strict=True), strict=True)
         )
-        passes = max((getattr(rung, "rehearsals", 0) for rung in recorded), default=0)
-        return ShapeLimits(1 if compiles else MOST_SHAPES, passes, bool(compiles or recorded))
+        is_resumed_with_others = self.settings.resume and tiles and runner and tiles.sizes != runner.tiling.sizes
+        if runner is None or outgrown or is_resumed_with_others:
+            self._planned_for = tuple({*self._planned_for, *sizes})
+            tiling, batch = self.choose_tiles(self._planned_for, tiles)
+            if runner is None or (runner.tiling, runner.batch) != (tiling, batch):
+                self._report_configuration(tiling, batch)
+                runner = self.make_tile_runner(tiling, batch)
+        self.tile_runner = runner
+        return runner
+
+    def choose_tiles(self, sizes: Sizes, tiles: Tiles | None = None, sharing: int = 1) -> tuple[Tiling, int]:
+        return self.planner.choose(sizes, tiles, sharing)
 
     def tiling(self, sizes: TileSizes, batch: int = 1) -> Tiling:
-        """Tiles of these widths and heights, or of the next multiples of the network's window."""
-        window = self.network.window
-        rounded = ((-(-length // window) * window for length in size) for size in sizes)
-        shapes = tuple(TileShape(self._cut(height), self._cut(width)) for width, height in rounded)
-        return Tiling(shapes, batch if self._limits.fills else 1)
-
-    def _sizes_of(self, tasks: Sequence[Task]) -> Sizes:
-        """As they are cut."""
-        like = self._cut(smallest_tile(self.settings.margin_px, self.settings.ramp_px, self.network.window))
-        return tuple(padded_size(size, like, self.settings.images.wrap) for size in sizes_of(tasks, self.settings))
-
-    def _check_tile(self) -> None:
-        """Before anything is begun; of a tile that the network fixes, another sentence."""
-        settings, exported = self.settings, self.network.tile
-        least = smallest_tile(settings.margin_px, settings.ramp_px, self.network.window)
-        if exported and exported < least:
-            raise RedlineError(
-                f"{self.network.name} takes tiles of {exported}, too small for an overlap of "
-                f"{2 * settings.margin_px + settings.ramp_px}: export it with --tile {least} or more."
-            )
-        for size in settings.tile_sizes or ():
-            if min(size) < least:
-                raise RedlineError(f"a tile of {min(size)} is too small: take {least} or more.")
-
-    def _cut(self, tile: int) -> Cut:
-        return Cut(tile, self.settings.margin_px, self.settings.ramp_px, self.network.window)
+        return self.planner.tiling(sizes, batch)
 
     def make_tile_runner(self, tiling: Tiling, batch: int) -> TileRunner:
-        streams = self.settings.streams or _STREAMS
-        return TileRunner(self.network, self.plan, self.machine.device, tiling, batch, self.listener.say, streams)
+        streams = self.settings.streams or _DEFAULT_STREAMS
+        return TileRunner(self.network, self.plan, self.machine.device, tiling, batch, self._say, streams)
 
-    def _say_what_runs(self, tiling: Tiling, batch: int, by: str = "") -> None:
+    def _say(self, text: str) -> None:
+        self.listener.say(text)  # which may be another one in the next run
+
+    def _report_configuration(self, tiling: Tiling, batch: int, workers: str = "") -> None:
         tiles = f"{batch} tile{'s' if batch > 1 else ''} of {tiling} at a time"
-        self.listener.say(f"{self.network.name} on {self.machine.name} under {self.chosen}, {tiles}{by}")
+        self.listener.say(f"{self.network.name} on {self.machine.name} with {self.chosen}, {tiles}{workers}")
 
 
-def sizes_of(tasks: Sequence[Task], settings: UpscaleSettings, looked_at: int = 256) -> tuple[tuple[int, int], ...]:
-    """Width and height of the first images and videos; where none can be read they count as large."""
-    sizes: list[tuple[int, int]] = []
-    for task in tasks[:looked_at]:
+class _Finishing:
+    """Reports the outcome of each file and writes it to the journal; a journal that cannot be written is a warning."""
+
+    def __init__(self, listener: Listener, journal: Journal | None, digest: str) -> None:
+        self._listener, self._journal, self._digest = listener, journal, digest
+        self._journal_failed = False
+
+    def __call__(self, outcome: Outcome, tiles: Tiles) -> None:
+        if not outcome.error:
+            self._warn_if_changed(outcome)
+            if self._journal is not None:
+                self._record(self._journal, outcome, tiles)
+        self._listener.finished(outcome)
+
+    def _warn_if_changed(self, outcome: Outcome) -> None:
+        source, before = outcome.task.source, outcome.source_state
+        if before is not None and outcome.task.source_state() != before:
+            self._listener.say(f"{str(source)!r} changed while it was read; --resume will upscale it again")
+
+    def _record(self, journal: Journal, outcome: Outcome, tiles: Tiles) -> None:
         try:
-            if task.is_video:
-                video = probe(task.source)
-                sizes.append((video.width, video.height))
-            else:
-                with open_image(task.source, settings.images.pixel_limit) as image:
-                    sizes.append((image.width, image.height))
-        except (RedlineError, OSError):
-            continue
-    return tuple(sizes) or ((_LARGE_PX, _LARGE_PX),)
+            journal.record(outcome.task, outcome.source_state, replace(tiles, chosen_for=self._digest))
+        except OSError as error:
+            if not self._journal_failed:
+                reason = error.strerror or error
+                self._listener.say(f"cannot write the journal: {reason}; --resume will upscale these files again")
+            self._journal_failed = True
 
 
-def _digest(sizes: Sizes) -> str:
-    return hashlib.sha256(repr(sorted(sizes)).encode()).hexdigest()[:16]
+def _load(settings: UpscaleSettings, machine: Machine) -> tuple[Network, ChosenPlan]:
+    if settings.weights is not None and settings.is_onnx:
+        # ONNX Runtime runs the network, so no rung applies to it.
+        network = load_onnx_network(settings.weights, settings.scale, settings.provider, machine.device)
+        return network, ChosenPlan(Plan())
+    network = load_network(settings.weights, settings.scale)
+    given = None if settings.plan is None else Plan.load(settings.plan)
+    return network, choose_plan("upscale", machine, settings.precision, given, network.module)

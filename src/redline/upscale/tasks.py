@@ -1,4 +1,4 @@
-"""What is to be done: which images and videos the given paths mean, and where each result goes."""
+"""Turns the given paths into tasks: one per image or video, with the path of its result."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,19 +14,19 @@ _VIDEO_SUFFIXES = {".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mp
                    ".flv", ".3gp", ".ogv", ".vob", ".asf", ".mxf", ".f4v", ".dv", ".y4m", ".nut", ".rm",
                    ".divx"}  # fmt: skip
 _IMAGE_SUFFIXES = {suffix for form in FORMATS.values() for suffix in form.suffixes}
-# Where a result of the same kind cannot be written, it becomes the nearest kind that can.
+# The suffix of the result for formats that are read but not written.
 _INSTEAD = {suffix: ".png" for form in FORMATS.values() if not form.writable for suffix in form.suffixes}
 _INSTEAD |= {".3gp": ".mp4", ".f4v": ".mp4"}
 _VIDEO_FALLBACK_SUFFIX = ".mkv"
-# How many files that are left out of a folder are named.
+# How many of the skipped files of a folder a message names.
 _NAMED = 10
-# What FFmpeg calls its readers of single images, and of text.
+# The names of FFmpeg's demuxers for still images and text.
 _STILLS = ("_pipe", "image2", "tty")
 
 
 @dataclass(frozen=True)
 class Task:
-    """One image or video to enlarge, and where it goes; `problem` is a sentence when nothing can come of it."""
+    """An image or video and the path of its result. `problem` says why it cannot be upscaled, if that is known."""
 
     source: Path
     target: Path
@@ -38,7 +38,7 @@ class Task:
         return known in _VIDEO_SUFFIXES or (known not in _IMAGE_SUFFIXES and self.target.suffix.lower() in TARGETS)
 
     def source_state(self) -> tuple[int, int] | None:
-        """Bytes and time of the last change: when they differ, it is another source. None when it is not there."""
+        """Returns the size and modification time of the source, or None if it does not exist."""
         try:
             status = self.source.stat()
         except OSError:
@@ -53,7 +53,10 @@ def find_tasks(
     format: str | None = None,
     say: Callable[[str], None] = lambda _text: None,
 ) -> list[Task]:
-    """A file becomes a file, a folder a folder of the same structure; without a target they lie beside the sources."""
+    """Returns the tasks for files and folders. Without a target, results are written beside the sources.
+
+    The result of a folder is a folder of the same structure.
+    """
     format = None if format is None else _writable(format)
     named: list[Task] = []
     inside: list[Task] = []
@@ -63,7 +66,7 @@ def find_tasks(
             folder = whole.parent / f"{whole.name}-x{scale}" if target is None else _as_folder(target)
             found = search(source, _IMAGE_SUFFIXES | _VIDEO_SUFFIXES, leave_out=folder)
             if not found.files and not found.unreadable:
-                raise RedlineError(f"there is no image and no video in the folder {str(source)!r}.")
+                raise RedlineError(f"no image or video found in the folder {str(source)!r}.")
             if found.others:
                 say(_left_out(source, found.others))
             for link in found.circles:
@@ -74,7 +77,7 @@ def find_tasks(
             named.append(Task(source, target))
             if format is not None and not named[-1].is_video and target.suffix.lower() not in FORMATS[format].suffixes:
                 raise RedlineError(
-                    f"{str(target)!r} is no name for {format}: leave out --format, or change one of them."
+                    f"{str(target)!r} is not a file name for {format}: change one of them, or leave out --format."
                 )
         else:
             folder, addition = (source.parent, f"-x{scale}") if target is None else (_as_folder(target), "")
@@ -95,9 +98,9 @@ def _named_task(source: Path, folder: Path, addition: str, format: str | None) -
 
 
 def _checked(task: Task, target: Path | None) -> Task:
-    """The task, with a problem if it is already known that nothing can come of it: before a model is loaded."""
+    """Returns the task, with a problem if it is known to fail before the model is loaded."""
     if not task.source.exists():
-        return replace(task, problem=f"there is no file {str(task.source)!r}.")
+        return replace(task, problem=f"cannot read {str(task.source)!r}: it does not exist.")
     if task.target.exists() and task.target.samefile(task.source):
         what = "video" if task.is_video else "image"
         return replace(task, problem=f"the output {str(task.target)!r} is the source {what}; choose another output.")
@@ -113,18 +116,18 @@ def _left_out(folder: Path, others: Sequence[Path]) -> str:
     names = ", ".join(str(path.relative_to(folder)) for path in others[:_NAMED])
     more = f" and {len(others) - _NAMED:,} more" if len(others) > _NAMED else ""
     files = "1 file" if len(others) == 1 else f"{len(others):,} files"
-    return f"left out {files} of {str(folder)!r} that by name are neither image nor video: {names}{more}"
+    return f"skipped {files} in {str(folder)!r} without the suffix of an image or video: {names}{more}"
 
 
 def _writable(format: str) -> str:
-    """The format's own name, of `jpg` too."""
+    """Returns the name of the format, also for a suffix such as `jpg`."""
     writable = [name for name, form in FORMATS.items() if form.writable]
     try:
         name = format_named(format).name
     except ImageError:
         name = ""
     if name not in writable:
-        raise RedlineError(f"{format!r} is no format that can be written: choose {', '.join(writable)}.")
+        raise RedlineError(f"unknown output format {format!r}: choose {', '.join(writable)}.")
     return name
 
 
@@ -138,24 +141,27 @@ def _check_name(task: Task, is_given: bool) -> None:
 
 
 def _as_folder(target: Path) -> Path:
-    """Where several results go; under a image's name it would be a folder that nobody meant."""
+    """Returns the folder for several results; raises if it is a file or has the name of one."""
     if not target.is_dir():
         if target.exists():
-            raise RedlineError(f"{str(target)!r} is a file, and the results need a folder: choose another name.")
+            raise RedlineError(
+                f"the output {str(target)!r} is a file, and several results need a folder: choose another name."
+            )
         if target.suffix.lower() in _IMAGE_SUFFIXES | _VIDEO_SUFFIXES:
-            what = "is the name of a single image or video"
-            raise RedlineError(f"{str(target)!r} {what}, and the results need a folder: choose another name.")
+            raise RedlineError(
+                f"the output {str(target)!r} is named like a file, but several results need a folder; rename it."
+            )
     return target
 
 
 def _is_unnamed_video(source: Path) -> bool:
-    """Whether a file that has neither a image's name nor a video's is a video; refused when it is nothing at all."""
+    """Returns whether a file with an unknown suffix is a video; raises if it is neither an image nor a video."""
     if source.suffix.lower() in _IMAGE_SUFFIXES | _VIDEO_SUFFIXES:
         return False
     try:
         sniffed(source)
     except UnsupportedImage:
-        raise  # FFmpeg would find video in some of them
+        raise  # FFmpeg would take some of these for videos
     except ImageError:
         if source.is_file() and _is_video(source):
             return True
@@ -186,7 +192,7 @@ def _renamed(path: Path, addition: str, format: str | None, is_video: bool = Fal
 
 
 def _refuse_twice(tasks: Sequence[Task]) -> None:
-    """`a.png` and `b/a.png` would both become `a.png`: nothing is overwritten by its neighbour."""
+    """Raises if two sources have the same target, such as `a.png` and `b/a.png`."""
     seen: dict[Path, Path] = {}
     for task in tasks:
         if task.target in seen:
@@ -195,7 +201,7 @@ def _refuse_twice(tasks: Sequence[Task]) -> None:
 
 
 def _with_problems(named: list[Task], inside: list[Task]) -> list[Task]:
-    """All of them; in a folder the one of two that keeps its name is done, and the other one is a failure."""
+    """Returns all tasks. Of two files in a folder with the same target, only the one that keeps its name is done."""
     first: dict[Path, Task] = {}
     for task in [*named, *sorted(inside, key=lambda task: task.source.name != task.target.name)]:
         first.setdefault(task.target, task)

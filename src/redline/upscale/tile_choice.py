@@ -1,10 +1,10 @@
-"""How large tiles are, and how many go at once: from the memory that may be used and the measured cost of a tile.
+"""Chooses tile shapes and the batch size from the available memory and the measured memory use of a tile.
 
-What two neighbours share is computed twice, and so is what reaches beyond a image's edge. Large tiles waste less of
-the one and more of the other, so of those that fit the one is taken with which the images at hand cost least, its
-width and its height chosen apart. Images of another form (upright ones, say) get a shape of their own where this
-saves more than a graph for it costs. The batch follows in the same way, where a last one that is not full is filled up.
-The cost in memory is measured on two small tiles in fp32, eager: what a plan makes smaller stays in hand.
+Overlaps are computed twice, and so is the padding beyond the edge of an image. Large tiles waste less on overlaps and
+more on padding, so the shape that fits in memory and needs the fewest computed pixels for the given images is used; its
+width and height are chosen independently. Images of another aspect ratio get a shape of their own if that saves more
+than capturing another CUDA graph costs. The batch size is chosen in the same way if incomplete batches are filled up.
+The memory use is measured on two small tiles in eager fp32; what a plan saves is left as a reserve.
 """
 
 from collections import Counter
@@ -22,26 +22,26 @@ from redline.notation import format_bytes
 from redline.upscale.network import Network
 from redline.upscale.tiling import Cut, TileShape, Tiling, count_tiles, smallest_tile
 
-# From here on larger ones gain little; a GPU has the memory for more, and loses more with each batch it waits for.
+# Larger tiles gain little. A GPU has more memory and loses more with every batch that it waits for.
 _LARGEST_TILE_PIXELS = {"cpu": 512**2, "cuda": 1280 * 1024}
 MOST_SHAPES = 6
-# The share of all pixels that one more shape must save; less is lost among the changes of a machine's mood.
+# The share of all pixels that one more shape must save; less than this disappears in timing noise.
 _WORTH_A_SHAPE = 0.01
-# Lengths that may be a tile's lie so far apart at least; beside them stand the lengths that images have.
+# The candidate lengths of a tile: every so many pixels, and the most common lengths of the images.
 _STEP_PX, _MOST_LENGTHS = 16, 64
-# Where a group of images may be parted: by form, by width, by height, at so many places each.
+# A group of images may be split by aspect ratio, width or height, at this many places each.
 _ORDERS: tuple[Callable[[tuple[int, int]], float], ...] = (lambda s: s[0] / s[1], lambda s: s[0], lambda s: s[1])
-_MOST_PARTINGS = 16
+_MOST_SPLITS = 16
 _MOST_TILES, _MOST_PIXELS = 8, 8 * 512**2
 _SHARE_OF_FREE = 0.8
 _PROBES = (2, 4)  # in windows of the network
-# On a CPU freed memory is kept, in pieces that do not always fit the next layer (seen: 1.24 to 1.35 at large tiles).
-_IN_PIECES = {"cpu": 1.4, "cuda": 1.0}
+# On a CPU, freed memory is kept in fragments that do not always fit the next layer (measured: 1.24 to 1.35).
+_FRAGMENTATION = {"cpu": 1.4, "cuda": 1.0}
 
 
 @dataclass(frozen=True)
 class TileCost:
-    """Peak bytes of one forward pass: `fixed`, and so many for each pixel in it."""
+    """The peak memory of one forward pass: a fixed part, and a part per pixel."""
 
     fixed_bytes: int
     bytes_per_pixel: float
@@ -52,8 +52,7 @@ class TileCost:
 
 @dataclass(frozen=True)
 class ShapeLimits:
-    """What a plan makes of shapes: how many there may be, how many passes another one costs before it serves, and
-    whether a batch that is not full is filled up."""
+    """What a plan allows: how many shapes, the warm-up passes for each, and whether batches are filled up."""
 
     most: int = MOST_SHAPES
     passes: int = 0
@@ -64,11 +63,11 @@ _UNLIMITED = ShapeLimits()
 
 
 def measure_cost(network: Network, device: torch.device | str) -> TileCost:
-    """Runs two tiles of different sizes and takes the line through their peaks."""
+    """Measures the peak memory of two tiles of different sizes and fits a line."""
     step = max(network.window, 16)
     module = network.module.to(device)
     if torch.device(device).type == "cuda":
-        # What libraries keep from their first call on would count for the first tile alone.
+        # Workspaces that libraries allocate in their first call would count for the first tile alone.
         with torch.no_grad():
             module(torch.rand(1, 3, step, step, device=device))
     peaks = []
@@ -79,11 +78,11 @@ def measure_cost(network: Network, device: torch.device | str) -> TileCost:
             module(torch.rand(1, 3, size, size, device=device))
             peaks.append((size**2, max(monitor.peak_bytes - before, 0)))
     if torch.device(device).type == "cuda":
-        torch.cuda.empty_cache()  # other workers may look for what is free
+        torch.cuda.empty_cache()  # other workers may query the free memory
     (small, low), (large, high) = peaks
-    # The enlarged image, in and out, is a floor that a coarse reading must not fall below.
+    # A coarse memory reading must not give less than the input and the output themselves.
     least = 4 * 3 * (1 + 2 * network.scale**2)
-    per_pixel = max((high - low) / (large - small), least) * _IN_PIECES[torch.device(device).type]
+    per_pixel = max((high - low) / (large - small), least) * _FRAGMENTATION[torch.device(device).type]
     return TileCost(max(0, int(low - per_pixel * small)), per_pixel)
 
 
@@ -102,17 +101,18 @@ def choose_tiles(
     kind: str = "cpu",
     limits: ShapeLimits = _UNLIMITED,
 ) -> tuple[Tiling, int]:
-    """The tiles (cut `like` this but for their length) and the batch for such images that fit in the budget."""
+    """Returns the tiling and the batch size for images of these sizes. Tiles are cut like `like`, in other lengths."""
     least = smallest_tile(like.margin, like.ramp, like.align)
-    room = int(max(budget_bytes - cost.fixed_bytes, 0) / cost.bytes_per_pixel) // (batch or 1)
-    if room < least**2:
+    fitting_pixels = int(max(budget_bytes - cost.fixed_bytes, 0) / cost.bytes_per_pixel) // (batch or 1)
+    if fitting_pixels < least**2:
         needed = format_bytes(cost.bytes(least**2 * (batch or 1)))
         raise RedlineError(
-            f"{format_bytes(budget_bytes)} are too little: the smallest tile, {least} × {least}, takes {needed}."
+            f"{format_bytes(budget_bytes)} of memory are too little: the smallest tile, {least} × {least}, takes "
+            f"{needed}."
         )
-    most_pixels = max(least**2, min(room, _LARGEST_TILE_PIXELS[kind]))
+    most_pixels = max(least**2, min(fitting_pixels, _LARGEST_TILE_PIXELS[kind]))
     filled_to = batch if batch and limits.fills else 1
-    tiling = Tiling(_Shaping(like, most_pixels, sizes, filled_to, limits.passes).shapes(limits.most), filled_to)
+    tiling = Tiling(_ShapeSearch(like, most_pixels, sizes, filled_to, limits.passes).shapes(limits.most), filled_to)
     return with_batch(cost, budget_bytes, tiling, sizes, batch, limits.fills)
 
 
@@ -125,33 +125,33 @@ def with_batch(
     fills: bool = False,
     refuse: bool = False,
 ) -> tuple[Tiling, int]:
-    """With how many tiles at a time, `batch` if given; what does not fit in the budget may be refused."""
+    """Returns the tiling and the batch size, `batch` if given. With `refuse`, raises if it exceeds the budget."""
     largest = tiling.largest.pixels
     needed = cost.bytes(largest * (batch or 1))
     if refuse and needed > budget_bytes:
         tiles = f"{batch} tiles of {tiling.largest} take" if (batch or 1) > 1 else f"a tile of {tiling.largest} takes"
-        raise RedlineError(f"{format_bytes(budget_bytes)} are too little: {tiles} {format_bytes(needed)}.")
+        raise RedlineError(f"{format_bytes(budget_bytes)} of memory are too little: {tiles} {format_bytes(needed)}.")
     if batch is None:
-        room = int(max(budget_bytes - cost.fixed_bytes, 0) / cost.bytes_per_pixel)
-        most = max(1, min(_MOST_TILES, room // largest, _MOST_PIXELS // largest))
+        fitting_pixels = int(max(budget_bytes - cost.fixed_bytes, 0) / cost.bytes_per_pixel)
+        most = max(1, min(_MOST_TILES, fitting_pixels // largest, _MOST_PIXELS // largest))
         filled = {batch: replace(tiling, filled_to=batch if fills else 1) for batch in range(most, 0, -1)}
         batch = min(filled, key=lambda batch: _computed_pixels(filled[batch], sizes))
-        # One that is never full would only be filled up.
+        # A batch larger than a row of tiles would never be full.
         batch = min(batch, max(count_tiles(size[0], filled[batch].shape_for(size).columns) for size in sizes))
     return replace(tiling, filled_to=batch if fills else 1), batch
 
 
 @dataclass(frozen=True)
 class _Group:
-    """Images (by number) that share a shape, and the pixels that are computed of them and to record it."""
+    """Images (by index) that share a shape, and how many pixels it computes for them and for its capture."""
 
     members: tuple[int, ...]
     shape: TileShape
     pixels: int
 
 
-class _Shaping:
-    """Which shapes images are best cut by: all widths and heights are looked at at once."""
+class _ShapeSearch:
+    """Finds the best shapes for the images; evaluates all widths and heights at once."""
 
     def __init__(
         self, like: Cut, most_pixels: int, sizes: Sequence[tuple[int, int]], filled_to: int, passes: int
@@ -159,24 +159,24 @@ class _Shaping:
         self.like, self.sizes = like, sizes
         columns, self._widths = _counts(like, most_pixels, [width for width, _ in sizes])
         rows, self._heights = _counts(like, most_pixels, [height for _, height in sizes])
-        # In floating point, where products of matrices are fast; all of these numbers are exact in it.
+        # In floating point, because matrix products are faster; all of these numbers are exact.
         self._rows, self._columns = rows.astype(np.float64), (-(-columns // filled_to) * filled_to).astype(np.float64)
         pixels = self._heights[:, None] * self._widths[None, :]
         self._pixels = np.where(pixels <= most_pixels, pixels.astype(np.float64), np.inf)
-        self._to_record = passes * filled_to
+        self._capture_pixels = passes * filled_to
 
     def shapes(self, most: int) -> tuple[TileShape, ...]:
-        """One for all, then one more as long as it saves enough, for the images that it saves most of."""
+        """Starts with one shape for all images, and splits the group that saves most while it saves enough."""
         groups = [self._group(range(len(self.sizes)))]
         worth = _WORTH_A_SHAPE * groups[0].pixels
-        parted: dict[_Group, tuple[_Group, _Group] | None] = {}
+        split_groups: dict[_Group, tuple[_Group, _Group] | None] = {}
         while len(groups) < most:
             for group in groups:
-                if group not in parted:
-                    parted[group] = min(self._partings(group), key=_pixels, default=None)
-            savings = [(group.pixels - _pixels(two), group) for group in groups if (two := parted[group])]
+                if group not in split_groups:
+                    split_groups[group] = min(self._splits(group), key=_pixels, default=None)
+            savings = [(group.pixels - _pixels(two), group) for group in groups if (two := split_groups[group])]
             saved, group = max(savings, key=lambda saving: saving[0], default=(0, groups[0]))
-            two = parted[group]
+            two = split_groups[group]
             if two is None or saved < worth:
                 break
             groups.remove(group)
@@ -185,7 +185,7 @@ class _Shaping:
         return tuple(sorted(shapes, key=lambda shape: (-shape.columns.tile / shape.rows.tile, -shape.pixels)))
 
     def _group(self, members: Sequence[int]) -> _Group:
-        """With its best shape; of equals the one that makes fewest tiles, and of these the squarest."""
+        """Returns the group with its best shape; ties go to fewer tiles, then to the most square shape."""
         chosen = list(members)
         tiles = self._rows[:, chosen] @ self._columns[:, chosen].T
         computed = tiles * self._pixels
@@ -194,14 +194,14 @@ class _Shaping:
         row, column = min(equals, key=lambda at: (tiles[tuple(at)], squareness[tuple(at)]))
         cuts = (replace(self.like, tile=int(side)) for side in (self._heights[row], self._widths[column]))
         shape = TileShape(*cuts)
-        return _Group(tuple(members), shape, int(computed[row, column]) + self._to_record * shape.pixels)
+        return _Group(tuple(members), shape, int(computed[row, column]) + self._capture_pixels * shape.pixels)
 
-    def _partings(self, group: _Group) -> Iterator[tuple[_Group, _Group]]:
+    def _splits(self, group: _Group) -> Iterator[tuple[_Group, _Group]]:
         for order in _ORDERS:
             place = {member: order(self.sizes[member]) for member in group.members}
             values = sorted(set(place.values()))[1:]
-            for index in range(min(len(values), _MOST_PARTINGS)):
-                value = values[index * len(values) // min(len(values), _MOST_PARTINGS)]
+            for index in range(min(len(values), _MOST_SPLITS)):
+                value = values[index * len(values) // min(len(values), _MOST_SPLITS)]
                 below = [member for member in group.members if place[member] < value]
                 yield self._group(below), self._group([member for member in group.members if place[member] >= value])
 
@@ -211,7 +211,7 @@ def _pixels(groups: tuple[_Group, _Group]) -> int:
 
 
 def _counts(like: Cut, most_pixels: int, lengths: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """How many tiles of every length that may be the best make up each side; and those lengths."""
+    """Returns how many tiles of each candidate length cover each side, and the candidate lengths."""
     least, align = smallest_tile(like.margin, like.ramp, like.align), like.align
     longest = min(ceil(max(lengths) / align) * align, 2 * isqrt(most_pixels) // align * align)
     tiles = set(range(least, max(least, longest) + 1, ceil(_STEP_PX / align) * align))

@@ -1,10 +1,9 @@
-"""The network under its plan: takes tiles as they come, and takes less at a time when memory runs out.
+"""Runs the network under its plan on batches of tiles, and reduces the batch or the tiles when memory runs out.
 
-Whether a batch came out finite is asked while the next ones are under way, and no result is given before the answer.
-
-The plan is applied at the first tiles, because rungs calibrate on what the network will really see. A plan that lowers
-the precision is held against fp32 first, on small squares of those tiles where there is most to see, since plain fp32
-takes many times as long; and one that overflows later is left for a safer one.
+The plan is applied to the first tiles, because rungs calibrate on real input. A plan that lowers the precision is first
+compared with fp32, on the most detailed small squares of those tiles because fp32 is slow. If the comparison fails, or
+a later batch has values that are not finite, a safer precision replaces it. Whether a batch is finite is checked while
+the next batches are computed; no result is returned before its check.
 """
 
 import gc
@@ -23,33 +22,33 @@ from redline.ladder.rung import Stage
 from redline.ladder.rungs.tf32 import strict_fp32
 from redline.machine.machine import Machine
 from redline.machine.memory import is_out_of_memory
-from redline.machine.pinned_copies import Arriving, copies_for
+from redline.machine.pinned_copies import PendingCopy, copies_for
 from redline.upscale.blend import enlarge_by_tiles
 from redline.upscale.image_tiles import squares_to_judge
 from redline.upscale.network import Network
 from redline.upscale.tiling import Cut, TileShape, Tiling, smallest_tile
 
-# Below this, what a lower precision changes could be seen.
+# Below this, the effect of a lower precision could be visible.
 GATE = Gate("picture_psnr", 40.0)
-# What takes the place of a precision that failed, in turn.
+# The precision that replaces one that failed; "" is fp32.
 _SAFER = {"int8": "bf16", "fp8": "bf16", "fp16": "bf16", "autocast": "bf16", "bf16": ""}
 
 
 @dataclass(frozen=True)
 class _Batch:
-    """Tiles, what became of them, and whether that is finite, once it is known."""
+    """Tiles, their output, and whether the output is finite, which may still be on its way to the host."""
 
     tiles: Tensor
     output: Tensor
-    is_finite: Arriving
+    is_finite: PendingCopy
 
 
 class OutOfMemory(ModelError):
-    """Nothing is left to make smaller."""
+    """Raised when even one smallest tile does not fit."""
 
 
 class TileRunner:
-    """Called with tiles (N, 3, H, W) in [0, 1] on any device; gives (N, 3, scale · H, scale · W) on its own."""
+    """Called with tiles (N, 3, H, W) in [0, 1] on any device; returns (N, 3, scale · H, scale · W) on its own."""
 
     def __init__(
         self,
@@ -64,15 +63,10 @@ class TileRunner:
         for cut in (side for shape in tiling.shapes for side in (shape.rows, shape.columns)):
             if cut.align % network.window:
                 raise RedlineError(
-                    f"{network.name} takes multiples of {network.window}, and tiles start at {cut.align}."
+                    f"{network.name} needs tiles that start at multiples of {network.window}, not {cut.align}."
                 )
-        self.network, self.plan, self.device, self.tiling, self.batch = (
-            network,
-            plan,
-            torch.device(device),
-            tiling,
-            batch,
-        )
+        self.network, self.plan, self.device = network, plan, torch.device(device)
+        self.tiling, self.batch = tiling, batch
         self.copies, self._ahead = copies_for(self.device, streams, say), streams
         self.say = say
         self._fast: Callable[[Tensor], Tensor] | None = None
@@ -86,15 +80,15 @@ class TileRunner:
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
-            # Out of the handler, where the failed attempt's tensors are no longer held by its traceback.
+            # Outside of the handler, because its traceback keeps the tensors of the failed attempt alive.
             self.shrink(*tiles.shape[-2:])
 
     def checked(self, tiles: Tensor) -> Tensor:
-        """The same, and never anything that is not a number: a precision that overflows is left for a safer one."""
+        """Returns a finite result; replaces a precision that overflows by a safer one."""
         return next(iter(self.checked_each([tiles])))
 
     def checked_each(self, batches: Iterable[Tensor]) -> Iterator[Tensor]:
-        """The same for batch after batch; as many as there are streams are under way at once."""
+        """Yields finite results batch by batch, with as many batches in flight as there are streams."""
         under_way: deque[_Batch] = deque()
         for tiles in batches:
             under_way.append(self._begin(tiles))
@@ -105,18 +99,20 @@ class TileRunner:
 
     def _begin(self, tiles: Tensor) -> _Batch:
         output = self(tiles)
-        return _Batch(tiles, output, self.copies.bring_out(torch.isfinite(output).all()))
+        return _Batch(tiles, output, self.copies.to_host(torch.isfinite(output).all()))
 
     def _finish(self, under_way: deque[_Batch]) -> Tensor:
-        """The first of them. After an overflow all are done again: what comes out must not depend on the timing."""
+        """Returns the oldest result. After an overflow, repeats all batches so that results do not depend on timing."""
         while True:
             first = under_way.popleft()
-            is_finite = bool(first.is_finite.take())
-            first.is_finite.done()
+            is_finite = bool(first.is_finite.wait())
+            first.is_finite.release()
             if is_finite:
                 return first.output
-            if not self._leave_precision("it gave values that are not finite"):
-                raise ModelError(f"{self.network.name} gives values that are not finite: its weights may be damaged.")
+            if not self._use_safer_precision("its output has values that are not finite"):
+                raise ModelError(
+                    f"the output of {self.network.name} has values that are not finite: its weights may be damaged."
+                )
             again = [first.tiles, *(batch.tiles for batch in under_way)]
             under_way.clear()
             under_way.extend(self._begin(tiles) for tiles in again)
@@ -128,7 +124,7 @@ class TileRunner:
         return torch.cat(results) if len(results) > 1 else results[0]
 
     def _run(self, tiles: Tensor) -> Tensor:
-        """One batch; where the plan was made for one shape, what is missing is filled up and cut off again."""
+        """Runs one batch. If the plan is specialized to one shape, a smaller batch is filled up with copies."""
         count = len(tiles)
         if count < self.batch and any(rung.stage >= Stage.COMPILE for rung in self.plan.rungs):
             tiles = tiles.repeat(ceil(self.batch / count), 1, 1, 1)[: self.batch]
@@ -140,29 +136,31 @@ class TileRunner:
             except RedlineError:
                 raise
             except Exception as error:
-                # A network of others may mix what it is given with numbers of its own, of other precision.
-                if is_out_of_memory(error) or not self._leave_precision(f"it does not run ({_first_line(error)})"):
+                # A third-party network may mix its input with constants of another dtype.
+                if is_out_of_memory(error) or not self._use_safer_precision(f"it does not run ({_first_line(error)})"):
                     raise
 
     def _apply(self, tiles: Tensor) -> Callable[[Tensor], Tensor]:
         self.network.module.to(self.device)
         while True:
-            # Channels-last and graphs are made for contiguous batches of exactly this form.
-            shared = not self.plan.rungs  # nothing is changed, so nothing need be copied
+            # The plan is specialized to contiguous batches of this shape.
+            shared = not self.plan.rungs  # an empty plan changes nothing, so the weights need no copy
             fast = self.plan.apply(self.network.module, samples=tiles.contiguous(), gates=(GATE,), share=shared)
             if not any(name in self.plan for name in _SAFER):
                 return fast if "tf32" in self.plan else _without_tf32(fast)
             squares = squares_to_judge(tiles, self.network.window)
-            # Compiled or recorded, it would be so for the squares once more.
+            # Without compilation and graph capture, which would be repeated for the shape of the squares.
             plain = Plan.of([rung for rung in self.plan.rungs if rung.stage < Stage.COMPILE])
             judged = fast if plain == self.plan else plain.apply(self.network.module, samples=squares, gates=(GATE,))
             with torch.no_grad():
                 score = GATE.judge(_without_tf32(self.network.module)(squares), judged(squares))
-            if score.passed or not self._leave_precision(f"on the first tiles it is {score.value:.1f} dB from fp32"):
+            if score.passed or not self._use_safer_precision(
+                f"it differs from fp32 by {score.value:.1f} dB on the first tiles"
+            ):
                 return fast
 
-    def _leave_precision(self, reason: str) -> bool:
-        """Replaces the plan's precision by the next safer one; False when it is fp32 already."""
+    def _use_safer_precision(self, reason: str) -> bool:
+        """Replaces the plan's precision by the next safer one. Returns False if it is fp32 already."""
         name = next((name for name in _SAFER if name in self.plan), None)
         if name is None:
             return False
@@ -170,42 +168,42 @@ class TileRunner:
         if safer and (safer in plan or Plan.parse(safer).rungs[0].why_not(Machine.detect(str(self.device)))):
             safer = ""
         self.plan = plan.with_rung(Plan.parse(safer).rungs[0]) if safer else plan
-        self._let_go()
-        self.say(f"{name} was left for {safer or 'fp32'}: {reason}")
+        self._free_model()
+        self.say(f"{name} was replaced by {safer or 'fp32'}: {reason}")
         return True
 
     @property
     def advice(self) -> str:
-        """What helps when nothing is left to make smaller."""
-        return "free some" if self.device.type == "cpu" else "free some, or use --device cpu"
+        """What the user can do when even one tile does not fit."""
+        return "free some memory" if self.device.type == "cpu" else "free some memory, or use --device cpu"
 
     @property
     def taken_at_once(self) -> tuple[int, int]:
-        """The batch and the halvings of its tiles, to return to."""
+        """The batch size and how often tiles were halved, so that a caller can restore them."""
         return self.batch, self._halvings
 
     @taken_at_once.setter
     def taken_at_once(self, before: tuple[int, int]) -> None:
         if before != self.taken_at_once:
-            self._let_go()
+            self._free_model()
             self.batch, self._halvings = before
 
     def shrink(self, height: int, width: int) -> None:
-        """Half the batch; at one tile, tiles of half the size inside those of this one."""
-        self._let_go()
+        """Halves the batch; at a batch of one, splits tiles of this size into tiles of half the size."""
+        self._free_model()
         if self.batch > 1:
             self.batch //= 2
-            self.say(f"out of memory: going on with {self.batch} tile{'s' if self.batch > 1 else ''} at a time")
+            self.say(f"out of memory: continuing with {self.batch} tile{'s' if self.batch > 1 else ''} at a time")
             return
         before = self._inside(height, width)
         self._halvings += 1
         after = self._inside(height, width)
         if after == before:
             raise OutOfMemory(f"out of memory even with one tile of {before}: {self.advice}.")
-        self.say(f"out of memory: going on with tiles of {after}")
+        self.say(f"out of memory: continuing with tiles of {after}")
 
     def _inside(self, height: int, width: int) -> TileShape:
-        """What tiles of this size are cut into, after as many halvings as were needed."""
+        """Returns the tiles that tiles of this size are split into after the halvings so far."""
         return TileShape(self._halved(height), self._halved(width))
 
     def _halved(self, length: int) -> Cut:
@@ -213,8 +211,8 @@ class TileRunner:
         least = smallest_tile(like.margin, like.ramp, like.align)
         return replace(like, tile=max(ceil(length / 2**self._halvings / like.align) * like.align, least))
 
-    def _let_go(self) -> None:
-        """The memory of the fast model and of its graphs is free again afterwards, and not while they still run."""
+    def _free_model(self) -> None:
+        """Frees the optimized model and its captured graphs, once they no longer run."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         self._fast = None

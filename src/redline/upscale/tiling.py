@@ -1,12 +1,12 @@
-"""How a image's sides are cut into tiles of one length each, and how much each position of a tile counts.
+"""Cuts the sides of an image into overlapping tiles, and defines the blending weight of each position of a tile.
 
-A tile knows nothing of what lies outside of it, so its outermost `margin` positions are thrown away. Over `ramp`
-positions in the middle of what two neighbours share, one fades out as the other fades in, along a Hann window. All
-starts are multiples of `align`, so that a model that works in windows cuts a tile as it would cut the whole image.
+The network cannot see beyond a tile, so the outermost `margin` positions of a tile are discarded. Over `ramp` positions
+in the middle of the overlap, one tile fades out and the other fades in along a Hann window. All tiles start at
+multiples of `align`, so that the windows of a windowed model lie as they would in the whole image.
 
-Weights are multiples of 1/2048: products of two (rows and columns) are then exact in fp32, and so is their sum, 1.
+Weights are multiples of 1/2048, so products of a row and a column weight and their sum, 1, are exact in fp32.
 
-Sizes are (width, height), as everywhere that people read them.
+Sizes are (width, height).
 """
 
 import math
@@ -22,7 +22,7 @@ _STEPS = 2048
 
 @dataclass(frozen=True)
 class Cut:
-    """How a side is cut: the tile's length, what is thrown away at its ends, the fading, and the model's window."""
+    """How a side is cut: the length of a tile, its margin, the ramp, and the window that tiles are aligned to."""
 
     tile: int
     margin: int
@@ -31,11 +31,11 @@ class Cut:
 
     def __post_init__(self) -> None:
         if self.tile % self.align:
-            raise RedlineError(f"a tile of {self.tile} is no multiple of the model's window, {self.align}.")
+            raise RedlineError(f"a tile of {self.tile} is not a multiple of the model's window, {self.align}.")
         least = smallest_tile(self.margin, self.ramp, self.align)
         if self.tile < least:
             raise RedlineError(
-                f"tiles of {self.tile} are too small for an overlap of {self.overlap}: take {least} or more."
+                f"tiles of {self.tile} are too small for an overlap of {self.overlap}: use {least} or more."
             )
 
     @property
@@ -44,7 +44,7 @@ class Cut:
 
     @property
     def around(self) -> int:
-        """What stands before and behind a side that wraps."""
+        """The padding at each end of a side that wraps."""
         return math.ceil(self.overlap / 2 / self.align) * self.align
 
     @property
@@ -55,7 +55,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Side:
-    """One side of a image, cut: its length with padding at the end, and where tiles start."""
+    """A side of an image cut into tiles: its length, its length with padding at the end, and where tiles start."""
 
     length: int
     padded: int
@@ -63,7 +63,7 @@ class Side:
     cut: Cut
 
     def weights(self, scale: int = 1) -> Tensor:
-        """How much each position of each tile counts in the enlarged image, (tiles, scale · tile)."""
+        """Returns the weight of each position of each tile in the upscaled image, (tiles, scale · tile)."""
         tile, ramp = self.cut.tile * scale, self.cut.ramp * scale
         weights = torch.ones(len(self.starts), tile)
         fading = hann_ramp(ramp)
@@ -78,23 +78,23 @@ class Side:
 
 
 def smallest_tile(margin: int, ramp: int, align: int) -> int:
-    """The least that the overlap leaves something of."""
+    """Returns the smallest tile that is larger than its overlap."""
     return math.ceil(max(2 * margin + ramp + align, 2 * margin + 3 * ramp) / align) * align
 
 
 def padded_size(size: tuple[int, int], cut: Cut, wrap: bool) -> tuple[int, int]:
-    """With what stands around a texture that wraps."""
+    """Returns the size with the padding of a texture that wraps."""
     return (size[0] + 2 * cut.around, size[1] + 2 * cut.around) if wrap else size
 
 
 def count_tiles(length: int, cut: Cut) -> int:
-    """The fewest tiles that cover a side."""
+    """Returns the fewest tiles that cover a side."""
     spare = max(0, math.ceil(length / cut.align) - cut.tile // cut.align)
     return 1 + math.ceil(spare / (cut.stride // cut.align))
 
 
 def cut_side(length: int, cut: Cut) -> Side:
-    """The fewest tiles that cover the side, as evenly spread as the alignment lets them be."""
+    """Cuts a side into the fewest tiles that cover it, spread as evenly as the alignment allows."""
     padded = max(cut.tile, math.ceil(length / cut.align) * cut.align)
     spare, steps = (padded - cut.tile) // cut.align, count_tiles(length, cut) - 1
     starts = tuple(index * spare // steps * cut.align for index in range(steps + 1)) if steps else (0,)
@@ -102,14 +102,14 @@ def cut_side(length: int, cut: Cut) -> Side:
 
 
 def hann_ramp(length: int) -> Tensor:
-    """From nearly 0 to nearly 1 along half a Hann window, in steps that sums keep exact."""
+    """Returns values from nearly 0 to nearly 1 along half a Hann window, rounded so that sums are exact."""
     position = (torch.arange(length, dtype=torch.float64) + 0.5) / max(length, 1)
     return ((torch.sin(position * math.pi / 2) ** 2 * _STEPS).round() / _STEPS).float()
 
 
 @dataclass(frozen=True)
 class TileShape:
-    """Both sides of a tile: how the rows and how the columns of a image are cut."""
+    """The shape of a tile: how rows and columns are cut."""
 
     rows: Cut
     columns: Cut
@@ -127,7 +127,7 @@ class TileShape:
         return self.columns.tile * self.rows.tile
 
     def computed_pixels(self, size: tuple[int, int], batch: int = 1) -> int:
-        """What the network sees of a image of this size; a batch is filled from one row of tiles."""
+        """Returns how many pixels the network computes for an image of this size; batches hold tiles of one row."""
         columns, rows = count_tiles(size[0], self.columns), count_tiles(size[1], self.rows)
         return rows * math.ceil(columns / batch) * batch * self.pixels
 
@@ -137,10 +137,10 @@ class TileShape:
 
 @dataclass(frozen=True)
 class Tiling:
-    """The shapes of all tiles of a run: few, because each is recorded or compiled apart; and to how many tiles a batch
-    that is not full is filled up.
+    """The tile shapes of a run, and the batch size that incomplete batches are filled up to.
 
-    A image is cut by the one with which least is computed of it, so that its pixels depend on nothing else.
+    There are few shapes, because each one is captured or compiled separately. An image uses the shape with the fewest
+    computed pixels, so its result depends on nothing else.
     """
 
     shapes: tuple[TileShape, ...]

@@ -1,4 +1,4 @@
-"""Images that fit in memory whole, as a video's do: enlarged by tiles, and put together where there is room."""
+"""Upscales images that fit in memory as a whole, such as video frames, tile by tile."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
@@ -14,12 +14,15 @@ A = TypeVar("A")
 
 
 class WholeImages:
-    """Called with (B, 3, H, W) in [0, 1] and with what is done with the enlarged ones, (B, 3, scale · H, scale · W), on
-    the device or in main memory: when memory runs out in that, it is done again too."""
+    """Called with images (B, 3, H, W) in [0, 1] and a function of the result (B, 3, scale · H, scale · W).
 
-    def __init__(self, tile_runner: TileRunner) -> None:
-        self._tile_runner, self._place = tile_runner, tile_runner.device
-        self._can_leave = tile_runner.copies.has_own_memory
+    The result is on the device, or in main memory after the device ran out of memory. When memory runs out, both the
+    upscaling and the function are repeated.
+    """
+
+    def __init__(self, tile_runner: TileRunner, wrap: bool = False) -> None:
+        self._tile_runner, self._wrap, self._place = tile_runner, wrap, tile_runner.device
+        self._can_leave = tile_runner.copies.has_device_memory
 
     def __call__(self, images: Tensor, finish: Callable[[Tensor], A]) -> A:
         while True:
@@ -28,22 +31,24 @@ class WholeImages:
             except Exception as error:
                 if not is_out_of_memory(error) and not (isinstance(error, OutOfMemory) and self._can_leave):
                     raise
-            # Out of the handler, where the failed attempt's tensors are no longer held by its traceback.
+            # Outside of the handler, because its traceback keeps the tensors of the failed attempt alive.
             self._make_room(images)
 
     def _enlarge(self, images: Tensor) -> Tensor:
         tile_runner = self._tile_runner
-        shape = tile_runner.tiling.shape_for((images.shape[-1], images.shape[-2]))
+        shape = tile_runner.tiling.shape_for((images.shape[-1], images.shape[-2]), self._wrap)
 
         def enlarge_each(batches: Iterable[Tensor]) -> Iterator[Tensor]:
             return (enlarged.to(self._place) for enlarged in tile_runner.checked_each(batches))
 
-        return enlarge_each_by_tiles(images, enlarge_each, tile_runner.network.scale, shape, tile_runner.batch)
+        return enlarge_each_by_tiles(
+            images, enlarge_each, tile_runner.network.scale, shape, tile_runner.batch, self._wrap
+        )
 
     def _make_room(self, images: Tensor) -> None:
         if not self._can_leave:
-            shape = self._tile_runner.tiling.shape_for((images.shape[-1], images.shape[-2]))
+            shape = self._tile_runner.tiling.shape_for((images.shape[-1], images.shape[-2]), self._wrap)
             self._tile_runner.shrink(shape.rows.tile, shape.columns.tile)
             return
         self._place, self._can_leave = torch.device("cpu"), False
-        self._tile_runner.say("out of memory: images are put together in main memory from now on")
+        self._tile_runner.say("out of memory: from now on, tiles are blended in main memory")

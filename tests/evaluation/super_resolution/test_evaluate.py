@@ -55,9 +55,9 @@ def test_no_folder_and_no_pictures_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RedlineError, match="no folder"):
         find_pairs(tmp_path / "nowhere")
     (tmp_path / "notes.txt").write_text("no picture")
-    with pytest.raises(RedlineError, match="no pictures"):
+    with pytest.raises(RedlineError, match="no (pictures|images)"):
         find_pairs(tmp_path)
-    with pytest.raises(RedlineError, match="no picture"):
+    with pytest.raises(RedlineError, match="no image"):
         evaluate(bicubic_model(4), [], 4)
 
 
@@ -78,10 +78,10 @@ def test_bicubic_is_scored_as_computed_by_hand(tmp_path: Path) -> None:
         pair = files.read(2)
         by_hand.append(score(to_8_bits(resize(pair.low.float(), 2)), pair.high, 2))
     assert told == ["one", "two"]
-    assert [p.psnr_y_db for p in seen.pictures] == pytest.approx([s.psnr_y_db for s in by_hand], abs=0.01)
-    assert seen.mean.psnr_y_db == pytest.approx(sum(p.psnr_y_db for p in seen.pictures) / 2)
+    assert [p.psnr_y_db for p in seen.images] == pytest.approx([s.psnr_y_db for s in by_hand], abs=0.01)
+    assert seen.mean.psnr_y_db == pytest.approx(sum(p.psnr_y_db for p in seen.images) / 2)
     assert seen.mean.ssim_y == pytest.approx(sum(s.ssim_y for s in by_hand) / 2, abs=1e-3)
-    assert (seen.pictures[0].width_px, seen.pictures[0].height_px) == (52, 44)
+    assert (seen.images[0].width_px, seen.images[0].height_px) == (52, 44)
 
     nearest = evaluate(lambda low: low.repeat_interleave(2, 2).repeat_interleave(2, 3), pairs, 2)
     assert nearest.mean.psnr_y_db < seen.mean.psnr_y_db and nearest.mean.ssim_y < seen.mean.ssim_y

@@ -10,8 +10,9 @@ from redline.ladder.gate import Gate
 from redline.ladder.job import Job
 from redline.ladder.metrics import relative_error
 from redline.ladder.plan import Plan, Unavailable
-from redline.ladder.rungs.streams import Pipeline, PlainCopies, Streams
+from redline.ladder.rungs.streams import Pipeline, Streams
 from redline.machine.machine import Machine
+from redline.machine.pinned_copies import PlainCopies
 
 CPU = Machine.detect("cpu")
 CUDA = replace(CPU, device="cuda:0")
@@ -103,7 +104,7 @@ def test_the_rung_takes_the_plain_copies_place_and_proves_it() -> None:
     for seed in range(3):
         expected = model(*inputs(seed))["y"]
         assert relative_error([expected], [run(*inputs(seed))["y"]]) < 1e-6
-    assert plan.rungs[0].proof(job) == "3 calls copied in and out on streams of their own, in 4 chunks each"
+    assert plan.rungs[0].proof(job) == "3 calls copied in and out on separate streams, in 4 chunks each"
     assert all(torch.equal(model.state_dict()[k], v) for k, v in state.items())
 
 
@@ -123,8 +124,10 @@ class OneSize(Centred):
         return self.linear(x.reshape(10, 4))
 
 
-@pytest.mark.parametrize("model,reason", [(Centred(), "changes the output"), (OneSize(), "does not take a cut batch")])
-def test_a_model_that_a_cut_batch_changes_is_refused(model: nn.Module, reason: str) -> None:
+@pytest.mark.parametrize(
+    "model,reason", [(Centred(), "changes the output"), (OneSize(), "does not accept a split batch")]
+)
+def test_a_model_whose_rows_depend_on_each_other_is_refused(model: nn.Module, reason: str) -> None:
     x = inputs(0)[0] + torch.arange(10)[:, None]
     with pytest.raises(RungError, match=reason):
         Streams().apply(host_job(model.eval(), x, gates=(Gate("relative_error", 0.02),)))
@@ -139,7 +142,7 @@ def test_reasons_why_not() -> None:
     assert Streams().why_not(CUDA, host_job(Net(), inputs(0))) == ""
     with pytest.raises(Unavailable, match="CUDA GPU"):
         Plan.parse("streams").build(host_job(Net(), inputs(0)), CPU)
-    with pytest.raises(RungError, match="1 or more"):
+    with pytest.raises(RungError, match="at least 1"):
         Streams(chunks=0)
 
 

@@ -72,7 +72,7 @@ def test_what_has_no_place_is_said_to_be_lost(tmp_path: Path, samples: Make, wri
     ):
         for strip in (False, True):
             (note,) = copy(source, target, strip)
-            assert f"has no room for {lost}, by which its colours are to be shown" in note
+            assert f"cannot hold {lost}, which define its colours" in note
 
 
 def test_nothing_is_said_where_nothing_is_lost(tmp_path: Path, samples: Make, copy: Copy) -> None:
@@ -114,7 +114,7 @@ def test_grey_by_its_own_profile_looks_the_same_where_there_is_no_grey(
     metadata, path = Metadata(icc=grey_profile(1.0)), tmp_path / f"a.{written}"
     with create_image(path, 64, 32, channels, bits, Encoding(quality=100), metadata) as sink:
         sink.write_rows(rows)
-    assert sink.notes[-1].endswith("has no grey: the image was converted to sRGB with its own profile")
+    assert sink.notes[-1].endswith("does not support grey: the image was converted to sRGB with its profile")
     # Light in proportion to the number, by sRGB's curve.
     light = np.linspace(0.1, 1, 4)
     expected = (1.055 * light ** (1 / 2.4) - 0.055) * 255

@@ -53,7 +53,7 @@ def test_each_format_has_its_own_defaults_and_takes_what_is_given() -> None:
     "wrong", [{"quality": 0}, {"quality": 101}, {"compression": 10}, {"effort": 7}, {"effort": -1}]
 )
 def test_options_beyond_their_limits_are_refused(wrong: dict[str, int]) -> None:
-    with pytest.raises(ImageError, match="is not between"):
+    with pytest.raises(ImageError, match="must be between"):
         Encoding(**wrong)
 
 

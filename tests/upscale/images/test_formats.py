@@ -11,15 +11,15 @@ from redline.upscale.images import FORMATS, ImageError, check_can_hold, create_i
 @pytest.mark.parametrize(
     ("form", "width", "height", "channels", "bits", "said"),
     [
-        ("jpeg", 65_501, 10, 3, 8, "JPEG ends at 65,500 pixels a side and the image has 65,501 × 10"),
-        ("webp", 10, 16_384, 3, 8, "WebP ends at 16,383"),
-        ("avif", 16_385, 10, 3, 8, "AVIF ends at 16,384"),
+        ("jpeg", 65_501, 10, 3, 8, "JPEG is limited to 65,500 pixels per side and the image has 65,501 × 10"),
+        ("webp", 10, 16_384, 3, 8, "WebP is limited to 16,383"),
+        ("avif", 16_385, 10, 3, 8, "AVIF is limited to 16,384"),
         ("jpeg", 10, 10, 4, 8, "JPEG cannot hold transparency: choose png"),
         ("jpeg", 10, 10, 2, 8, "JPEG cannot hold transparency: choose png"),
-        ("gif", 10, 10, 3, 8, "GIF is read but not written"),
-        ("png", 0, 10, 3, 8, "no image has 0 × 10"),
-        ("bmp", 10, 10, 3, 8, "BMP is read but not written: choose png"),
-        ("psd", 10, 10, 3, 8, "'psd' is no image format"),
+        ("gif", 10, 10, 3, 8, "GIF files can be read but not written"),
+        ("png", 0, 10, 3, 8, "cannot write 0 × 10"),
+        ("bmp", 10, 10, 3, 8, "BMP files can be read but not written: choose png"),
+        ("psd", 10, 10, 3, 8, "unknown image format 'psd'"),
         ("png", 10, 10, 5, 8, "5 channels"),
     ],
 )

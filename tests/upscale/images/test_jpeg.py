@@ -34,7 +34,7 @@ def test_comments_reach_a_jpeg(source: Path, tmp_path: Path, copy: Copy) -> None
 @pytest.mark.parametrize("written", ["png", "webp", "tif", "avif"])
 def test_a_note_says_where_they_cannot(source: Path, tmp_path: Path, written: str, copy: Copy) -> None:
     (note,) = copy(source, tmp_path / f"b.{written}")
-    assert note.endswith("has no room for the comments of a JPEG, which were left out")
+    assert note.endswith("cannot hold JPEG comments, which were left out")
 
 
 def test_damaged_files_have_fewer(source: Path, tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ def test_kill_minus_9(tmp_path: Path, source: Path, whole: dict[str, Path]) -> N
         child.stdin.write("\n")
         child.stdin.flush()
     for resume in (False, True):  # as long as the child is there, its parts are its own
-        with pytest.raises(RedlineError, match="another run is at work on"):
+        with pytest.raises(RedlineError, match="another run is writing"):
             upscale(source, tmp_path / "b.mp4", resume=resume, **SETTINGS)
     child.send_signal(signal.SIGKILL)
     child.communicate()

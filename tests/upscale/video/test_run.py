@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from redline.errors import RedlineError
-from redline.machine.pinned_copies import Arriving, PlainCopies
+from redline.machine.pinned_copies import PendingCopy, PlainCopies
 from redline.upscale.video import VideoProgress, VideoSettings, open_frames, upscale_video
 from redline.upscale.video import encoders as choosing
 from redline.upscale.video import run as running
@@ -175,7 +175,7 @@ def test_pixels_that_are_not_square(tmp_path: Path) -> None:
         upscale(tmp_path / "a.mp4", tmp_path / name, codec=codec)
         assert probe(tmp_path / name).pixel_aspect == Fraction(64, 45)
     result = upscale(tmp_path / "a.mp4", tmp_path / "d.webm", codec="av1")
-    assert any("shape of pixels (64/45) is lost" in note for note in result.notes)
+    assert any("pixel aspect ratio 64/45 is lost" in note for note in result.notes)
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ def test_a_bad_request_is_one_sentence(tmp_path: Path) -> None:
         ("b.mp4", {"codec": "divx"}, "unknown codec 'divx': choose h264, hevc"),
         ("b.avi", {}, "unknown video format '.avi'; use one of .mp4"),
         ("b.mp4", {"codec": "prores"}, ".mp4 cannot hold prores: choose .mov or .mkv"),
-        ("b.mkv", {"codec": "ffv1", "crf": 3}, "ffv1 takes no crf"),
+        ("b.mkv", {"codec": "ffv1", "crf": 3}, "ffv1 has no crf"),
         ("b.mkv", {"codec": "h264", "preset": "warp"}, "no preset 'warp': choose ultrafast"),
         ("a.mp4", {}, "the output 'a.mp4' is the source video"),
     ]
@@ -321,9 +321,9 @@ def test_a_picture_leaves_as_one_copy(tmp_path: Path, codec: str, pixel_format: 
     left: list[Tensor] = []
 
     class Counting(PlainCopies):
-        def bring_out(self, tensor: Tensor) -> Arriving:
+        def to_host(self, tensor: Tensor, into: Tensor | None = None, ring: int | None = None) -> PendingCopy:
             left.append(tensor)
-            return super().bring_out(tensor)
+            return super().to_host(tensor, into, ring)
 
     make_clip(
         tmp_path / "a.mkv",

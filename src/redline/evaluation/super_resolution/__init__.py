@@ -1,17 +1,26 @@
-"""What training and judging of super-resolution share: the field's bicubic, its scores, its test sets."""
+"""Evaluates super-resolution models: test sets, PSNR and SSIM as papers compute them, and the bicubic baseline."""
 
 from redline.datasets.bicubic import resize, resize_to, to_8_bits
-from redline.evaluation.super_resolution.evaluate import Evaluation, bicubic_model, enlarge, evaluate
+from redline.evaluation.super_resolution.evaluate import (
+    Evaluation,
+    ImageScores,
+    bicubic_model,
+    enlarge,
+    evaluate,
+    evaluate_folder,
+)
 from redline.evaluation.super_resolution.pairs import PairFiles, find_pairs
 from redline.evaluation.super_resolution.scores import Scores, score
 
 __all__ = [
     "Evaluation",
+    "ImageScores",
     "PairFiles",
     "Scores",
     "bicubic_model",
     "enlarge",
     "evaluate",
+    "evaluate_folder",
     "find_pairs",
     "resize",
     "resize_to",

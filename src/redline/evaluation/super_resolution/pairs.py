@@ -1,7 +1,7 @@
-"""Test sets: large pictures, each with its small one.
+"""Test sets of large images, each with its small one.
 
-Three layouts are known: `name_HR.png` beside `name_LR.png`; folders `HR` and `LR` with equal names; and large pictures
-alone, whose small ones the bicubic makes. Large pictures are cut to a multiple of the scale, as papers cut them.
+A folder may have three layouts: `name_HR.png` beside `name_LR.png`; folders `HR` and `LR` with the same names; or large
+images only, which are reduced by bicubic. Large images are cropped to a multiple of the scale, as in papers.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from redline.errors import RedlineError
 
 @dataclass(frozen=True)
 class Pair:
-    """A large picture and its small one, both bytes of (3, H, W); `made` when the small one came with no file."""
+    """A large image and its small one, both (3, H, W) of uint8. `made` says that the small one was made by bicubic."""
 
     name: str
     high: Tensor
@@ -26,7 +26,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class PairFiles:
-    """Where a pair lies; without a small picture it is made."""
+    """The files of a pair. Without `low`, the small image is made by bicubic."""
 
     name: str
     high: Path
@@ -36,17 +36,17 @@ class PairFiles:
         high = read_photo(self.high)
         height, width = (length // scale * scale for length in high.shape[-2:])
         if not height or not width:
-            raise RedlineError(f"{str(self.high)!r} is smaller than {scale} pixels.")
+            raise RedlineError(f"{str(self.high)!r} is too small for ×{scale}: use at least {scale} pixels per side.")
         high = high[:, :height, :width]
         low = None if self.low is None else read_photo(self.low)
-        # A set stored for ×4 still serves a ×2 model: its small pictures are then made anew.
+        # The small images of a ×4 set do not fit a ×2 model, so they are made by bicubic.
         if low is None or low.shape[-2:] != (height // scale, width // scale):
             return Pair(self.name, high, resize(high, 1 / scale), made=True)
         return Pair(self.name, high, low, made=False)
 
 
 def find_pairs(folder: str | Path) -> list[PairFiles]:
-    """The pairs of a folder, in whichever of the three layouts it is."""
+    """Returns the pairs of a folder in any of the three layouts."""
     folder = Path(folder)
     if (folder / "HR").is_dir():
         large = _named(folder / "HR")

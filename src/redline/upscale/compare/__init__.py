@@ -1,4 +1,4 @@
-"""A page on which each enlarged image lies over its source, with a divider to drag between them."""
+"""Before/after comparison pages of upscaled images and videos."""
 
 from redline.upscale.compare.page import check_page, write_comparison
 

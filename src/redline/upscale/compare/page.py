@@ -1,7 +1,7 @@
-"""Before and after on one page: each enlarged image over its source, with a divider to drag between them.
+"""Writes a page that compares images before and after, with a divider to drag between them.
 
-The page is one file that loads nothing, and it stays of a size that can be sent: a limited number of images, which
-share a limited number of pixels and bytes. What is left out is counted or named on the page.
+The page is a single file without external resources, small enough to be sent: the number of images and their total
+pixels and bytes are limited. The page counts or names what was left out.
 """
 
 import os
@@ -23,17 +23,17 @@ from redline.upscale.listener import Outcome
 from redline.upscale.tasks import Task
 from redline.upscale.video.probe import seconds_text
 
-MOST_PICTURES = 24
+MAX_IMAGES = 24
 
-# What one image may take, and what all of them share.
-_PICTURE_PX, _PAGE_PX = 4_000_000, 48_000_000
+# The limits for one image and for all of them together.
+_IMAGE_PX, _PAGE_PX = 4_000_000, 48_000_000
 _PAGE_BYTES = 24_000_000
 _AT_ONCE = 4
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One image on the page; `seconds` is how long it took, 0 when an earlier run did it."""
+    """One image on the page. `seconds` is how long it took as text, empty if an earlier run made it."""
 
     name: str
     target: str
@@ -55,25 +55,25 @@ class LeftOut:
 
 
 def check_page(page: Path) -> None:
-    """Asked before any work is done: is this the name of a page that can be written?"""
+    """Raises `RedlineError` if the page cannot be written; called before any work is done."""
     if page.suffix.lower() not in (".html", ".htm"):
-        raise RedlineError(f"a comparison is a page whose name ends in .html, not {str(page)!r}.")
+        raise RedlineError(f"the name of the comparison page must end in .html: {str(page)!r}.")
     check_can_write_file(page)
 
 
-def write_comparison(page: Path, outcomes: Sequence[Outcome], most_pictures: int = MOST_PICTURES) -> None:
-    """Writes the page, with the outcomes in the order given; what an earlier run did is shown like all others."""
-    text = render_comparison(outcomes, most_pictures)
+def write_comparison(page: Path, outcomes: Sequence[Outcome], max_images: int = MAX_IMAGES) -> None:
+    """Writes the page, with the outcomes in the order given, including those of earlier runs."""
+    text = render_comparison(outcomes, max_images)
     try:
         write_text(page, text)
     except OSError as error:
         raise RedlineError(f"cannot write {str(page)!r}: {error.strerror or error}.") from error
 
 
-def render_comparison(outcomes: Sequence[Outcome], most_pictures: int = MOST_PICTURES) -> str:
+def render_comparison(outcomes: Sequence[Outcome], max_images: int = MAX_IMAGES) -> str:
     names = _names([outcome.task for outcome in outcomes])
     done = [outcome for outcome in outcomes if not outcome.error]
-    shown = done[:most_pictures]
+    shown = done[:max_images]
     show = partial(_show, names=names, share=max(1, len(shown)))
     with ThreadPoolExecutor(_AT_ONCE, "comparing") as pool:
         made = list(pool.map(show, shown))
@@ -98,7 +98,7 @@ def _show(outcome: Outcome, names: dict[Task, str], share: int) -> Entry | LeftO
                 notes = (moment, *notes)
             else:
                 before, after = partial(open_upright, task.source), partial(open_upright, task.target)
-            views = make_views(before, after, min(_PICTURE_PX, _PAGE_PX // share), _PAGE_BYTES // share)
+            views = make_views(before, after, min(_IMAGE_PX, _PAGE_PX // share), _PAGE_BYTES // share)
             before_bytes, after_bytes = (format_bytes(path.stat().st_size) for path in (task.source, task.target))
     except RedlineError as error:
         return LeftOut(name, _text(str(error)))
@@ -109,11 +109,11 @@ def _show(outcome: Outcome, names: dict[Task, str], share: int) -> Entry | LeftO
 def _video_openers(task: Task) -> tuple[Opener, Opener, str]:
     before, after, seconds = middle_of(task.source, task.target)
     source, result = (load_vips().Image.new_from_array(side, interpretation="srgb") for side in (before, after))
-    return lambda: source, lambda: result, f"the image at {seconds_text(seconds)}"
+    return lambda: source, lambda: result, f"the frame at {seconds_text(seconds)}"
 
 
 def _names(tasks: Sequence[Task]) -> dict[Task, str]:
-    """Each source from the folder that all of them share: a folder's structure stays, and where it lies goes unsaid."""
+    """Returns the path of each source relative to their common folder, which is not shown."""
     parents = [str(task.source.absolute().parent) for task in tasks]
     try:
         shared = os.path.commonpath(parents) if parents else ""
@@ -123,5 +123,5 @@ def _names(tasks: Sequence[Task]) -> dict[Task, str]:
 
 
 def _text(text: str) -> str:
-    """A file's name may hold bytes that are no UTF-8; a page may not."""
+    """Replaces bytes of a file name that are not UTF-8."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

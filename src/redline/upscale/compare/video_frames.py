@@ -1,7 +1,7 @@
-"""The frame in the middle of a video, and the same moment of the enlarged video.
+"""Finds the middle frame of a video and the same frame of the upscaled video.
 
-Both are found by seeking, so that a long video costs no more than a short one; where a video has so few key frames that
-too many frames would have to be decoded on the way, an earlier frame stands for the middle.
+Both are found by seeking, so a long video takes no longer than a short one. If key frames are so rare that too many
+frames would have to be decoded, an earlier frame is used.
 """
 
 import math
@@ -22,15 +22,15 @@ from redline.upscale.video.pixels import to_rgb
 from redline.video.reading import main_stream, opened
 
 _MOST_DECODED = 600
-# Some containers seek to a place behind the last key frame, or behind the frame.
+# Some containers seek to a position after the last key frame, or after the frame.
 _SEEK_BACK_S = (0.0, 2.0, 20.0, math.inf)
 
 
 @dataclass(frozen=True)
 class Moment:
-    """One frame as (H, W, 3) bytes, seconds since the first one, and how often it is to be turned to the left.
+    """A frame (H, W, 3) of uint8, its time since the first frame, and its rotation in quarter turns to the left.
 
-    Videos of broadcasts count from an arbitrary time, and their enlargements from zero.
+    Broadcast videos start at an arbitrary time, and their upscaled versions at zero.
     """
 
     pixels: np.ndarray
@@ -39,21 +39,21 @@ class Moment:
 
 
 def middle_of(source: Path, target: Path) -> tuple[np.ndarray, np.ndarray, float]:
-    """The source's middle frame and its enlargement, upright, as (H, W, 3) bytes, and when they are shown."""
+    """Returns the middle frame before and after, upright, as (H, W, 3) of uint8, and its time in seconds."""
     video, enlarged = probe(source), probe(target)
     half_frame_s = float(0.5 / video.rate)
     before = _frame_at(video, float((video.frames or 0) / video.rate / 2), half_frame_s)
     after = _frame_at(enlarged, before.seconds, half_frame_s)
     if abs(after.seconds - before.seconds) > half_frame_s:
-        raise RedlineError(f"the frame at {before.seconds:.2f} s of {source.name!r} is not found in {target.name!r}.")
-    # Halved chroma may have needed one more column or row.
+        raise RedlineError(f"cannot find the frame at {before.seconds:.2f} s of {source.name!r} in {target.name!r}.")
+    # The encoder may have added a column or row for subsampled chroma.
     scale = round(enlarged.width / video.width)
     pixels = after.pixels[: scale * video.height, : scale * video.width]
     return np.rot90(before.pixels, before.quarter_turns), np.rot90(pixels, before.quarter_turns), before.seconds
 
 
 def _frame_at(video: VideoInfo, seconds: float, half_frame_s: float) -> Moment:
-    """The frame that is shown then, or the nearest that can be had."""
+    """Returns the frame at that time, or the nearest one that can be decoded."""
     nearest: Moment | None = None
     for back_s in _SEEK_BACK_S:
         found = _sought(video, max(0.0, seconds - back_s), seconds - half_frame_s)
@@ -62,12 +62,12 @@ def _frame_at(video: VideoInfo, seconds: float, half_frame_s: float) -> Moment:
         if nearest is not None and abs(nearest.seconds - seconds) <= half_frame_s:
             break
     if nearest is None:
-        raise RedlineError(f"no frame near {seconds:.2f} s of {video.path.name!r} can be read.")
+        raise RedlineError(f"cannot read a frame near {seconds:.2f} s of {video.path.name!r}.")
     return nearest
 
 
 def _sought(video: VideoInfo, place_s: float, seconds: float) -> Moment | None:
-    """The first frame from `seconds` on, or the last one before, of those that follow the place."""
+    """Seeks to `place_s` and returns the first frame at or after `seconds`, or the last one before."""
     found: tuple[VideoFrame, int] | None = None
     with opened(video.path) as container:
         stream = main_stream(container, video.path)
@@ -89,7 +89,7 @@ def _sought(video: VideoInfo, place_s: float, seconds: float) -> Moment | None:
 
 
 def _decoded(container: InputContainer, stream: VideoStream) -> Generator[tuple[VideoFrame, int], None, None]:
-    """Whole frames that say when they are shown, and the time stamps of those."""
+    """Yields complete frames that have a time stamp, with it."""
     for number, frame in enumerate(container.decode(stream)):
         if number >= _MOST_DECODED:
             return

@@ -1,9 +1,8 @@
-"""A image and its enlargement as views that can lie over each other inside a page.
+"""Makes the views of an image before and after, of equal size, so that a page can show one over the other.
 
-Both sides of a view have the same size, and so that nothing but the enlargement differs, the same encoding: the source
-is brought to that size with a bicubic filter, here rather than in the browser, because each browser has its own.
-Colours become sRGB of 8 bits. A result that is too large is shown reduced, where little of the difference is left; then
-the region with most detail goes along at full resolution.
+Both sides have the same size and encoding, so that they differ only by the upscaling. The source is resized with a
+bicubic filter here, because every browser has its own filter. Colours become 8-bit sRGB. A large result is reduced,
+which hides most of the difference; then the most detailed region is added at full resolution.
 
 Files are read from the top down in constant memory.
 """
@@ -21,24 +20,24 @@ from redline.upscale.images.formats import HEAD_BYTES, sniff
 from redline.upscale.images.samples import normalise
 from redline.upscale.images.vips import VipsImage, explaining, field, load_vips
 
-# Gives the image anew, since a file can be read from the top down only once.
+# Opens the image again, because a file can be read from the top down only once.
 Opener = Callable[[], VipsImage]
 
-# What is seen at 100%, in pixels of the result; wide enough for the page's column.
+# The size of the region at full resolution; as wide as the page's column.
 _CROP_WIDTH_PX, _CROP_HEIGHT_PX = 960, 640
-# WebP ends at 16,383.
+# WebP supports up to 16,383.
 _LONGEST_SIDE_PX = 8192
 _QUALITIES, _CROP_QUALITIES = (88, 75, 55, 30), (92, 75, 50)
-# Of the bytes for both views.
+# The region's share of the bytes.
 _CROP_SHARE = 1 / 3
-# The side of a square within which neighbouring pixels are compared, and the pixels around that a bicubic filter sees.
+# The side of the blocks in which detail is measured, and the radius of a bicubic filter.
 _BLOCK_PX = 16
 _CONTEXT_PX = 4
 
 
 @dataclass(frozen=True)
 class View:
-    """Two images of one size as data URIs; `left` … `bottom` is what they show of the whole, in shares of it."""
+    """Two images of one size as data URIs. `left` … `bottom` is the shown region, as fractions of the image."""
 
     before: str
     after: str
@@ -52,7 +51,7 @@ class View:
 
 @dataclass(frozen=True)
 class Views:
-    """The whole image, the region at full resolution where the whole is reduced, and where most detail lies."""
+    """The whole image, the most detailed region if the whole is reduced, and the centre of that region."""
 
     before_size: tuple[int, int]
     after_size: tuple[int, int]
@@ -75,7 +74,7 @@ class _Region:
 
 
 def open_upright(path: Path) -> VipsImage:
-    """A image file as sRGB of 8 bits, decoded as it is asked for."""
+    """Opens an image file as 8-bit sRGB, decoded on demand."""
     with explaining(f"cannot read {str(path)!r}"):
         with open(path, "rb") as file:
             loader = sniff(path, file.read(HEAD_BYTES)).loader
@@ -84,13 +83,13 @@ def open_upright(path: Path) -> VipsImage:
             return load_vips().Operation.call(loader, os.fsencode(path), access=access, fail_on="error")
 
         image = load("sequential")
-        # Only mirroring left to right works from the top down.
+        # Of all orientations, only mirroring left to right can be read from the top down.
         image = load("random") if field(image, "orientation", 1) > 2 else image
         return _to_srgb(normalise(image.autorot(), path)[0])
 
 
 def make_views(before: Opener, after: Opener, pixels: int, data_bytes: int) -> Views:
-    """Views with at most `pixels` for the whole; quality sinks until all sides fit in `data_bytes`, or is lowest."""
+    """Makes views of at most `pixels` for the whole, and lowers the quality until they fit in `data_bytes`."""
     source, result = before(), after()
     size, after_size = (source.width, source.height), (result.width, result.height)
     scale = after_size[0] / size[0], after_size[1] / size[1]
@@ -114,12 +113,12 @@ def make_views(before: Opener, after: Opener, pixels: int, data_bytes: int) -> V
 
 
 def most_detailed(image: VipsImage, width: int, height: int) -> _Region:
-    """Where in the image the region of this size lies in which neighbouring pixels differ most.
+    """Returns the region of this size with the largest sum of local standard deviations.
 
-    Deviations are summed, not variances: a single hard edge would outweigh a whole meadow.
+    With variances, a single hard edge would outweigh a large textured area.
     """
     if image.hasalpha():
-        image = image.flatten(background=128)  # the colour under transparent pixels is nobody's detail
+        image = image.flatten(background=128)  # the colour of transparent pixels is not visible
     grey = image.colourspace("b-w").cast("float")
     moments = grey.bandjoin(grey * grey).shrink(_BLOCK_PX, _BLOCK_PX, ceil=True).numpy()
     mean, square = moments[..., 0].astype(np.float64), moments[..., 1].astype(np.float64)
@@ -137,7 +136,7 @@ def _crop(source: VipsImage, result: VipsImage, region: _Region, scale: tuple[fl
     left, top = round(region.left * scale[0]), round(region.top * scale[1])
     width = min(round(region.width * scale[0]), result.width - left)
     height = min(round(region.height * scale[1]), result.height - top)
-    # A little of what lies around, so that the filter sees at the region's edge what it sees in the whole image.
+    # With a border, so that the filter gives the same result at the edge as in the whole image.
     x, y = max(region.left - _CONTEXT_PX, 0), max(region.top - _CONTEXT_PX, 0)
     around = source.crop(
         x,
@@ -158,7 +157,7 @@ def _crop(source: VipsImage, result: VipsImage, region: _Region, scale: tuple[fl
 
 
 def _fit(width: int, height: int, pixels: int) -> tuple[int, int]:
-    """The size of the same shape with at most so many pixels."""
+    """Returns the size with the same aspect ratio and at most `pixels` pixels."""
     share = min(1.0, math.sqrt(pixels / (width * height)), _LONGEST_SIDE_PX / max(width, height))
     return max(1, math.floor(width * share)), max(1, math.floor(height * share))
 
@@ -167,7 +166,7 @@ def _resized(image: VipsImage, width: int, height: int) -> VipsImage:
     if (image.width, image.height) == (width, height):
         return image
     if image.width * image.height <= width * height:
-        image = image.copy_memory()  # enlarging asks for rows more than once
+        image = image.copy_memory()  # resizing reads rows more than once
     visible = image.premultiply() if image.hasalpha() else image
     resized = visible.resize(width / image.width, vscale=height / image.height, kernel="cubic")
     return resized.unpremultiply().rint().cast("uchar") if image.hasalpha() else resized
@@ -178,12 +177,12 @@ def _to_srgb(image: VipsImage) -> VipsImage:
         try:
             return image.icc_transform("srgb", embedded=True, depth=8, intent="relative", black_point_compensation=True)
         except load_vips().Error:
-            pass  # a profile that cannot be read is ignored by browsers too
+            pass  # browsers also ignore an unreadable profile
     return image.colourspace("srgb")
 
 
 def _encoded(before: VipsImage, after: VipsImage, qualities: tuple[int, ...], data_bytes: float) -> tuple[str, str]:
-    """Both sides at the first quality at which they fit, or at the last."""
+    """Encodes both sides at the first quality at which they fit, or at the lowest."""
     sides: tuple[bytes, bytes] = (b"", b"")
     for quality in qualities:
         sides = _webp(before, quality), _webp(after, quality)

@@ -1,4 +1,4 @@
-"""Image files: rows in, rows out, with their colours, transparency and metadata, in constant memory."""
+"""Reads and writes image files row by row in constant memory, with colours, transparency and metadata."""
 
 from redline.upscale.images.colour import from_planes, premultiply, to_planes, unpremultiply
 from redline.upscale.images.encoding import Encoding

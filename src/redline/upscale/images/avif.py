@@ -1,7 +1,7 @@
-"""The colours of AVIF files by their numbers (CICP), primaries and transfer, which libvips neither reads nor writes.
+"""Reads and writes the CICP colour numbers (primaries and transfer) of AVIF files, which libvips does not support.
 
-They are a property of the main image. So this takes them from a file and puts them into one that libvips has written:
-mostly a property more, and where pixels lie moves by as much.
+They are a property of the main image item. Writing usually adds a property to a file written by libvips. This
+moves the pixel data, so its offsets are updated.
 """
 
 import struct
@@ -12,15 +12,15 @@ from typing import BinaryIO
 from redline.upscale.images.errors import ImageError
 from redline.upscale.images.insertion import insert
 
-# How the encoder has made luma and chroma of colour where it does not say so: by BT.601, in full range.
-_ITS_MATRIX = struct.pack(">HB", 6, 0x80)
-# The length, name, version and flags with which the box begins that holds all others.
+# The encoder's matrix and range if the file names none: BT.601, full range.
+_DEFAULT_MATRIX = struct.pack(">HB", 6, 0x80)
+# The length, name, version and flags at the start of the meta box.
 _META_HEAD_BYTES = 12
 _DAMAGED = (KeyError, IndexError, ValueError, struct.error)
 
 
 def read_cicp(path: Path) -> tuple[int, int] | None:
-    """The numbers of primaries and transfer, where the main image has them."""
+    """Returns the numbers of primaries and transfer of the main image, if it has them."""
     try:
         with open(path, "rb") as file:
             start, end = _find_meta(file)
@@ -38,14 +38,14 @@ def read_cicp(path: Path) -> tuple[int, int] | None:
 
 
 def set_cicp(path: Path, primaries: int, transfer: int) -> None:
-    """Gives the main image these numbers, in the place of others where it has some."""
+    """Adds or replaces the numbers of the main image."""
     with open(path, "r+b") as file:
         try:
             start, end = _find_meta(file)
             file.seek(start)
             changed = _with_numbers(file.read(end - start), struct.pack(">HH", primaries, transfer))
         except _DAMAGED as error:
-            raise ImageError(f"cannot write {str(path)!r}: there is no place in it for its colours.") from error
+            raise ImageError(f"cannot write {str(path)!r}: it has no AVIF properties for the colours.") from error
         if len(changed) > end - start:
             insert(file, end, bytes(len(changed) - (end - start)))
         file.seek(start)
@@ -59,7 +59,7 @@ def _with_numbers(meta: bytes, numbers: bytes) -> bytes:
     main, owners, properties = _main_item(found), inside[b"ipma"], list(_boxes(inside[b"ipco"]))
     index = _numbers_among(properties, _properties_of(main, owners))
     if index is None:
-        properties.append((b"colr", b"nclx" + numbers + _ITS_MATRIX))
+        properties.append((b"colr", b"nclx" + numbers + _DEFAULT_MATRIX))
         owners = _with_owner(main, len(properties), owners)
     else:
         properties[index - 1] = (b"colr", b"nclx" + numbers + properties[index - 1][1][8:])
@@ -69,7 +69,7 @@ def _with_numbers(meta: bytes, numbers: bytes) -> bytes:
 
 
 def _numbers_among(properties: list[tuple[bytes, bytes]], indices: list[int]) -> int | None:
-    """Which of these properties, counted from one, holds the numbers."""
+    """Returns the index (from 1) of the property that holds the numbers."""
     for index in indices:
         kind, body = properties[index - 1]
         if kind == b"colr" and body[:4] == b"nclx":
@@ -86,13 +86,13 @@ def _properties_of(item: int, owners: bytes) -> list[int]:
     for number, at, count, width in _owners(owners):
         if number == item:
             numbers = struct.unpack_from(f">{count}{'H' if width == 2 else 'B'}", owners, at + 1)
-            # The uppermost bit says that a reader must know the property.
+            # The highest bit marks an essential property.
             return [number & (0x7FFF if width == 2 else 0x7F) for number in numbers]
     return []
 
 
 def _with_owner(item: int, index: int, owners: bytes) -> bytes:
-    """The table of items and their properties, with one more for an item."""
+    """Returns the table of items and their properties, with one more property for an item."""
     for number, at, count, width in _owners(owners):
         if number == item:
             end = at + 1 + count * width
@@ -101,7 +101,7 @@ def _with_owner(item: int, index: int, owners: bytes) -> bytes:
 
 
 def _owners(table: bytes) -> Iterator[tuple[int, int, int, int]]:
-    """Each item, where the number of its properties stands, that number, and the bytes that one of them takes."""
+    """Yields each item, the offset of its property count, that count, and the bytes per property index."""
     number_bytes, width, at = 4 if table[0] else 2, 2 if table[3] & 1 else 1, 8
     for _ in range(struct.unpack_from(">I", table, 4)[0]):
         item, at = int.from_bytes(table[at : at + number_bytes], "big"), at + number_bytes
@@ -110,7 +110,7 @@ def _owners(table: bytes) -> Iterator[tuple[int, int, int, int]]:
 
 
 def _moved(table: bytes, by: int) -> bytes:
-    """The table of where each item lies, with all that lie in the file itself moved behind."""
+    """Returns the table of item locations with the offsets of items in the file increased by `by`."""
     moved, version = bytearray(table), table[0]
     offset, length, base, index = table[4] >> 4, table[4] & 15, table[5] >> 4, table[5] & 15
     number_bytes = 2 if version < 2 else 4

@@ -1,9 +1,9 @@
-"""Rows of samples as planes for a model, and back; on any device.
+"""Converts rows of samples to planes for a model and back, on any device.
 
-Colour under transparent pixels is arbitrary, often black, and would bleed into the edges of what is visible: it is
-multiplied by alpha before a model sees it, and divided by the enlarged alpha afterwards.
+The colour of transparent pixels is arbitrary, often black, and would bleed into visible edges. So colour is multiplied
+by alpha before the model, and divided by the upscaled alpha afterwards.
 
-float32 holds every 16-bit sample with room to spare: n/65535 times 65535 rounds to n for all of them.
+float32 is exact for 16-bit samples: n/65535 · 65535 rounds to n for all of them.
 """
 
 import numpy as np
@@ -12,19 +12,19 @@ from torch import Tensor
 
 from redline.upscale.images.errors import ImageError
 
-# Less than half of the smallest alpha of a 16-bit image: such a pixel is written as fully transparent.
+# Less than half of the smallest 16-bit alpha: such a pixel is written as fully transparent.
 _INVISIBLE = 0.4 / 65535
 _STRIP_BYTES = 64 * 2**20
 
 
 def to_planes(rows: np.ndarray | Tensor, device: torch.device | str | None = None) -> tuple[Tensor, Tensor | None]:
-    """Rows (H, W, 1…4) as colour (3, H, W) and alpha (1, H, W) or None, float32 in [0, 1]; grey is repeated."""
+    """Converts rows (H, W, 1…4) to colour (3, H, W) and alpha (1, H, W) or None, float32 in [0, 1]; repeats grey."""
     samples = torch.from_numpy(rows) if isinstance(rows, np.ndarray) else rows
     samples = samples.to(device) if device is not None else samples
     if samples.ndim != 3 or not 1 <= samples.shape[2] <= 4 or samples.dtype not in (torch.uint8, torch.uint16):
-        raise ImageError(f"rows of shape {tuple(samples.shape)} and type {samples.dtype} are no image.")
+        raise ImageError(f"rows of shape {tuple(samples.shape)} and dtype {samples.dtype} are not an image.")
     if samples.dtype == torch.uint16:
-        # Devices convert 16-bit numbers as signed ones, if at all as unsigned.
+        # Not all devices can convert uint16, so it goes through int16.
         planes = (samples.view(torch.int16).int() & 0xFFFF).permute(2, 0, 1).float() / 65535
     else:
         planes = samples.permute(2, 0, 1).float() / 255
@@ -35,33 +35,33 @@ def to_planes(rows: np.ndarray | Tensor, device: torch.device | str | None = Non
 
 
 def from_planes(colour: Tensor, alpha: Tensor | None, channels: int, bits: int) -> Tensor:
-    """Planes in [0, 1] as rows (H, W, channels) of uint8 or uint16, clipped and rounded; grey is the mean of three."""
+    """Converts planes in [0, 1] to rows (H, W, channels) of uint8 or uint16: clamps, rounds, and averages grey."""
     if (channels in (2, 4)) != (alpha is not None) or channels not in (1, 2, 3, 4) or bits not in (8, 16):
         raise ImageError(
-            f"planes {'without' if alpha is None else 'with'} alpha make no {channels} channels of {bits} bits."
+            f"planes {'without' if alpha is None else 'with'} alpha cannot give {channels} channels of {bits} bits."
         )
     height, width = colour.shape[-2:]
     narrow = torch.uint8 if bits == 8 else torch.int16
     rows = torch.empty((height, width, channels), dtype=narrow, device=colour.device)
-    # What is made on the way is several times the rows: of a wide image's band that would be gigabytes.
+    # In strips, because the intermediate tensors of a wide band would take gigabytes.
     step = max(1, _STRIP_BYTES // max(1, 16 * width))
     for top in range(0, height, step):
         strip = slice(top, top + step)
         part = colour[:, strip].mean(0, keepdim=True) if channels < 3 else colour[:, strip]
         planes = part if alpha is None else torch.cat([part, alpha[:, strip]])
         levels = (planes.float().clamp(0, 1) * (2**bits - 1)).round_().permute(1, 2, 0)
-        # Sixteen bits as a signed number, which every device can narrow to.
+        # Through int16, because not all devices can convert to uint16.
         rows[strip] = levels if bits == 8 else (levels.int() ^ 0x8000) - 0x8000
     return rows if bits == 8 else rows.view(torch.uint16)
 
 
 def premultiply(colour: Tensor, alpha: Tensor) -> Tensor:
-    """Colour weighted by how visible it is."""
+    """Multiplies colour by alpha."""
     return colour * alpha
 
 
 def unpremultiply(colour: Tensor, alpha: Tensor) -> Tensor:
-    """Colour at full strength again; black where nothing can be seen of it."""
+    """Divides colour by alpha; fully transparent pixels become black."""
     alpha = alpha.clamp(max=1)
     visible = alpha > _INVISIBLE
     return torch.where(visible, colour / torch.where(visible, alpha, 1), 0).clamp(0, 1)

@@ -1,6 +1,6 @@
-"""What a file says of its colours beside a profile, by the names that PNG has for it.
+"""Colour tags of a file other than an ICC profile, represented as PNG chunks.
 
-AVIF says it in numbers for primaries and transfer (CICP), which PNG knows too; the other formats have no place for any.
+AVIF has CICP numbers for primaries and transfer, which PNG has too. The other formats have no such tags.
 """
 
 import struct
@@ -11,18 +11,18 @@ from redline.upscale.images.formats import Format
 from redline.upscale.images.png import Chunk, read_colours
 
 _CICP, _SRGB = b"cICP", b"sRGB"
-# By CICP's numbers, and how far those of PNG may be off, which programs round differently.
+# CICP numbers, and tolerances for the numbers of PNG, which programs round differently.
 _SRGB_PRIMARIES, _SRGB_TRANSFERS = (1, 2), (13, 2)
 _SRGB_GAMMA, _NEAR_GAMMA = 45_455, 100
 _SRGB_CHROMATICITIES, _NEAR_CHROMATICITY = (31_270, 32_900, 64_000, 33_000, 30_000, 60_000, 15_000, 6_000), 100
-# RGB, and in full range: what is true of decoded pixels.
+# RGB in full range, as decoded pixels are.
 _OF_PIXELS = bytes([0, 1])
 
 
 def read_colour_tags(path: Path, form: Format, has_profile: bool) -> tuple[Chunk, ...]:
     if form.name == "png":
         return read_colours(path)
-    # A profile comes before numbers in AVIF, and after them in PNG.
+    # In AVIF, a profile takes precedence over CICP; in PNG, CICP takes precedence.
     if form.name not in ("avif", "heic") or has_profile or (numbers := read_cicp(path)) is None or max(numbers) > 255:
         return ()
     tag = Chunk(_CICP, bytes(numbers) + _OF_PIXELS)
@@ -30,19 +30,19 @@ def read_colour_tags(path: Path, form: Format, has_profile: bool) -> tuple[Chunk
 
 
 def fit_colour_tags(tags: tuple[Chunk, ...], form: Format, has_profile: bool) -> tuple[tuple[Chunk, ...], str]:
-    """Those that the format holds, and a note where colours may look different without the others."""
+    """Returns the tags that the format can hold, and a note if colours may look different without the others."""
     if form.name == "png":
         return tags, ""
     kept = tuple(tag for tag in tags if form.name == "avif" and numbers_of(tag))
-    # Others are for programs that know no profile, no numbers or no sRGB.
+    # The remaining tags are a fallback for programs that do not support profiles, CICP or sRGB.
     is_told = has_profile or kept or any(tag.kind == _SRGB for tag in tags)
     lost = [tag for tag in tags if tag not in kept and not _is_srgb(tag) and not (is_told and tag.kind != _CICP)]
     names = ", ".join(tag.kind.decode() for tag in lost)
-    return kept, f"{form.title} has no room for {names}, by which its colours are to be shown" if lost else ""
+    return kept, f"{form.title} cannot hold {names}, which define its colours" if lost else ""
 
 
 def numbers_of(tag: Chunk) -> tuple[int, int] | None:
-    """Primaries and transfer, of a tag that says nothing else."""
+    """Returns primaries and transfer of a CICP tag for full-range RGB, else None."""
     return (tag.data[0], tag.data[1]) if tag.kind == _CICP and tag.data[2:] == _OF_PIXELS else None
 
 

@@ -1,5 +1,7 @@
-"""Formats that libvips does not read and that are decoded as a whole when the first rows are asked for: BMP, TGA and
-JPEG 2000. Pillow decodes them; its reader of exactly that format is called, whatever else it could read."""
+"""Reads formats that libvips does not support: BMP, TGA and JPEG 2000, decoded as a whole when rows are needed.
+
+Pillow decodes them. The reader of the detected format is called directly, so that Pillow tries no other format.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,13 +23,13 @@ _CHANNELS = {"1": 1, "L": 1, "LA": 2, "RGB": 3, "RGBA": 4}
 _AS = {"1": "L", "P": "RGB", "RGBX": "RGB", "YCbCr": "RGB", "PA": "RGBA"}
 _GREY_16 = ("I;16", "I;16B", "I;16L")
 _MM_PER_INCH = 25.4
-# What libvips takes at least; its own answer to more would go straight to the terminal.
+# Limits below those of libvips, which would print to the terminal.
 _LARGEST_SIDE_PX, _MOST_DPI = 10_000_000, 100_000
 
 
 @dataclass(frozen=True)
 class _Header:
-    """`bits` are those of the file: 9 to 16 arrive in the highest bits of 16."""
+    """`bits` is the depth of the file. Depths of 9 to 16 bits are decoded to the highest bits of 16."""
 
     width: int
     height: int
@@ -39,7 +41,7 @@ class _Header:
 
 
 def load_header(path: Path, form: Format) -> VipsImage:
-    """An image of the right size and type without the image in it: nothing is decoded for its header."""
+    """Returns a blank image with the size, type and metadata of the file; does not decode it."""
     pyvips = load_vips()
     if form.name == "pnm":
         header = read_netpbm_header(path)
@@ -54,7 +56,7 @@ def load_header(path: Path, form: Format) -> VipsImage:
 
 
 def load_whole(path: Path, form: Format) -> VipsImage:
-    """The image itself; raises `ImageError` if it is damaged."""
+    """Decodes the image; raises `ImageError` if it is damaged."""
     if form.name == "pnm":
         return load_netpbm(path, read_netpbm_header(path))
     header = _read_header(path, form)
@@ -94,7 +96,7 @@ def _read_header(path: Path, form: Format) -> _Header:
         if mode in _GREY_16:
             return _Header(*image.size, 1, max(bits, 9), mode, image.info.get("dpi"), profile)
         if mode not in _CHANNELS:
-            raise ImageError(f"cannot read {str(path)!r}: its samples are {image.mode}, neither grey nor RGB.")
+            raise ImageError(f"cannot read {str(path)!r}: its mode {image.mode} is neither grey nor RGB.")
         return _Header(*image.size, _CHANNELS[mode], 8, mode.replace("1", "L"), image.info.get("dpi"), profile)
 
 
@@ -108,7 +110,7 @@ def _opened(path: Path, form: Format) -> Image.Image:
 
 def _blank(path: Path, width: int, height: int, channels: int, deep: bool) -> VipsImage:
     if not 1 <= min(width, height) <= max(width, height) <= _LARGEST_SIDE_PX:
-        raise ImageError(f"cannot read {str(path)!r}: {width:,} × {height:,} pixels are no size of an image.")
+        raise ImageError(f"cannot read {str(path)!r}: {width:,} × {height:,} is not a valid image size.")
     image = load_vips().Image.black(width, height, bands=channels)
     image = image.cast("ushort") if deep else image
     return image.copy(interpretation=_meaning(channels, deep))

@@ -1,4 +1,4 @@
-"""How each format is encoded, and samples rounded to the bits that it holds.
+"""Encodes images with the options of each format, and rounds samples to its depth.
 
 The defaults come from measuring 17 megapixels of an enlarged photo on one core. PNG at level 2 with the `up` filter
 took 0.65 s and 17.8 MB, where libvips' own defaults take 1.2 s and 35 MB, and level 6 1.7 s and 15.5 MB. TIFF with LZW
@@ -19,13 +19,13 @@ from redline.upscale.images.vips import VipsImage, load_vips
 
 _QUALITY = {"jpeg": 95, "webp": 90, "avif": 80}
 _EFFORT = {"webp": 2, "avif": 0}
-# Ordinary TIFF ends at 4 GiB, and LZW can make noise half as large again.
+# TIFF is limited to 4 GiB, and LZW can enlarge noise by half.
 _BIG_TIFF_BYTES = 2**31
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """Options; each format takes those it knows, and None is the format's own default."""
+    """Encoder options. Each format uses those that apply; None is the format's default."""
 
     quality: int | None = None
     compression: int = 2
@@ -34,15 +34,15 @@ class Encoding:
 
     def __post_init__(self) -> None:
         if self.quality is not None and not 1 <= self.quality <= 100:
-            raise ImageError(f"a quality of {self.quality} is not between 1 and 100.")
+            raise ImageError(f"quality must be between 1 and 100, not {self.quality}.")
         if not 0 <= self.compression <= 9:
-            raise ImageError(f"a PNG compression of {self.compression} is not between 0 and 9.")
+            raise ImageError(f"PNG compression must be between 0 and 9, not {self.compression}.")
         if self.effort is not None and not 0 <= self.effort <= 6:
-            raise ImageError(f"an effort of {self.effort} is not between 0 and 6.")
+            raise ImageError(f"effort must be between 0 and 6, not {self.effort}.")
 
 
 def encode(image: VipsImage, path: Path, form: Format, encoding: Encoding, keep: int) -> None:
-    """Writes the image to a file of this format, whatever the file is called."""
+    """Writes the image in this format, regardless of the file name."""
     saver, options = _saver(image, form, encoding)
     load_vips().Operation.call(saver, image, os.fsencode(path), keep=keep, **options)
 
@@ -60,21 +60,21 @@ def _saver(image: VipsImage, form: Format, encoding: Encoding) -> tuple[str, dic
     effort = _EFFORT[form.name] if encoding.effort is None else encoding.effort
     options = {"Q": quality, "lossless": encoding.lossless, "effort": effort}
     if form.name == "webp":
-        # Otherwise the colour under transparent pixels is thrown away.
+        # Without this, the colour of transparent pixels is discarded.
         return "webpsave", options | {"exact": encoding.lossless}
     return "heifsave", options | {"compression": "av1", "bitdepth": form.bits if deep else 8}
 
 
 def samples_of(form: Format, bits: int) -> Any:
-    """The type in which samples are stored for the encoder."""
+    """Returns the dtype in which samples are stored for the encoder."""
     return np.uint16 if min(bits, form.bits) > 8 else np.uint8
 
 
 def round_to(rows: np.ndarray, form: Format) -> np.ndarray:
-    """16-bit samples rounded to the nearest that the format holds; 8-bit ones as they are."""
+    """Rounds 16-bit samples to the depth of the format; returns 8-bit samples unchanged."""
     if rows.dtype == np.uint8 or form.bits == 16:
         return rows
     most = 2**form.bits - 1
     nearest = (rows.astype(np.uint32) * most + 32767) // 65535
-    # libvips takes the upper bits of 16 for a depth in between.
+    # For 10 and 12 bits, libvips uses the upper bits of 16.
     return nearest.astype(np.uint8) if form.bits == 8 else (nearest << (16 - form.bits)).astype(np.uint16)

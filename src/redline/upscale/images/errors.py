@@ -1,11 +1,11 @@
-"""What goes wrong with image files."""
+"""Errors of image files."""
 
 from redline.errors import RedlineError
 
 
 class ImageError(RedlineError):
-    """A image that cannot be read or written, or a format that cannot hold it."""
+    """Raised for an image that cannot be read or written, or that a format cannot hold."""
 
 
 class UnsupportedImage(ImageError):
-    """A image in a format that is known and not read."""
+    """Raised for an image in a known but unsupported format."""

@@ -1,4 +1,4 @@
-"""EXIF blocks: the camera's tags, laid out as a small TIFF file."""
+"""Reads and writes EXIF blocks, which are small TIFF files."""
 
 import struct
 
@@ -19,14 +19,14 @@ _PREFIX = b"Exif\0\0"
 _ORIENTATION, _PHOTO, _GPS = 0x0112, 0x8769, 0x8825
 _DPI_ACROSS, _DPI_DOWN, _RESOLUTION_UNIT, _PER_CENTIMETRE = 0x011A, 0x011B, 0x0128, 3
 _LONG, _LONG8 = 4, 18
-# A pointer to one more directory, which is not taken along.
+# A pointer to another directory, which is not copied.
 _INTEROPERABILITY = 0xA005
 
 Directories = tuple[Directory, Directory, Directory]
 
 
 def upright(block: bytes) -> bytes:
-    """The block for rows that stand upright already: orientation 1, and no second directory, the old thumbnail's."""
+    """Returns the block with orientation 1 and without the second directory, which holds the old thumbnail."""
     body = bytearray(block.removeprefix(_PREFIX))
     read_at = in_bytes(body)
     try:
@@ -43,7 +43,7 @@ def upright(block: bytes) -> bytes:
 
 
 def resolution(block: bytes) -> tuple[float, float] | None:
-    """Dots per inch, which WebP and AVIF have no other place for."""
+    """Returns dots per inch, which WebP and AVIF store only here."""
     read_at = in_bytes(block.removeprefix(_PREFIX))
     try:
         layout, offset = read_header(read_at)
@@ -61,7 +61,7 @@ def resolution(block: bytes) -> tuple[float, float] | None:
 
 
 def read_block(block: bytes) -> tuple[Layout, Directories]:
-    """The tags of a block; none when it is damaged."""
+    """Returns the tags of a block; empty directories if it is damaged."""
     try:
         return read_directories(in_bytes(block.removeprefix(_PREFIX)))
     except ValueError:
@@ -75,7 +75,7 @@ def write_block(layout: Layout, directories: Directories) -> bytes:
 
 
 def read_directories(read_at: ReadAt) -> tuple[Layout, Directories]:
-    """The main directory, the photo's and that of its place."""
+    """Returns the layout, and the main, the photo and the GPS directory."""
     layout, offset = read_header(read_at)
     main = read_directory(read_at, offset, layout)
     photo, gps = (follow(main, pointer, read_at, layout) for pointer in (_PHOTO, _GPS))
@@ -86,7 +86,7 @@ def read_directories(read_at: ReadAt) -> tuple[Layout, Directories]:
 def pack_directories(
     directories: Directories, at: int, layout: Layout, ready: list[bytes] | None = None
 ) -> tuple[bytes, int]:
-    """The three directories one behind the other from `at` on, and where the main one, the last, begins."""
+    """Packs the three directories one after the other from `at` on; returns them and the offset of the main one."""
     main, photo, gps = directories
     packed = b""
     for pointer, directory in ((_PHOTO, photo), (_GPS, gps)):

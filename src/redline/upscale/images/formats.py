@@ -1,7 +1,4 @@
-"""The image formats: how a file is recognised, and what each of them can hold.
-
-The content of a file decides what it is, never its name.
-"""
+"""The image formats: how to recognise a file by its content, and what each format can hold."""
 
 import re
 import struct
@@ -13,15 +10,15 @@ from redline.upscale.images.jpeg2000 import SIGNATURES
 
 HEAD_BYTES = 256
 
-# The sizes of the headers that Windows and OS/2 write.
+# The header sizes of Windows and OS/2 bitmaps.
 _BMP_HEADERS = {struct.pack("<I", size) for size in (12, 16, 40, 52, 56, 64, 108, 124)}
-# These begin like TIFF, but what a TIFF reader finds inside is a thumbnail.
+# These are TIFF files in which a TIFF reader finds only a thumbnail.
 _CAMERA_RAW = {".3fr", ".arw", ".cr2", ".dng", ".erf", ".nef", ".nrw", ".orf", ".pef", ".rw2", ".sr2", ".srw"}
 
 
 @dataclass(frozen=True)
 class Format:
-    """A format: the largest side, the most bits a sample, and whether there is room for alpha and for grey."""
+    """A format: its limits on side length and bits per sample, and whether it supports alpha, grey and writing."""
 
     name: str
     title: str
@@ -34,7 +31,7 @@ class Format:
     writable: bool = True
 
 
-# In the place of a loader of libvips: the format is decoded elsewhere (`decoded_whole`).
+# Instead of the name of a libvips loader: `decoded_whole` reads the format.
 WHOLE = ""
 
 FORMATS = {
@@ -56,7 +53,7 @@ FORMATS = {
 
 
 def sniff(path: Path, head: bytes) -> Format:
-    """The format that the first bytes of a file give away."""
+    """Returns the format by the first bytes of the file; raises `ImageError` if it is unknown."""
     if not head:
         raise ImageError(f"cannot read {str(path)!r}: it is empty.")
     if path.suffix.lower() in _CAMERA_RAW:
@@ -68,7 +65,7 @@ def sniff(path: Path, head: bytes) -> Format:
         name = "tga"
     if name not in FORMATS:
         known = ", ".join(form.title for form in FORMATS.values())
-        raise ImageError(f"cannot read {str(path)!r}: it is none of {known}.")
+        raise ImageError(f"cannot read {str(path)!r}: unknown image format; supported are {known}.")
     return FORMATS[name]
 
 
@@ -96,7 +93,7 @@ def _sniff_name(head: bytes) -> str:
 
 
 def _looks_like_tga(head: bytes) -> bool:
-    """TGA has no signature: known kinds of pixels and a size have to do."""
+    """Checks the pixel type and the size, because TGA has no signature."""
     if len(head) < 18:
         return False
     has_palette, kind, width, height, depth = head[1], head[2], head[12:14], head[14:16], head[16]
@@ -105,7 +102,7 @@ def _looks_like_tga(head: bytes) -> bool:
 
 
 def brands_of(head: bytes) -> set[bytes]:
-    """The major brand and the compatible ones of an ISO media file; the minor version after the first is no brand."""
+    """Returns the major and the compatible brands of an ISO media file; skips the minor version between them."""
     if len(head) < 16 or head[4:8] != b"ftyp":
         return set()
     box = head[8 : min(struct.unpack(">I", head[:4])[0], len(head))]
@@ -113,7 +110,7 @@ def brands_of(head: bytes) -> set[bytes]:
 
 
 def format_for(path: Path) -> Format:
-    """The format that a name asks for when a image is written."""
+    """Returns the output format for the suffix of a file name."""
     suffix = path.suffix.lower()
     writable = [form for form in FORMATS.values() if form.writable]
     for form in writable:
@@ -125,27 +122,29 @@ def format_for(path: Path) -> Format:
 
 
 def format_named(name: str) -> Format:
-    """`jpeg` or `jpg`."""
+    """Returns the format for a name such as `jpeg`, or a suffix such as `jpg`."""
     for form in FORMATS.values():
         if name == form.name or f".{name}" in form.suffixes:
             return form
-    raise ImageError(f"{name!r} is no image format: choose one of {', '.join(FORMATS)}.")
+    raise ImageError(f"unknown image format {name!r}: choose one of {', '.join(FORMATS)}.")
 
 
 def check_can_hold(
     form: Format | str, width: int, height: int, channels: int, bits: int, depth: int | None = None
 ) -> tuple[str, ...]:
-    """Raises when the format cannot hold such a image; notes what it will hold differently. `depth` is of how many
-    bits samples are that came as 16."""
+    """Raises `ImageError` if the format cannot hold such an image; returns notes on what will be rounded.
+
+    `depth` is the original depth of samples that are stored in 16 bits.
+    """
     form = format_named(form) if isinstance(form, str) else form
     if not form.writable:
-        raise ImageError(f"{form.title} is read but not written: choose png or webp.")
+        raise ImageError(f"{form.title} files can be read but not written: choose png or webp.")
     if channels not in (1, 2, 3, 4) or bits not in (8, 16) or min(width, height) < 1:
-        raise ImageError(f"no image has {width} × {height} pixels of {channels} channels and {bits} bits.")
+        raise ImageError(f"cannot write {width} × {height} pixels of {channels} channels and {bits} bits.")
     largest = form.largest_side_px
     if largest is not None and max(width, height) > largest:
         raise ImageError(
-            f"{form.title} ends at {largest:,} pixels a side and the image has {width:,} × {height:,}: "
+            f"{form.title} is limited to {largest:,} pixels per side and the image has {width:,} × {height:,}: "
             "choose png or tiff."
         )
     if channels in (2, 4) and not form.alpha:

@@ -1,4 +1,4 @@
-"""More bytes in the middle of a file that an encoder has written, in place: no second file, and little memory."""
+"""Inserts bytes into the middle of a file in place."""
 
 from typing import BinaryIO
 
@@ -6,7 +6,7 @@ _PIECE_BYTES = 4 * 2**20
 
 
 def insert(file: BinaryIO, at: int, data: bytes) -> None:
-    """Moves what lies behind `at` from the end on, so that nothing is overwritten before it is read."""
+    """Moves the data after `at` piece by piece, last piece first, and writes the new bytes there."""
     end = file.seek(0, 2)
     for start in reversed(range(at, end, _PIECE_BYTES)):
         file.seek(start)

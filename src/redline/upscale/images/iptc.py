@@ -1,6 +1,6 @@
-"""IPTC, the captions of news images: plain in TIFF, one of Photoshop's resources in JPEG.
+"""Converts IPTC captions between their plain form (TIFF) and a Photoshop resource block (JPEG).
 
-The other resources of that block, a thumbnail of the old image among them, are left out.
+The other resources of that block, such as a thumbnail of the old image, are left out.
 """
 
 import struct
@@ -9,13 +9,13 @@ _PHOTOSHOP, _RESOURCE, _IPTC = b"Photoshop 3.0\0", b"8BIM", 0x0404
 
 
 def unwrap(block: bytes) -> bytes | None:
-    """The plain form of what a file carries; None when a Photoshop block has no captions."""
+    """Returns the plain form; None if a Photoshop block has no captions."""
     if not block.startswith(_PHOTOSHOP):
         return block
     at = len(_PHOTOSHOP)
     while block[at : at + 4] == _RESOURCE and len(block) >= at + 12:
         number = struct.unpack(">H", block[at + 4 : at + 6])[0]
-        # The name is a counted text; it and the data are padded to an even length.
+        # The name has a length byte; name and data are padded to an even length.
         at += 6 + (block[at + 6] + 2) // 2 * 2
         if len(block) < at + 4:
             return None
@@ -27,6 +27,6 @@ def unwrap(block: bytes) -> bytes | None:
 
 
 def wrap(captions: bytes) -> bytes:
-    """The block that JPEG wants."""
+    """Returns the Photoshop block for a JPEG file."""
     head = _PHOTOSHOP + _RESOURCE + struct.pack(">HHI", _IPTC, 0, len(captions))
     return head + captions + b"\0" * (len(captions) % 2)

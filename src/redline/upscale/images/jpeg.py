@@ -1,4 +1,4 @@
-"""The comments of JPEG files, which libvips leaves out: taken from one file and added to another."""
+"""Copies the comments of JPEG files, which libvips leaves out."""
 
 import struct
 from collections.abc import Iterable, Iterator
@@ -17,7 +17,7 @@ def read_comments(path: Path) -> tuple[bytes, ...]:
 
 
 def add_comments(path: Path, comments: Iterable[bytes]) -> None:
-    """Puts them behind what programs have noted, which has to come first."""
+    """Inserts the comments after the application segments, which must come first."""
     packed = b"".join(struct.pack(">BBH", 0xFF, _COMMENT, len(comment) + 2) + comment for comment in comments)
     with open(path, "r+b") as file:
         at = 2
@@ -29,10 +29,10 @@ def add_comments(path: Path, comments: Iterable[bytes]) -> None:
 
 
 def _segments(file: BinaryIO) -> Iterator[tuple[int, int]]:
-    """Marker and length of what comes before the pixels; the file then stands where the segment's data begins."""
+    """Yields marker and length of each segment before the pixels, with the file positioned at the segment's data."""
     at = 2
     while file.seek(at) == at and len(head := file.read(4)) == 4 and head[0] == 0xFF:
-        if head[1] == 0xFF:  # a marker may be preceded by any number of these
+        if head[1] == 0xFF:  # fill bytes before a marker
             at += 1
             continue
         marker, length = head[1], struct.unpack(">H", head[2:])[0]

@@ -1,5 +1,7 @@
-"""JPEG 2000 beside what Pillow does with it: depth, colour profile, and colour of more than 8 bits, which FFmpeg
-decodes and Pillow would round."""
+"""Reads what Pillow does not support of JPEG 2000: depth, colour profile, and colour of more than 8 bits.
+
+FFmpeg decodes such colour, which Pillow would round.
+"""
 
 import struct
 from collections.abc import Iterator
@@ -19,7 +21,7 @@ _DEEP = ("rgb48le", "rgba64le")
 
 
 def read_depth(path: Path) -> tuple[int, int]:
-    """The number of components and the bits of the deepest, from the marker that a codestream begins with."""
+    """Returns the number of components and their largest depth, from the start of the codestream."""
     with path.open("rb") as file:
         if file.read(4) != SIGNATURES[1]:
             start = next((begin for kind, begin, _ in _boxes(file, 0, None) if kind == b"jp2c"), None)
@@ -37,7 +39,7 @@ def read_depth(path: Path) -> tuple[int, int]:
 
 
 def read_profile(path: Path) -> bytes | None:
-    """The ICC profile of a JP2 file, if it has one."""
+    """Returns the ICC profile of a JP2 file, if it has one."""
     with path.open("rb") as file:
         for kind, begin, end in _boxes(file, 0, None):
             if kind != b"jp2h":
@@ -50,7 +52,7 @@ def read_profile(path: Path) -> bytes | None:
 
 
 def decode_deep(path: Path) -> np.ndarray:
-    """Colour of more than 8 bits as (H, W, 3 or 4) of uint16, the highest bits first."""
+    """Decodes colour of more than 8 bits to (H, W, 3 or 4) of uint16; samples use the highest bits."""
     decoder = av.CodecContext.create("jpeg2000", "r")
     assert isinstance(decoder, VideoCodecContext)
     try:
@@ -68,7 +70,7 @@ def decode_deep(path: Path) -> np.ndarray:
 
 
 def _boxes(file: BinaryIO, begin: int, end: int | None) -> Iterator[tuple[bytes, int, int]]:
-    """Each box's kind, and where its content begins and ends; stops at what is no box."""
+    """Yields the type of each box and the start and end of its content; stops at invalid data."""
     file.seek(0, 2)
     end = file.tell() if end is None else min(end, file.tell())
     while begin + 8 <= end:

@@ -1,8 +1,7 @@
-"""What a image file carries beside its pixels, taken from one file and put into another.
+"""Copies metadata from one image file to another.
 
-libvips rewrites EXIF as it encodes: orientation, resolution and size become those of the new image, and an embedded
-thumbnail of the old one is left out. It does so in every format but TIFF, which `tiff.py` serves. What else it does not
-write is added to its file: `png.py`, `jpeg.py` and `avif.py` know how.
+libvips updates EXIF when it encodes: orientation, resolution and size, and it drops the old thumbnail. It does
+not do so for TIFF, which `tiff.py` handles. `png.py`, `jpeg.py` and `avif.py` add what else libvips does not write.
 """
 
 import re
@@ -29,22 +28,25 @@ from redline.upscale.images.tiff import add_to_tiff, read_from_tiff
 from redline.upscale.images.vips import VipsImage, field, load_vips
 
 _MM_PER_INCH = 25.4
-# What libvips and most programs take a image for that says nothing.
+# The default of libvips and most programs for images without a resolution.
 _USUAL_DPI = 72.0
 _SAYS_NOTHING_DPI = (_USUAL_DPI, _MM_PER_INCH)
 _DPI_IN_EXIF = ("webp", "avif", "heic")
 _BLOBS = {"icc": "icc-profile-data", "exif": "exif-data", "xmp": "xmp-data", "iptc": "iptc-data"}
-# What is written by us, because libvips writes it elsewhere or in another form.
-_BY_US = {"tiff": ("exif", "iptc"), "png": ("xmp",)}
-# One segment of a JPEG file, less what marks it as XMP or EXIF.
+# Not written by libvips, because it would use another place or form.
+_NOT_BY_VIPS = {"tiff": ("exif", "iptc"), "png": ("xmp",)}
+# The size of a JPEG segment without the identifier of XMP or EXIF.
 _JPEG_SEGMENT_BYTES = 65_500
 _HOLDS_IPTC = ("jpeg", "tiff")
 
 
 @dataclass(frozen=True)
 class Metadata:
-    """Colour profile, camera's tags (upright), XMP, IPTC, dots per inch, the texts of a PNG file and the comments of a
-    JPEG file, what else is said of colours, and of how many bits samples are that come as 16."""
+    """The metadata of an image file.
+
+    `text` has the texts of a PNG, `comments` those of a JPEG, `colour` the colour tags other than the ICC profile.
+    `depth` is the original depth of samples that are stored in 16 bits. EXIF says that the image is upright.
+    """
 
     icc: bytes | None = None
     exif: bytes | None = None
@@ -57,12 +59,12 @@ class Metadata:
     depth: int | None = None
 
     def stripped(self) -> "Metadata":
-        """Nothing but the colour profile and its like, without which the colours would be other ones."""
+        """Returns only what defines the colours."""
         return Metadata(icc=self.icc, colour=self.colour, depth=self.depth)
 
 
 def read_metadata(image: VipsImage, path: Path, form: Format) -> Metadata:
-    """Everything from the header of a image that is not yet turned upright."""
+    """Reads the metadata; `image` must not be rotated upright yet."""
     blobs: dict[str, Any] = {
         name: bytes(block) for name, key in _BLOBS.items() if (block := field(image, key)) is not None
     }
@@ -99,26 +101,26 @@ def _dpi_of(image: VipsImage, path: Path, form: Format, exif: bytes | None) -> t
 
 
 def fit_metadata(metadata: Metadata, form: Format, width: int, height: int) -> tuple[Metadata, tuple[str, ...]]:
-    """The metadata as the format can hold it for a image of this size, and notes on what is left out."""
+    """Returns the metadata that the format can hold, updated to this size, and notes on what is left out."""
     notes = []
     if metadata.xmp is not None:
         sizes = {b"tiff:ImageWidth": width, b"tiff:ImageLength": height}
         sizes |= {b"exif:PixelXDimension": width, b"exif:PixelYDimension": height}
         metadata = replace(metadata, xmp=_with_values(metadata.xmp, sizes))
     if metadata.iptc is not None and form.name not in _HOLDS_IPTC:
-        notes.append(f"{form.title} has no room for IPTC, which was left out")
+        notes.append(f"{form.title} cannot hold IPTC, which was left out")
         metadata = replace(metadata, iptc=None)
     if metadata.text and form.name != "png":
-        notes.append(f"{form.title} has no room for the texts of a PNG, which were left out")
+        notes.append(f"{form.title} cannot hold PNG texts, which were left out")
         metadata = replace(metadata, text=())
     if metadata.comments and form.name != "jpeg":
-        notes.append(f"{form.title} has no room for the comments of a JPEG, which were left out")
+        notes.append(f"{form.title} cannot hold JPEG comments, which were left out")
         metadata = replace(metadata, comments=())
     colour, note = fit_colour_tags(metadata.colour, form, metadata.icc is not None)
     notes += [note] if note else []
     metadata = replace(metadata, colour=colour)
     if not form.grey and has_grey_profile(metadata.icc):
-        notes.append(f"{form.title} has no grey: the image was converted to sRGB with its own profile")
+        notes.append(f"{form.title} does not support grey: the image was converted to sRGB with its profile")
     if metadata.iptc is not None and form.name == "jpeg":
         metadata = replace(metadata, iptc=wrap(metadata.iptc))
     for name in ("exif", "xmp", "iptc"):
@@ -130,27 +132,27 @@ def fit_metadata(metadata: Metadata, form: Format, width: int, height: int) -> t
 
 
 def attach_metadata(image: VipsImage, metadata: Metadata, form: Format) -> tuple[VipsImage, int]:
-    """A copy of the image that carries the metadata, and what the encoder is to keep of it."""
+    """Returns a copy of the image with the metadata, and the flags of what the encoder writes."""
     pyvips = load_vips()
     across, down = metadata.dpi or (_USUAL_DPI, _USUAL_DPI)
     image = image.copy(xres=across / _MM_PER_INCH, yres=down / _MM_PER_INCH)
     for name, key in _BLOBS.items():
         block = getattr(metadata, name)
-        if block is not None and name not in _BY_US.get(form.name, ()):
+        if block is not None and name not in _NOT_BY_VIPS.get(form.name, ()):
             image.set_type(pyvips.GValue.blob_type, key, block)
     if not form.grey and has_grey_profile(metadata.icc):
         image = to_srgb(image)
     image.set_type(pyvips.GValue.gint_type, "orientation", 1)
     flags = pyvips.ForeignKeep
     keep = flags.ICC | flags.XMP | flags.IPTC | flags.OTHER
-    # Without this flag no EXIF is made up for a image that had none; these formats keep the resolution nowhere else.
+    # With this flag libvips creates EXIF even if there was none; these formats store the resolution only there.
     if metadata.exif is not None or (metadata.dpi is not None and form.name not in ("png", "tiff")):
         keep |= flags.EXIF
     return image, keep
 
 
 def add_metadata(path: Path, metadata: Metadata, form: Format, width: int, height: int) -> None:
-    """Adds what libvips does not write to a file that it has written."""
+    """Adds what libvips does not write to the file that it wrote."""
     if form.name == "tiff" and (metadata.exif or metadata.iptc):
         add_to_tiff(path, metadata.exif, metadata.iptc, width, height)
     elif form.name == "png":
@@ -167,7 +169,7 @@ def add_metadata(path: Path, metadata: Metadata, form: Format, width: int, heigh
 
 
 def _with_values(xmp: bytes, values: dict[bytes, int]) -> bytes:
-    """XMP with other numbers for these properties, where it has them, as attributes or as elements."""
+    """Replaces the numbers of these properties in XMP, as attributes and as elements."""
     for name, value in values.items():
         number = str(value).encode()
         xmp = re.sub(rb"(\b" + name + rb"\s*=\s*[\"'])\d+", rb"\g<1>" + number, xmp)

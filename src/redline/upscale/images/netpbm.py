@@ -1,7 +1,6 @@
-"""Netpbm files (PBM, PGM, PPM), which the packaged libvips does not read.
+"""Reads Netpbm files (PBM, PGM, PPM), which the packaged libvips does not support.
 
-Binary grey and colour samples are left in the file, where libvips reads them strip by strip; bitmaps and text are
-decoded as a whole.
+libvips reads binary grey and colour samples from the file strip by strip. Bitmaps and text are decoded as a whole.
 """
 
 import os
@@ -16,7 +15,7 @@ from redline.upscale.images.vips import DAMAGED, VipsImage, load_vips
 
 _HEADER_BYTES = 4096
 _BITMAPS, _TEXTS, _COLOUR = "14", "123", "36"
-# A comment, or white space; a header ends with exactly one character of it after its last number.
+# White space or a comment. A header ends with exactly one white space character after its last number.
 _GAP = rb"(?:\s|#[^\n]*\n)+"
 
 
@@ -34,7 +33,7 @@ class NetpbmHeader:
 
 
 def read_netpbm_header(path: Path) -> NetpbmHeader:
-    """Raises `ImageError` if the header is damaged."""
+    """Reads the header; raises `ImageError` if it is damaged."""
     with path.open("rb") as file:
         head = file.read(_HEADER_BYTES)
     kind = head[1:2].decode("latin-1")
@@ -50,7 +49,7 @@ def read_netpbm_header(path: Path) -> NetpbmHeader:
 
 
 def load_netpbm(path: Path, header: NetpbmHeader) -> VipsImage:
-    """The samples over the full range of 8 or 16 bits; raises `ImageError` if some are missing."""
+    """Loads the samples, scaled to the full range of 8 or 16 bits; raises `ImageError` if some are missing."""
     pyvips = load_vips()
     deep = header.most > 255
     if header.kind in _BITMAPS + _TEXTS:

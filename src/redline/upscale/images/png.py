@@ -1,7 +1,7 @@
-"""The chunks of PNG files: texts and colours as they are, resolution, and how many frames there are.
+"""Reads and writes PNG chunks: texts, colour tags, resolution, and the number of frames.
 
-libvips leaves the colours out but for the profile, and writes every text as if it were Latin-1. So this takes both from
-a file and adds them to one that libvips has written.
+libvips writes no colour tags but the profile, and writes all texts as Latin-1. So texts and colour tags are copied from
+the source file to the file that libvips wrote.
 """
 
 import struct
@@ -17,7 +17,7 @@ _SIGNATURE_BYTES, _HEADER_CHUNK_BYTES = 8, 25
 _TEXTS = (b"tEXt", b"zTXt", b"iTXt")
 _COLOURS = (b"gAMA", b"cHRM", b"sRGB", b"cICP", b"mDCV", b"cLLI")
 _XMP = b"XML:com.adobe.xmp"
-# EXIF, IPTC and profiles as older programs stored them: they would contradict the real ones.
+# The form in which older programs stored EXIF, IPTC and profiles; it would contradict the real ones.
 _RAW_PROFILE = b"Raw profile type"
 
 
@@ -28,22 +28,22 @@ class Chunk:
 
 
 def read_texts(path: Path) -> tuple[Chunk, ...]:
-    """All texts of a file but XMP, before its pixels and behind them."""
+    """Returns all texts but XMP, from before and after the pixels."""
     return tuple(c for c in _read(path, _TEXTS, end=b"IEND") if not c.data.startswith((_XMP + b"\0", _RAW_PROFILE)))
 
 
 def read_colours(path: Path) -> tuple[Chunk, ...]:
-    """What a file says of its colours, beside a profile; it has to say so before its pixels."""
+    """Returns the colour tags other than the profile, which must precede the pixels."""
     return tuple(_read(path, _COLOURS, end=b"IDAT"))
 
 
 def xmp_chunk(xmp: bytes) -> Chunk:
-    """Neither compressed nor translated: the form in which programs look for it."""
+    """Returns an XMP chunk, uncompressed and untranslated, as programs expect it."""
     return Chunk(b"iTXt", _XMP + b"\0\0\0\0\0" + xmp)
 
 
 def add_to_png(path: Path, chunks: Iterable[Chunk]) -> None:
-    """Puts chunks before all others but the header, where colours have to stand."""
+    """Inserts chunks directly after the header chunk, because colour tags must precede the pixels."""
     packed = b"".join(
         struct.pack(">I", len(chunk.data)) + chunk.kind + chunk.data + _sum(chunk.kind + chunk.data) for chunk in chunks
     )
@@ -52,19 +52,19 @@ def add_to_png(path: Path, chunks: Iterable[Chunk]) -> None:
 
 
 def count_png_frames(path: Path) -> int:
-    """How many frames an animated PNG has; libvips sees the first alone."""
+    """Returns the number of frames of an animated PNG, which libvips does not know."""
     found = _first(path, b"acTL")
     return struct.unpack(">I", found[:4])[0] if len(found) == 8 else 1
 
 
 def has_png_resolution(path: Path) -> bool:
-    """Whether it says how large its pixels are, and not just of what shape."""
+    """Returns whether the file has a resolution, and not only a pixel aspect ratio."""
     found = _first(path, b"pHYs")
     return len(found) == 9 and found[8:] == b"\x01"
 
 
 def forget_png_resolution(path: Path) -> None:
-    """libvips gives every PNG a resolution; of one that has none, only that its pixels are square may be told."""
+    """Removes the resolution that libvips writes into every PNG; keeps only that pixels are square."""
     square = struct.pack(">IIB", 1, 1, 0)
     with open(path, "r+b") as file:
         for kind, length in _chunks(file):
@@ -74,12 +74,12 @@ def forget_png_resolution(path: Path) -> None:
 
 
 def _first(path: Path, wanted: bytes) -> bytes:
-    """What the first such chunk before the pixels holds; nothing where there is none."""
+    """Returns the data of the first such chunk before the pixels, or nothing."""
     return next((chunk.data for chunk in _read(path, (wanted,), end=b"IDAT")), b"")
 
 
 def _read(path: Path, wanted: tuple[bytes, ...], end: bytes) -> Iterator[Chunk]:
-    # Unbuffered: a large image has many chunks, of which nothing but the heads is wanted.
+    # Unbuffered, because a large image has many chunks of which only the headers are read.
     with open(path, "rb", buffering=0) as file:
         for kind, length in _chunks(file):
             if kind == end:
@@ -89,7 +89,7 @@ def _read(path: Path, wanted: tuple[bytes, ...], end: bytes) -> Iterator[Chunk]:
 
 
 def _chunks(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
-    """Kind and length of every chunk that is whole; the file then stands where its data begins."""
+    """Yields type and length of every complete chunk, with the file positioned at its data."""
     at, end = _SIGNATURE_BYTES, file.seek(0, 2)
     while at + 12 <= end:
         file.seek(at)

@@ -1,7 +1,6 @@
-"""Whatever a file's samples are, as grey or RGB, with or without alpha, of 8 or 16 bits.
+"""Converts the samples of a file to grey or RGB, with or without alpha, of 8 or 16 bits.
 
-RGB stays in its own colour space, and its profile goes along. Everything here is lazy: libvips does it strip by strip
-as rows are asked for.
+RGB keeps its colour space and its profile. All conversions are lazy: libvips applies them strip by strip.
 """
 
 from pathlib import Path
@@ -14,7 +13,7 @@ _BITS = {"uchar": 8, "ushort": 16}
 
 
 def normalise(image: VipsImage, path: Path) -> tuple[VipsImage, tuple[str, ...]]:
-    """The image as one to four channels of 8 or 16 bits, and notes on what had to be converted."""
+    """Returns the image as one to four channels of 8 or 16 bits, and notes on conversions."""
     if image.format not in _BITS:
         raise ImageError(
             f"cannot read {str(path)!r}: its samples are of type {image.format}; convert it to 8 or 16 bits first."
@@ -38,12 +37,12 @@ def _channel_counts(image: VipsImage) -> tuple[int, int]:
 
 
 def has_grey_profile(profile: bytes | None) -> bool:
-    """By the colour space that its header names."""
+    """Returns whether the header of an ICC profile names grey as its colour space."""
     return profile is not None and profile[16:20] == b"GRAY"
 
 
 def to_srgb(image: VipsImage) -> VipsImage:
-    """By the image's own profile; of CMYK that has none, by a general one."""
+    """Converts with the profile of the image; CMYK without a profile uses a generic one."""
     return image.icc_transform(
         "srgb",
         embedded=field(image, "icc-profile-data") is not None,
@@ -56,12 +55,12 @@ def to_srgb(image: VipsImage) -> VipsImage:
 
 def _from_cmyk(image: VipsImage) -> tuple[VipsImage, tuple[str, ...]]:
     embedded = field(image, "icc-profile-data") is not None
-    whose = "its own profile" if embedded else "a general profile, since it has none"
+    whose = "its profile" if embedded else "a generic profile, because it has none"
     return to_srgb(image), (f"CMYK was converted to sRGB with {whose}",)
 
 
 def _to_full_range(image: VipsImage) -> VipsImage:
-    """AVIF of 10 or 12 bits arrives shifted to 16, so that white is 65,472 or 65,520: it is stretched to 65,535."""
+    """Scales 10- and 12-bit AVIF, which libvips shifts to 16 bits (white is 65,472 or 65,520), to 65,535."""
     if image.format != "ushort" or field(image, "heif-compression") is None:
         return image
     bits = image.get("bits-per-sample")

@@ -1,10 +1,10 @@
-"""A image file that is written from the top down and appears under its name only when it is whole.
+"""Writes an image file row by row; the file appears under its name only when it is complete.
 
-Encoders ask for rows when they want them, so rows are collected first: in memory while the image is small, and in a
-scratch file beside the target when it is not. libvips then encodes from there strip by strip.
+Encoders read rows on demand, so rows are collected first: small images in memory, large ones in a scratch file beside
+the target. libvips then encodes from there strip by strip.
 
-Both the scratch file and the half-written image have hidden names (`partial`), so that what a killed run leaves
-behind can be told from images, and removed.
+The scratch file and the incomplete image have hidden names (see `partial`), so that the files of a killed run can be
+recognised and removed.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from redline.upscale.images.vips import VipsImage, explaining, load_vips
 
 MEMORY_LIMIT_BYTES = 512 * 2**20
 
-_GAVE_UP = "its encoder gave up without a reason"
+_UNEXPLAINED = "the encoder failed without a message"
 
 
 def create_image(
@@ -41,15 +41,15 @@ def create_image(
     format: str | None = None,
     memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
 ) -> "ImageSink":
-    """Checks that the format can hold the image and that there is room, and begins it.
+    """Opens an image file for writing; raises `ImageError` if the format cannot hold it or the disk is full.
 
-    The name decides the format unless `format` does. `strip` leaves out everything but the colour profile.
+    The suffix decides the format unless `format` is given. `strip` leaves out all metadata but the colours.
     """
     path = Path(path)
     form = format_named(format) if format is not None else format_for(path)
     metadata = metadata or Metadata()
     if form.name == "avif" and metadata.depth is not None:
-        # 10 bits stay 10, which more programs show than 12.
+        # Keeps 10 bits, which more programs support than 12.
         form = replace(form, bits=min(form.bits, metadata.depth))
     notes = check_can_hold(form, width, height, channels, bits, metadata.depth)
     metadata, left_out = fit_metadata(metadata.stripped() if strip else metadata, form, width, height)
@@ -58,7 +58,7 @@ def create_image(
 
 
 class ImageSink:
-    """A image that is being written; `create_image` makes one. Any thread may use it, one at a time."""
+    """An image that is being written, made by `create_image`. Any thread may use it, one at a time."""
 
     def __init__(
         self,
@@ -83,20 +83,20 @@ class ImageSink:
         self._scratch: Path | None = None
         self._partial: Path | None = None
         try:
-            with explaining(self._writing, _GAVE_UP):
+            with explaining(self._writing, _UNEXPLAINED):
                 self._begin(memory_limit_bytes)
         except BaseException:
             self.abort()
             raise
 
     def write_rows(self, rows: np.ndarray) -> None:
-        """Takes the next rows, (any number, width, channels), in the type that `bits` promised."""
+        """Appends rows (any number, width, channels) of uint8 or uint16, according to `bits`."""
         rows = np.asarray(rows)
         height, width, channels = self.shape
         if self._partial is None:
             raise ImageError(f"{self._writing}: it is finished or aborted.")
         if rows.dtype != self._given or rows.shape[1:] != (width, channels) or rows.ndim != 3:
-            raise ImageError(f"{self._writing}: rows of shape {rows.shape} and type {rows.dtype} do not belong to it.")
+            raise ImageError(f"{self._writing}: rows of shape {rows.shape} and dtype {rows.dtype} do not fit.")
         if self._written + len(rows) > height:
             raise ImageError(f"{self._writing}: it has {height} rows, and {self._written + len(rows)} were given.")
         rounded = round_to(rows, self._form)
@@ -107,20 +107,20 @@ class ImageSink:
                 with explaining(self._writing), open(self._scratch, "ab") as file:
                     file.write(np.ascontiguousarray(rounded).data)
             except BaseException:
-                # A part of the rows may be there, and no others may follow it.
+                # Part of the rows may have been written, so no more rows may follow.
                 self.abort()
                 raise
         self._written += len(rows)
 
     def finish(self) -> None:
-        """Encodes, brings it to the disk, and gives it its name; afterwards the image is whole or was never there."""
+        """Encodes the image, syncs it to disk and renames it; on an error, no file is left."""
         height, width, _ = self.shape
         if self._partial is None:
             raise ImageError(f"{self._writing}: it is finished or aborted.")
         try:
             if self._written < height:
                 raise ImageError(f"{self._writing}: {self._written} of its {height} rows were given.")
-            with explaining(self._writing, _GAVE_UP):
+            with explaining(self._writing, _UNEXPLAINED):
                 image, keep = attach_metadata(self._collected(), self._metadata, self._form)
                 encode(image, self._partial, self._form, self._encoding, keep)
                 add_metadata(self._partial, self._metadata, self._form, width, height)
@@ -131,7 +131,7 @@ class ImageSink:
             self.abort()
 
     def abort(self) -> None:
-        """Leaves nothing behind; does nothing when all is done."""
+        """Removes the incomplete files; does nothing after `finish`."""
         for path in (self._partial, self._scratch):
             if path is not None:
                 with contextlib.suppress(OSError):
@@ -155,7 +155,7 @@ class ImageSink:
 
     def _begin(self, memory_limit_bytes: int) -> None:
         if self.path.is_dir():
-            raise ImageError(f"{self._writing}: a folder has that name.")
+            raise ImageError(f"{self._writing}: it is a folder.")
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._partial = _create_hidden(self.path)
         size = int(np.prod(self.shape)) * self._stored.itemsize
@@ -164,7 +164,7 @@ class ImageSink:
             return
         free = shutil.disk_usage(self.path.parent).free
         if free < size:
-            needs = f"{format_bytes(size)} are needed beside it for a while, and {format_bytes(free)} are free"
+            needs = f"{format_bytes(size)} of temporary space are needed, and {format_bytes(free)} are free"
             raise ImageError(f"{self._writing}: {needs}.")
         self._scratch = _create_hidden(self.path)
 
@@ -181,7 +181,7 @@ class ImageSink:
 
 
 def _create_hidden(path: Path) -> Path:
-    """A new, empty file beside the target, under a name that says whose it is."""
+    """Creates an empty file with a hidden name beside the target."""
     hidden = hidden_path(path)
     os.close(os.open(hidden, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     return hidden

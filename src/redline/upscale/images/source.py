@@ -1,11 +1,11 @@
-"""A image file as rows of samples, upright, from the top down, in constant memory.
+"""Reads an image file as rows of samples, upright, from the top down, in constant memory.
 
-Damage is refused rather than filled with grey: decoders' warnings count as errors, because lost data is a warning to
-some of them. A JPEG file with a harmless flaw in its header, as some cameras write it, is then read once more without
-that, and a note says so.
+Damaged files are refused instead of being filled with grey: warnings of decoders count as errors, because some decoders
+only warn about lost data. A JPEG with a harmless flaw in its header, as some cameras write it, is read again without
+this check, and a note says so.
 
-A image that must be turned cannot be read from the top down: libvips then decodes all of it first, into memory up to
-100 MB and into a temporary file beyond.
+A rotated image cannot be read from the top down: libvips first decodes all of it, into memory up to 100 MB and into a
+temporary file beyond.
 """
 
 import os
@@ -27,7 +27,7 @@ from redline.upscale.images.samples import bits_of, normalise
 from redline.upscale.images.tiff import has_raw_ycbcr
 from redline.upscale.images.vips import VipsImage, explaining, field, load_vips
 
-# How many rows are asked of libvips at once: few calls, and little memory.
+# Rows per call of libvips: few calls, and little memory.
 _ROWS_AT_ONCE = 64
 _HARMLESS = re.compile(
     r"unknown JFIF revision|Invalid SOS parameters|Unknown Adobe color transform"
@@ -36,7 +36,7 @@ _HARMLESS = re.compile(
 
 
 def open_image(path: Path | str, pixel_limit: int = PIXEL_LIMIT, random_access: bool = False) -> "ImageSource":
-    """Reads the header of a image and nothing else; raises `ImageError` with one sentence on anything wrong."""
+    """Opens an image file and reads its header; raises `ImageError` if it cannot be read."""
     path = Path(path)
     head = _read_head(path)
     form = sniff(path, head)
@@ -49,8 +49,8 @@ def open_image(path: Path | str, pixel_limit: int = PIXEL_LIMIT, random_access: 
             )
         if form.name == "tiff" and has_raw_ycbcr(path):
             raise ImageError(
-                f"cannot read {str(path)!r}: its colours are stored as luma and chroma without JPEG compression, which "
-                "libvips takes for RGB; save it as RGB first."
+                f"cannot read {str(path)!r}: its colours are YCbCr without JPEG compression, which libvips reads as "
+                "RGB; save it as RGB first."
             )
         metadata = read_metadata(header, path, form)
         notes = _notes_on(header, path, form, head, metadata)
@@ -58,12 +58,12 @@ def open_image(path: Path | str, pixel_limit: int = PIXEL_LIMIT, random_access: 
 
 
 def sniffed(path: Path) -> Format:
-    """The format of a image by its content; raises `ImageError` when it is none."""
+    """Returns the format of an image by its content; raises `ImageError` if it is unknown."""
     return sniff(path, _read_head(path))
 
 
 class ImageSource:
-    """An open image; `open_image` makes one. Any thread may use it, one at a time."""
+    """An open image, made by `open_image`. Any thread may use it, one at a time."""
 
     def __init__(
         self, path: Path, form: Format, metadata: Metadata, notes: tuple[str, ...], random_access: bool
@@ -73,7 +73,7 @@ class ImageSource:
         self._form = form
         self._random_access = random_access
         self._strict = True
-        # Formats that are decoded as a whole are so when the first rows are asked for.
+        # Formats without streaming are decoded when the first rows are read.
         self._is_blank = form.loader == WHOLE
         self._image, converted = _decode(path, form, random_access, strict=True)
         if converted:
@@ -96,19 +96,19 @@ class ImageSource:
         return self.channels in (2, 4)
 
     def rows(self, top: int, bottom: int) -> np.ndarray:
-        """Rows `top` … `bottom` − 1 as (rows, width, channels) of uint8 or uint16.
+        """Returns rows `top` … `bottom` − 1 as (rows, width, channels) of uint8 or uint16.
 
-        Without random access `top` never lies above the `top` asked for last, and `bottom` may lie anywhere below: rows
-        that both bands share are kept. They are kept in the array that was returned, so it is to be read only.
+        Without random access, `top` must not be smaller than in the previous call. Rows shared with the previous call
+        are copied from its array, so callers must not change the returned array.
         """
         if not 0 <= top < bottom <= self.height:
-            raise ImageError(f"{str(self.path)!r} has {self.height} rows: {top} to {bottom} are not among them.")
+            raise ImageError(f"{str(self.path)!r} has {self.height} rows: cannot read rows {top} to {bottom}.")
         if self._failure is not None:
             raise self._failure
         if self._random_access:
             return self._read(top, self._empty(bottom - top))
         if top < self._kept_top:
-            raise ImageError(f"rows of {str(self.path)!r} were asked for upwards, which needs random access.")
+            raise ImageError(f"reading rows of {str(self.path)!r} upwards needs random access.")
         kept = self._kept[top - self._kept_top :]
         if len(kept) >= bottom - top:
             return kept[: bottom - top]
@@ -119,9 +119,9 @@ class ImageSource:
         return band
 
     def close(self) -> None:
-        """Lets go of the file; rows can no longer be asked for."""
+        """Closes the file; no more rows can be read."""
         self._image, self._kept = None, self._empty(0)
-        self._failure = ImageError(f"{str(self.path)!r} was closed.")
+        self._failure = ImageError(f"{str(self.path)!r} is closed.")
 
     def __enter__(self) -> "ImageSource":
         return self
@@ -143,13 +143,13 @@ class ImageSource:
         except ImageError as error:
             flaw = _harmless_flaw(error) if self._strict and self._form.name == "jpeg" else ""
             if not flaw:
-                # What a decoder gives out after it has failed is not worth asking for.
+                # The output of a decoder after an error is not valid.
                 self._failure = error
                 raise
             self._strict = False
             with explaining(_reading(self.path)):
                 self._image, _ = _decode(self.path, self._form, self._random_access, strict=False)
-            self.notes += (f"its JPEG decoder remarks: {flaw}",)
+            self.notes += (f"the JPEG decoder warns: {flaw}",)
             return self._read(top, into)
         return into
 
@@ -181,16 +181,16 @@ def _load(path: Path, form: Format, sequential: bool, strict: bool) -> VipsImage
 
 
 def _decode(path: Path, form: Format, random_access: bool, strict: bool) -> tuple[VipsImage, tuple[str, ...]]:
-    """The upright image, of which nothing is decoded yet, and notes on what will be converted."""
+    """Returns the upright image, which is decoded on demand, and notes on conversions."""
     image = _load(path, form, not random_access, strict)
     if field(image, "orientation", 1) > 2:
-        # Only mirroring left to right works from the top down.
+        # Of all orientations, only mirroring left to right can be read from the top down.
         image = _load(path, form, False, strict)
     return normalise(image.autorot(), path)
 
 
 def _fetch(image: VipsImage, top: int, into: np.ndarray) -> None:
-    # A region belongs to the thread that made it, so each call has its own.
+    # A region may only be used by the thread that made it, so each call makes one.
     region = load_vips().Region.new(image)
     for start in range(0, len(into), _ROWS_AT_ONCE):
         part = into[start : start + _ROWS_AT_ONCE]
@@ -199,16 +199,16 @@ def _fetch(image: VipsImage, top: int, into: np.ndarray) -> None:
 
 
 def _harmless_flaw(error: ImageError) -> str:
-    """What a JPEG decoder warned of, when it was nothing but harmless flaws."""
+    """Returns the warnings of a JPEG decoder if all of them are harmless, else an empty text."""
     remarks = {line.partition(": ")[2] for line in getattr(error.__cause__, "detail", "").splitlines() if line.strip()}
     return "; ".join(sorted(remarks)) if all(_HARMLESS.search(remark) for remark in remarks) else ""
 
 
 def _notes_on(image: VipsImage, path: Path, form: Format, head: bytes, metadata: Metadata) -> tuple[str, ...]:
-    """What is left out of the file, and a name that does not say what it is."""
+    """Returns notes on what is not used of the file, and on a suffix of another format."""
     notes = []
     if path.suffix.lower() not in form.suffixes:
-        notes.append(f"it is named {path.suffix or 'without an ending'} but is {form.title}")
+        notes.append(f"it has {f'the suffix {path.suffix}' if path.suffix else 'no suffix'} but is {form.title}")
     pages = count_png_frames(path) if form.name == "png" else field(image, "n-pages", 1)
     if form.name == "avif" and b"avis" in brands_of(head):
         notes.append("animated: only the first frame is used")
@@ -216,8 +216,8 @@ def _notes_on(image: VipsImage, path: Path, form: Format, head: bytes, metadata:
         notes.append(
             {
                 "tiff": f"only the first of {pages} pages is used",
-                "avif": f"only the main one of {pages} images is used",
-                "heic": f"only the main one of {pages} images is used",
+                "avif": f"only the main image of {pages} is used",
+                "heic": f"only the main image of {pages} is used",
             }.get(form.name, f"animated: only the first of {pages} frames is used")
         )
     if metadata.xmp is not None and b"hdrgm:" in metadata.xmp:

@@ -1,14 +1,14 @@
-"""Tags in directories: the structure that TIFF files and EXIF blocks share, read and written without their meaning."""
+"""Reads and writes directories of tags, the structure that TIFF files and EXIF blocks share."""
 
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
-# Bytes of one value by its type, and the unit whose bytes are reversed between the two byte orders.
+# The bytes of a value by its type, and the unit in which bytes are swapped between byte orders.
 SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8, 18: 8}
 _UNITS = SIZES | {5: 4, 10: 4}
 
-# What a damaged file may claim is believed up to here.
+# Limits for the values of damaged files.
 _MOST_TAGS, _LONGEST_BYTES = 1000, 2**20
 
 ReadAt = Callable[[int, int], bytes]
@@ -16,7 +16,7 @@ ReadAt = Callable[[int, int], bytes]
 
 @dataclass(frozen=True)
 class Tag:
-    """One entry: its values in the file's byte order, and where they lie."""
+    """One entry: its values in the byte order of the file, and their offset."""
 
     kind: int
     count: int
@@ -29,7 +29,7 @@ Directory = dict[int, Tag]
 
 @dataclass(frozen=True)
 class Layout:
-    """Byte order, and whether it is BigTIFF, whose counts and offsets have eight bytes."""
+    """The byte order, and whether it is BigTIFF, whose counts and offsets have eight bytes."""
 
     order: str
     big: bool
@@ -50,12 +50,12 @@ class Layout:
         return struct.pack(self.order + ("Q" if self.big else "I"), number)
 
     def number(self, data: bytes) -> int:
-        """Two, four or eight bytes as a number."""
+        """Converts two, four or eight bytes to a number."""
         return struct.unpack(self.order + {2: "H", 4: "I", 8: "Q"}[len(data)], data)[0]
 
 
 def read_header(read_at: ReadAt) -> tuple[Layout, int]:
-    """The layout and where the main directory begins; ValueError when it is no TIFF structure."""
+    """Returns the layout and the offset of the main directory; raises ValueError if it is not TIFF."""
     head = read_at(0, 16)
     order = {b"II": "<", b"MM": ">"}.get(head[:2])
     if order is None or len(head) < 8:
@@ -69,7 +69,7 @@ def read_header(read_at: ReadAt) -> tuple[Layout, int]:
 
 
 def read_entries(read_at: ReadAt, offset: int, layout: Layout) -> list[bytes]:
-    """The entries of a directory as they lie there."""
+    """Returns the raw entries of a directory."""
     head = read_at(offset, layout.count_bytes)
     if len(head) < layout.count_bytes:
         return []
@@ -83,7 +83,7 @@ def number_of(entry: bytes, layout: Layout) -> int:
 
 
 def read_directory(read_at: ReadAt, offset: int, layout: Layout) -> Directory:
-    """Every tag of a directory whose values are whole."""
+    """Returns the tags of a directory whose values are complete."""
     found: Directory = {}
     for index, entry in enumerate(read_entries(read_at, offset, layout)):
         value = entry[-layout.offset_bytes :]
@@ -102,7 +102,7 @@ def read_directory(read_at: ReadAt, offset: int, layout: Layout) -> Directory:
 
 
 def follow(directory: Directory, pointer: int, read_at: ReadAt, layout: Layout) -> Directory:
-    """The directory that a tag points to; empty without such a tag."""
+    """Returns the directory that a tag points to, empty without such a tag."""
     tag = directory.get(pointer)
     if tag is None or len(tag.data) not in (4, 8):
         return {}
@@ -110,7 +110,7 @@ def follow(directory: Directory, pointer: int, read_at: ReadAt, layout: Layout) 
 
 
 def pack(directory: Directory, at: int, layout: Layout, ready: list[bytes] | None = None) -> bytes:
-    """A directory that begins at `at`, with the entries that are ready; longer values lie behind it."""
+    """Packs a directory for offset `at`, including the entries in `ready`, followed by the long values."""
     entries = {number_of(entry, layout): entry for entry in ready or []}
     count = len(entries) + len(directory)
     behind = at + layout.count_bytes + count * layout.entry_bytes + layout.offset_bytes
@@ -127,7 +127,7 @@ def pack(directory: Directory, at: int, layout: Layout, ready: list[bytes] | Non
 
 
 def reordered(tag: Tag, theirs: Layout, ours: Layout) -> Tag:
-    """The tag with its values in the other file's byte order."""
+    """Returns the tag with its values in the byte order `ours`."""
     unit = _UNITS[tag.kind]
     if theirs.order == ours.order or unit == 1:
         return tag

@@ -1,7 +1,7 @@
-"""EXIF and IPTC of TIFF files, where they lie among the image's own tags.
+"""Copies EXIF and IPTC of TIFF files, which are stored among the tags of the image.
 
-libvips leaves EXIF out there and cuts IPTC to a quarter. So this takes them from a file and adds
-them to one that libvips has written: the directories go to its end, and its header is pointed at them.
+libvips leaves out EXIF and truncates IPTC to a quarter. So they are read from the source file and added to the file
+that libvips wrote: the directories are appended and the header is pointed at them.
 """
 
 import struct
@@ -19,11 +19,11 @@ from redline.upscale.images.tags import (
     reordered,
 )
 
-# The tags of the main directory that tell of the image rather than of its storage:
+# The tags of the main directory that describe the image and not its storage:
 # description, make, model, software, date, artist, host, rating, copyright, and Windows' title to subject.
 _DESCRIPTIVE = {0x010E, 0x010F, 0x0110, 0x0131, 0x0132, 0x013B, 0x013C, 0x4746, 0x8298, *range(0x9C9B, 0x9CA0)}
 _DESCRIPTION = 0x010E
-# What tifffile notes there is true of the small image alone.
+# tifffile writes the shape into the description, which is wrong for the upscaled image.
 _OF_ANOTHER_SHAPE = b'{"shape":'
 _IPTC, _PIXELS_ACROSS, _PIXELS_DOWN = 0x83BB, 0xA002, 0xA003
 _LONG, _UNDEFINED = 4, 7
@@ -31,7 +31,7 @@ _COMPRESSION, _JPEGS, _PHOTOMETRIC, _YCBCR = 0x0103, (6, 7), 0x0106, 6
 
 
 def read_from_tiff(path: Path) -> dict[str, bytes]:
-    """The EXIF block and the IPTC that another format would carry for this image, where there is anything to tell."""
+    """Returns the EXIF block and the IPTC captions, as far as the file has any."""
     with open(path, "rb") as file:
         try:
             layout, (main, photo, gps) = read_directories(_in_file(file))
@@ -49,7 +49,7 @@ def read_from_tiff(path: Path) -> dict[str, bytes]:
 
 
 def has_raw_ycbcr(path: Path) -> bool:
-    """Whether its samples are luma and chroma as they are: libvips converts them in JPEG-compressed files alone."""
+    """Returns whether samples are YCbCr without JPEG compression, which libvips does not convert to RGB."""
     with open(path, "rb") as file:
         try:
             read_at = _in_file(file)
@@ -62,7 +62,7 @@ def has_raw_ycbcr(path: Path) -> bool:
 
 
 def add_to_tiff(path: Path, exif: bytes | None, iptc: bytes | None, width: int, height: int) -> None:
-    """Adds a block's tags and IPTC to the file of a image of this size."""
+    """Adds the tags of an EXIF block, updated to this size, and IPTC to a file."""
     theirs, directories = read_block(exif or b"")
     with open(path, "r+b") as file:
         ours, first = read_header(_in_file(file))

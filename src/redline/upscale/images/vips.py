@@ -1,8 +1,7 @@
-"""libvips, loaded when the first image needs it, and its errors put into sentences.
+"""Loads libvips when it is first needed, and turns its errors into readable messages.
 
-libvips decodes and encodes strip by strip, which keeps memory constant however large a image is. Its operation cache
-is off, because it would keep files open that nobody asks for again, and each pipeline gets one worker thread, because
-the callers work on several images at once.
+libvips decodes and encodes strip by strip, so memory is constant for images of any size. Its operation cache is off,
+because it would keep files open. Each pipeline has one worker thread, because callers process several images at once.
 """
 
 import functools
@@ -14,14 +13,14 @@ from typing import Any
 
 from redline.upscale.images.errors import ImageError
 
-# A `pyvips.Image`, of a module that is not imported before it is needed.
+# A `pyvips.Image`; the module is imported lazily.
 VipsImage = Any
 
 DAMAGED = "its data is damaged or cut short"
 _NOISE = re.compile(r"bad seek to|wbuffer_write: write failed|Unknown error -1")
 _SYSTEM_ERROR = re.compile(r"system error: (.+)")
 _SPEAKER, _CODE = re.compile(r"^[\w ]+: "), re.compile(r" \([\d.]+\)$")
-# What libvips says without saying anything.
+# Readable messages instead of uninformative ones of libvips.
 _PLAINER = {
     "libpng read error": DAMAGED,
     "unable to parse image": DAMAGED,
@@ -41,22 +40,22 @@ def load_vips() -> ModuleType:
     try:
         import pyvips
     except (ImportError, OSError) as error:
-        raise ImageError("images are read and written by libvips: pip install 'pyvips[binary]'.") from error
+        raise ImageError("reading and writing images needs libvips: pip install 'pyvips[binary]'.") from error
     pyvips.cache_set_max(0)
     pyvips.vips_lib.vips_concurrency_set(1)
     return pyvips
 
 
 def field(image: VipsImage, name: str, otherwise: Any = None) -> Any:
-    """A field of an image's header, which few images have all of."""
+    """Returns a field of the image's header, or `otherwise` if it is missing."""
     return image.get(name) if image.get_typeof(name) else otherwise
 
 
 @contextmanager
 def explaining(doing: str, unexplained: str = DAMAGED) -> Iterator[None]:
-    """Turns what libvips or the system says into `cannot read 'photo.jpg': premature end of JPEG image.`"""
+    """Converts errors of libvips and the system to an `ImageError` such as `cannot read 'a.jpg': premature end …`."""
     pyvips = load_vips()
-    # Operations that succeed leave remarks behind, and the buffer is one for the whole process.
+    # Successful operations leave warnings in the error buffer, which is shared by the process.
     pyvips.vips_lib.vips_error_clear()
     try:
         yield
@@ -65,12 +64,12 @@ def explaining(doing: str, unexplained: str = DAMAGED) -> Iterator[None]:
     except OSError as error:
         raise ImageError(f"{doing}: {error.strerror or error}.") from error
     except UnicodeDecodeError as error:
-        # A file name that is not UTF-8 breaks the binding's own text.
+        # pyvips cannot decode a file name that is not UTF-8 in its error message.
         raise ImageError(f"{doing}: {unexplained}.") from error
 
 
 def reason(detail: str, unexplained: str = DAMAGED) -> str:
-    """The one line of libvips' remarks that says the cause, if any does."""
+    """Returns the line of libvips' messages that names the cause, if there is one."""
     lines = [line.strip() for line in detail.splitlines() if line.strip() and not _NOISE.search(line)]
     for line in lines:
         if found := _SYSTEM_ERROR.search(line):

@@ -1,4 +1,4 @@
-"""Videos: decoded, enlarged and encoded again, with everything else that the file holds kept as it was."""
+"""Decodes, upscales and encodes videos; copies the other streams and metadata of the file."""
 
 from redline.upscale.video.encoders import available_codecs, check_encoding
 from redline.upscale.video.frames import RgbFrame, open_frames

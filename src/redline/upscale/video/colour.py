@@ -1,7 +1,7 @@
-"""Which colours a video's numbers stand for: the matrix and range between YUV and RGB, and the tags players read.
+"""The colour matrix and range between YUV and RGB, and the tags that players read.
 
-A video that names no matrix is shown by players with one guessed from its size, and enlarging changes the size: so the
-guess is made here, from the source's size, and the enlarged video names it.
+If a video names no matrix, players guess one from its size. Upscaling changes the size, so the guess is made here from
+the size of the source, and written into the result.
 """
 
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from redline.errors import RedlineError
 
 RGB, BT709, UNSPECIFIED, RESERVED, BT601 = 0, 1, 2, 3, 6
 FULL_RANGE = 2
-# Shares of red and of blue in the luma, by the matrix's number in the standards (ITU-T H.273).
+# The weights of red and blue in luma, by the number of the matrix in ITU-T H.273.
 _LUMA = {
     BT709: (0.2126, 0.0722),
     4: (0.30, 0.11),
@@ -26,7 +26,7 @@ _NAMES = {BT709: "BT.709", BT601: "BT.601"}
 
 @dataclass(frozen=True)
 class Colour:
-    """Numbers of ITU-T H.273 for matrix, primaries and transfer, and whether black is 0 rather than 16."""
+    """Matrix, primaries and transfer as numbers of ITU-T H.273, and whether black is 0 instead of 16."""
 
     matrix: int
     primaries: int
@@ -45,11 +45,11 @@ class Colour:
         return replace(self, matrix=RGB, full_range=True)
 
     def as_yuv(self) -> "Colour":
-        """RGB has no matrix: its YUV form takes the one that every player knows."""
+        """Returns the colours for YUV; RGB, which has no matrix, becomes BT.709, which every player knows."""
         return replace(self, matrix=BT709, full_range=False) if self.matrix == RGB else self
 
     def tag(self, tagged: object) -> None:
-        """Writes the tags to a frame or to a codec context: both name them alike."""
+        """Writes the tags to a frame or a codec context, which have the same attributes."""
         for name, value in (
             ("colorspace", self.matrix),
             ("color_primaries", self.primaries),
@@ -60,10 +60,10 @@ class Colour:
 
 
 def colour_of(frame: VideoFrame) -> tuple[Colour, list[str]]:
-    """The colours of a decoded frame, and a note where they had to be guessed."""
+    """Returns the colours of a decoded frame, and a note if they were guessed."""
     grey = len(frame.format.components) < 3
     full = frame.color_range == FULL_RANGE or frame.format.name.startswith("yuvj")
-    # Untagged grey has no legacy of 16 … 235: decoders of grey formats mean 0 … 255.
+    # Decoders of grey formats use the full range unless tagged otherwise.
     full = full or (grey and frame.color_range == 0)
     tags = (int(frame.color_primaries), int(frame.color_trc))
     if frame.format.is_rgb or frame.format.has_palette:
@@ -72,7 +72,7 @@ def colour_of(frame: VideoFrame) -> tuple[Colour, list[str]]:
     if matrix in _LUMA:
         return Colour(matrix, *tags, full), []
     if matrix not in (UNSPECIFIED, RESERVED) and not grey:
-        raise RedlineError(f"the video's colour matrix (number {matrix} of ITU-T H.273) is not one that is known here.")
+        raise RedlineError(f"the video's colour matrix (number {matrix} of ITU-T H.273) is not supported.")
     guess = BT709 if frame.width >= 1280 or frame.height >= 720 else BT601
-    note = f"the video names no colour matrix: {_NAMES[guess]} is taken, as players do at its size, and written down"
+    note = f"the video names no colour matrix: {_NAMES[guess]} is assumed, as players do for its size, and written"
     return Colour(guess, *tags, full), [] if grey else [note]

@@ -1,4 +1,4 @@
-"""Which encoder writes the video, in which pixel format, and with which options."""
+"""Chooses the encoder, its pixel format and its options."""
 
 import os
 import re
@@ -20,8 +20,7 @@ _NUMBERS = tuple(str(number) for number in range(14))
 
 @dataclass(frozen=True)
 class _Kind:
-    """An encoder: its usual quality and its worst, how its speed is called, and what it gets besides; without a crf it
-    takes none."""
+    """An encoder: its default and its worst crf (None if it has no crf), its speed option, and further options."""
 
     name: str
     crf: float | None = None
@@ -37,12 +36,12 @@ _KINDS = {
     "hevc": _Kind("libx265", 19, 51, "medium", presets=_WORDS, options=(("x265-params", "log-level=none"),)),
     "av1": _Kind("libsvtav1", 24, 63, "8", presets=_NUMBERS),
     "vp9": _Kind("libvpx-vp9", 24, 63, "3", "cpu-used", _NUMBERS[:9], (("b", "0"), ("row-mt", "1"))),
-    # Every frame a key frame: lossless video is kept to be cut.
+    # Every frame is a key frame, because lossless video is made for editing.
     "ffv1": _Kind("ffv1", options=(("level", "3"), ("slicecrc", "1"), ("g", "1"))),
     "prores": _Kind("prores_ks"),
     "mpeg4": _Kind("mpeg4", options=(("flags", "+qscale"), ("global_quality", "236"))),
 }
-# What players expect inside: some muxers would write more.
+# The codecs that players expect in each container; some muxers would write more.
 _HELD = {
     "mp4": ("h264", "hevc", "av1", "vp9", "mpeg4"),
     "mov": ("h264", "hevc", "prores", "mpeg4"),
@@ -55,7 +54,7 @@ _MOST_BITS = 12
 
 @dataclass(frozen=True)
 class Encoder:
-    """`padded` columns and rows are added at the right and the bottom, where halved chroma needs even sides."""
+    """`padded` columns and rows are added at the right and bottom if subsampled chroma needs even sides."""
 
     codec: str
     name: str
@@ -72,22 +71,22 @@ class Encoder:
 
 
 def available_codecs() -> list[str]:
-    """Names for `VideoSettings.codec` that the installed PyAV can write."""
+    """Returns the values of `VideoSettings.codec` that the installed PyAV can write."""
     return [codec for codec, kind in _KINDS.items() if _exists(kind.name)]
 
 
 def check_encoding(settings: VideoSettings) -> None:
-    """What can be said of codec and quality before there is a video."""
+    """Raises `RedlineError` for an unknown codec or a crf out of range, as far as known without a video."""
     if settings.codec != "auto":
         _codec(settings.codec, "")
         _check_crf(settings.crf, settings.codec)
     elif settings.crf is not None:
-        # Which codec it will be depends on the video's container: what none of them takes is refused.
+        # The codec depends on the container of the video, so only a crf that no codec supports is refused.
         _check_crf(settings.crf, max(_KINDS, key=lambda codec: _KINDS[codec].worst_crf))
 
 
 def choose_encoder(settings: VideoSettings, video: VideoInfo, target: Path, scale: int) -> tuple[Encoder, list[str]]:
-    """The encoder for a video, and notes on what it does not keep."""
+    """Returns the encoder for a video, and notes on what it does not keep."""
     container = target_format(target)
     codec, notes = _codec(settings.codec, container)
     kind = _KINDS[codec]
@@ -95,7 +94,7 @@ def choose_encoder(settings: VideoSettings, video: VideoInfo, target: Path, scal
         fitting = [suffix for suffix, name in TARGETS.items() if codec in _HELD[name] and suffix != ".m4v"]
         raise RedlineError(f"{target.suffix} cannot hold {codec}: choose {' or '.join(fitting)}, or another codec.")
     if kind.name == "libsvtav1":
-        # The library prints a page about itself to stderr, and listens to nothing else.
+        # Only this environment variable stops the library from printing to stderr.
         os.environ.setdefault("SVT_LOG", "1")
     source = VideoFormat(video.pixel_format)
     pixel_format, more = _pixel_format(codec, kind.name, source)
@@ -104,7 +103,7 @@ def choose_encoder(settings: VideoSettings, video: VideoInfo, target: Path, scal
     padded = (width % 2 * (layout.chroma_width(2) == 1), height % 2 * (layout.chroma_height(2) == 1))
     if any(padded):
         more.append(
-            f"{width}×{height} is odd and {pixel_format} needs even sides: the frame's edge is repeated once, to "
+            f"{width}×{height} is odd and {pixel_format} needs even sides: the last row or column is repeated, to "
             f"{width + padded[0]}×{height + padded[1]}"
         )
     if layout.is_rgb:
@@ -114,7 +113,7 @@ def choose_encoder(settings: VideoSettings, video: VideoInfo, target: Path, scal
         if video.colour.matrix == RGB:
             more.append("the video is RGB and is written as YUV with the BT.709 matrix; ffv1 keeps RGB")
     if codec == "h264" and pixel_format != "yuv420p":
-        more.append(f"H.264 in {pixel_format}, kept from the video, plays in few devices; hevc plays in more")
+        more.append(f"H.264 in {pixel_format}, as in the source, plays on few devices; hevc plays on more")
     options = _options(codec, kind, settings, layout)
     encoder = Encoder(codec, kind.name, options, pixel_format, colour, width + padded[0], height + padded[1], padded)
     return encoder, notes + more
@@ -126,7 +125,7 @@ def _codec(asked: str, container: str) -> tuple[str, list[str]]:
         wanted = _DEFAULTS.get(container, ("h264", "mpeg4"))
         codec = next((codec for codec in wanted if codec in known), None)
         if codec is None:
-            raise RedlineError(f"the installed PyAV can write none of {', '.join(wanted)} into {container}.")
+            raise RedlineError(f"the installed PyAV has no encoder for {container}: it needs {' or '.join(wanted)}.")
         missing = (
             f"the installed PyAV has no encoder for {wanted[0]}: {codec} is used, which looks worse at the same size"
         )
@@ -141,15 +140,15 @@ def _check_crf(crf: float | None, codec: str) -> None:
     if crf is None:
         return
     if kind.crf is None:
-        raise RedlineError(f"{codec} takes no crf: its quality is fixed.")
+        raise RedlineError(f"{codec} has no crf: leave out --crf.")
     if not 0 <= crf <= kind.worst_crf:
-        raise RedlineError(f"a crf of {crf:g} is not between 0 and {kind.worst_crf:g}, which {codec} takes.")
+        raise RedlineError(f"crf must be between 0 and {kind.worst_crf:g} for {codec}, not {crf:g}.")
 
 
 def _options(codec: str, kind: _Kind, settings: VideoSettings, layout: VideoFormat) -> dict[str, str]:
     options = dict(kind.options)
     if codec == "h264" and "avx512f" in hardware_flags():
-        # Its AVX-512 code gives another video each time at some widths, and a resumed one has to be the same.
+        # Its AVX-512 code is not deterministic at some widths, and a resumed run must give the same video.
         options["x264-params"] = "asm=avx2"
     _check_crf(settings.crf, codec)
     if settings.preset is not None and settings.preset not in kind.presets:
@@ -165,14 +164,14 @@ def _options(codec: str, kind: _Kind, settings: VideoSettings, layout: VideoForm
 
 
 def _pixel_format(codec: str, name: str, source: VideoFormat) -> tuple[str, list[str]]:
-    """The encoder's format nearest to the source's: chroma at the same places or more, and as many bits."""
+    """Returns the encoder's pixel format nearest to the source: at least its chroma resolution, then its bits."""
     bits = max(component.bits for component in source.components)
     if codec == "ffv1":
         kept = next((depth for depth in (8, 10, 12) if depth >= bits), _MOST_BITS)
         chosen = "bgr0" if kept == 8 else f"gbrp{kept}le"
     else:
         if source.is_rgb or source.has_palette:
-            # A GIF enlarged to H.264 should play everywhere, and has more chroma than it had.
+            # H.264 with 4:2:0 plays everywhere, and the upscaled video has more chroma samples than its source.
             wanted = 420 if codec == "h264" else 444
         elif len(source.components) < 3 or source.chroma_height(2) == 1:
             wanted = 420
@@ -193,7 +192,7 @@ def _pixel_format(codec: str, name: str, source: VideoFormat) -> tuple[str, list
             ),
         )
         kept = offered[chosen][1]
-    return chosen, [f"the video has {bits} bits to a colour and {codec} keeps {kept}"] if kept < bits else []
+    return chosen, [f"the video has {bits} bits per colour and {codec} keeps {kept}"] if kept < bits else []
 
 
 def _exists(name: str) -> bool:

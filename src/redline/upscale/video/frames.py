@@ -1,8 +1,8 @@
-"""The frames of a video one after the other, from its start or from a place where an earlier run stopped.
+"""Reads the frames of a video, from its start or from the point where an earlier run stopped.
 
-A place is known by its time stamp and by what the frame there looks like: after a seek, decoders of some streams
-need several frames to be right again, and some containers seek beyond the place. Where the frame is not found as
-it was, the seek starts further back, and in the end at the start.
+That point is identified by the time stamp and the digest of its frame: after a seek, some decoders need several frames
+until their output is right, and some containers seek too far. If the frame is not found, the seek starts further back,
+and finally at the start.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ from redline.video.truncated import missing_bytes
 
 _MISSING_S, _UNREAD_SHARE = 0.25, 0.05
 _SEEK_BACK_S = (0, 2, 20)
-# Beyond this a step back is no disorder but a second video joined on.
+# A larger step back in time is not reordering but the start of another, concatenated video.
 _BACK_S = 0.5
 
 
@@ -48,7 +48,7 @@ class Decoded(NamedTuple):
 
 @dataclass(frozen=True)
 class Mark:
-    """The last frame of a finished part: its number in the video, its time stamp and its digest."""
+    """The last frame of a finished part: its index in the video, its time stamp and its digest."""
 
     index: int
     pts: int
@@ -57,7 +57,7 @@ class Mark:
 
 @dataclass
 class Damage:
-    """What was met that is not as it should be: the first of each kind is an error, or a note with `keep_going`."""
+    """Collects damage: the first of each kind raises, or becomes a note with `keep_going`."""
 
     name: str
     keep_going: bool
@@ -78,14 +78,14 @@ class Damage:
 
 
 def open_frames(path: Path) -> Iterator[RgbFrame]:
-    """All frames of a video in order; damage is an error."""
+    """Yields all frames of a video in order; raises `RedlineError` if it is damaged."""
     video = probe(path)
     for decoded in read_frames(video, Damage(path.name, keep_going=False)):
         yield RgbFrame(to_rgb(decoded.frame, video.colour), decoded.pts, video.time_base)
 
 
 def read_frames(video: VideoInfo, damage: Damage, after: Mark | None = None) -> Generator[Decoded, None, None]:
-    """Frames in the order of showing, their time stamps strictly rising; those after the mark, if there is one."""
+    """Yields frames in display order with strictly rising time stamps; only those after the mark, if given."""
     missing = missing_bytes(video.path)
     if missing:
         damage.met(f"the file is cut off, {missing:,} bytes are missing", "at its end")
@@ -100,7 +100,7 @@ def read_frames(video: VideoInfo, damage: Damage, after: Mark | None = None) -> 
     with closing(_decode(video, damage, after)) as frames:
         place = next((decoded for index, decoded in enumerate(frames) if index == after.index), None)
         if place is None or digest(to_rgb(place.frame, video.colour)) != after.digest:
-            raise RedlineError(f"the place where {video.path.name!r} stopped is not found: start without --resume.")
+            raise RedlineError(f"cannot find where {video.path.name!r} stopped: start without --resume.")
         yield from frames
 
 
@@ -118,7 +118,7 @@ def _is_found(video: VideoInfo, frames: Iterator[Decoded], mark: Mark) -> bool:
 def _decode(
     video: VideoInfo, damage: Damage, mark: Mark | None = None, seek_pts: int | None = None
 ) -> Generator[Decoded, None, None]:
-    """Frames from the start or from a key frame; what is met before the mark has been reported by an earlier run."""
+    """Yields frames from the start or a key frame. Damage before the mark was reported by an earlier run."""
     last: int | None = None
     whole = False
     with opened(video.path) as container:
@@ -140,7 +140,7 @@ def _decode(
             if (found.width, found.height) != (video.width, video.height):
                 raise RedlineError(
                     f"the frames of {video.path.name!r} change from {video.width}×{video.height} to "
-                    f"{found.width}×{found.height} {place}: cut the video there and enlarge each piece."
+                    f"{found.width}×{found.height} {place}: split the video there and upscale each piece."
                 )
             if found.is_corrupt and not known:
                 damage.met("a frame is damaged", place)
@@ -148,7 +148,7 @@ def _decode(
             if pts is not None and last is not None and (last - pts) * video.time_base > _BACK_S and not known:
                 damage.met(f"time jumps back by {float((last - pts) * video.time_base):.1f} s", place)
             if pts is None or (last is not None and pts <= last):
-                damage.remark("time stamps that were missing or did not rise are moved to the next free place")
+                damage.remark("time stamps that are missing or do not rise are replaced by the next free ones")
                 pts = 0 if last is None else last + (1 if pts is not None else video.frame_ticks)
             lasts = found.duration or (video.frame_ticks if last is None else pts - last)
             last = pts
@@ -156,7 +156,7 @@ def _decode(
 
 
 def _frames_and_faults(container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame | str]:
-    """Frames, and between them clauses that say what could not be read."""
+    """Yields frames, and between them descriptions of what could not be read."""
     packets = container.demux()
     end, read_bytes = Fraction(0), 0
     while True:
@@ -165,7 +165,7 @@ def _frames_and_faults(container: InputContainer, stream: VideoStream) -> Iterat
         except StopIteration:
             break
         except (av.FFmpegError, OSError):
-            yield "the file cannot be read on"
+            yield "the rest of the file cannot be read"
             yield from _flushed(stream)
             return
         end = max(end, _end(packet))
@@ -183,8 +183,10 @@ def _frames_and_faults(container: InputContainer, stream: VideoStream) -> Iterat
 
 
 def _is_lost(container: InputContainer, end: Fraction, read_bytes: int) -> bool:
-    """Inside a damaged Matroska file the reader may lose its way without a word: then both time and bytes are left.
-    Time alone may be that of a last frame that is seen for long."""
+    """Returns whether the reader of a damaged Matroska file ended early without an error.
+
+    Then both time and bytes are left. Missing time alone may be the duration of the last frame.
+    """
     if container.format.name != "matroska,webm" or not container.duration:
         return False
     missing = Fraction(container.duration + (container.start_time or 0), av.time_base) - end

@@ -1,4 +1,4 @@
-"""The packets of the finished video in the order in which they are written, each with its real times."""
+"""Yields the packets of the finished video in writing order, with their real time stamps."""
 
 from collections.abc import Iterator
 from fractions import Fraction
@@ -17,7 +17,7 @@ from redline.video.reading import opened
 
 
 class Timed(NamedTuple):
-    """A packet to write; at the same time the frames come first."""
+    """A packet to write. Video packets sort before others of the same time."""
 
     seconds: float
     rank: int
@@ -28,8 +28,10 @@ class Timed(NamedTuple):
 def video_packets(
     video: VideoInfo, folder: PartsFolder, parts: list[Part], stream: VideoStream, shift: Fraction
 ) -> Iterator[Timed]:
-    """The frames of all parts. They are decoded at the times of showing, in order, some frames earlier: as many as
-    the encoder ever held back."""
+    """Yields the packets of all parts.
+
+    Decode times are the sorted display times, shifted by the largest number of frames the encoder held back.
+    """
     moved = round(shift / video.time_base)
     times = [pts - moved for part in parts for pts in part.pts]
     times.append(times[-1] + parts[-1].last_duration)
@@ -57,17 +59,17 @@ def video_packets(
 def other_packets(
     source: InputContainer, carriers: dict[int, Carrier], shift: Fraction, notes: list[str]
 ) -> Iterator[Timed]:
-    """Sound and subtitles in the source's order; the output's header is written by now, so its clocks are known."""
+    """Yields audio and subtitles in the source's order. The output's header must be written, which fixes time bases."""
     rising = _Rising()
     seconds = float("-inf")
     for number, made in enumerate(_carried(source, carriers, shift, notes)):
         rising.place(made)
         time = made.dts if made.dts is not None else made.pts
-        # The order in which the source has them is kept even where its times step back.
+        # Keeps the order of the source, even if its times step back.
         seconds = seconds if time is None else max(seconds, float(time * made.time_base))
         yield Timed(seconds, 1, number, made)
     if rising.moved:
-        notes.append(f"{rising.moved} packets of sound or subtitles came at times that did not rise, and are moved")
+        notes.append(f"{rising.moved} audio or subtitle packets had times that did not rise, and were moved")
 
 
 def _carried(
@@ -80,7 +82,7 @@ def _carried(
         try:
             packet = next(packets, None)
         except (av.FFmpegError, OSError):
-            notes.append("sound and subtitles end where the file can no longer be read")
+            notes.append("audio and subtitles end where the file can no longer be read")
             packet = None
         if packet is None:
             break
@@ -94,7 +96,7 @@ def _carried(
 
 
 class _Rising:
-    """Puts packets on their stream's clock; a muxer refuses decode times that do not rise, as damaged files have."""
+    """Converts packets to the time base of their stream and makes decode times rise, as muxers require."""
 
     def __init__(self) -> None:
         self.moved = 0

@@ -1,7 +1,7 @@
-"""The folder beside the target in which finished parts of a video wait, so that a run that was killed can go on.
+"""The folder beside the target that holds the finished parts of a video, so that a run can be resumed.
 
-A part is a Matroska file with the frames numbered from 0, one to a millisecond: its real time stamps, which
-Matroska would round, stand in the JSON file that is written, in one step, once the part is whole.
+A part is a Matroska file whose frames have the time stamps 0, 1, 2, … ms. The real time stamps, which Matroska would
+round, are in a JSON file that is written atomically once the part is complete.
 """
 
 import hashlib
@@ -32,8 +32,11 @@ _MODEL, _TILES = "the model", "the tiles"
 
 @dataclass(frozen=True)
 class Part:
-    """`delay` is how many packets a frame may come before its turn; `digest` is that of the last source frame,
-    `file_digest` that of the part's own file."""
+    """A finished part, as its JSON file records it.
+
+    `delay` is by how many packets a frame may precede its display order; `digest` is of the last source frame,
+    `file_digest` of the part's file.
+    """
 
     first: int
     pts: tuple[int, ...]
@@ -60,8 +63,8 @@ class PartsFolder:
         return self.video_path(number).with_suffix(".partial")
 
     def start(self, job: dict[str, Any], resume: bool) -> tuple[list[Part], list[str]]:
-        """The finished parts that can be used, and why others cannot; what is of no use is removed."""
-        busy = f"another run is at work on {str(self.target)!r}: wait for it, or choose another target."
+        """Returns the usable finished parts and why others are not usable; removes those."""
+        busy = f"another run is writing {str(self.target)!r}: wait for it, or choose another output."
         check_is_free(self.path / _OWNER, busy)
         parts, notes = self._usable(job) if resume else ([], [])
         try:
@@ -82,7 +85,7 @@ class PartsFolder:
         return parts, notes
 
     def keep(self, number: int, part: Part) -> None:
-        """Makes the part count: first the video, then the record that says it is whole."""
+        """Commits a part: first its video, then the record that marks it complete."""
         self.partial_path(number).replace(self.video_path(number))
         write_text(self._record(number), json.dumps(asdict(part)))
 
@@ -107,12 +110,12 @@ class PartsFolder:
         while self._record(len(parts)).exists():
             part = self._checked(len(parts), parts[-1] if parts else None)
             if part is None:
-                return parts, [f"part {len(parts)} of an earlier run is damaged: the video is done again from there"]
+                return parts, [f"part {len(parts)} of an earlier run is damaged: upscaling continues from there"]
             parts.append(part)
         return parts, []
 
     def _checked(self, number: int, previous: Part | None) -> Part | None:
-        """The part if its video is readable and holds every frame once."""
+        """Returns the part if its video is readable and has every frame once, else None."""
         path = self.video_path(number)
         try:
             record = read_json_object(self._record(number), "record of a part")
@@ -138,7 +141,7 @@ def part_end_after(first: int, longest: int) -> int:
 
 
 def tiles_of_parts(target: Path, model: str) -> tuple[tuple[tuple[int, int], ...], int] | None:
-    """The tiles by which a run that did not finish has enlarged a video for this target with this model."""
+    """Returns the tiles of an unfinished run for this target with the same model, if there is one."""
     try:
         job = read_json_object(PartsFolder(target).path / _JOB, "record of a job")
         if job[_MODEL] != model:
@@ -151,7 +154,7 @@ def tiles_of_parts(target: Path, model: str) -> tuple[tuple[tuple[int, int], ...
 
 
 def notes_on_parts(target: Path) -> tuple[str, ...]:
-    """Says that finished parts are kept, if there are some of a video that failed, was refused or was interrupted."""
+    """Returns a note that finished parts are kept, if there are any."""
     path = PartsFolder(target).path
     if not any(path.glob("part-*.json")):
         return ()
@@ -160,7 +163,7 @@ def notes_on_parts(target: Path) -> tuple[str, ...]:
 
 
 def describe_job(video: VideoInfo, encoder: Encoder, settings: VideoSettings, scale: int) -> dict[str, Any]:
-    """All that the finished parts depend on, by the name under which a change is told."""
+    """Returns all that the finished parts depend on, by the names that messages use."""
     status = video.path.stat()
     return {
         "the video": [status.st_size, status.st_mtime_ns, _sampled_hash(video.path, status.st_size)],
@@ -180,7 +183,7 @@ def digest_file(path: Path) -> str:
 
 
 def _sampled_hash(path: Path, size_bytes: int) -> str:
-    """Of the start, the middle and the end: a video may be too large to read just to know it again."""
+    """Hashes the start, the middle and the end: reading all of a large video would take too long."""
     hashed = hashlib.blake2b(digest_size=16)
     with path.open("rb") as file:
         for start in (0, size_bytes // 2, max(0, size_bytes - _SAMPLE_BYTES)):

@@ -1,8 +1,8 @@
-"""A decoded frame's planes to an RGB tensor, and back, in float32.
+"""Converts decoded frames to RGB tensors in float32, and back.
 
-Written out here rather than left to swscale: its result depends on the processor and on flags (some combinations for
-16-bit RGB are plainly wrong), while this is the definition, runs where the tensor is, and rounds once. Chroma samples
-lie where MPEG puts them: on every other column, and halfway between two rows.
+swscale is not used, because its result depends on the processor and on flags, and some flags are wrong for 16-bit RGB.
+This code follows the definition, runs on the device of the tensor, and rounds once. Chroma samples are located as in
+MPEG: on every other column, and halfway between two rows.
 """
 
 from typing import Any, cast
@@ -20,7 +20,7 @@ _GBR_TO_RGB, _RGB_TO_GBR = [2, 0, 1], [1, 2, 0]
 
 
 def to_rgb(frame: VideoFrame, colour: Colour) -> Tensor:
-    """The frame as (3, H, W) float32 RGB in [0, 1]."""
+    """Returns the frame as (3, H, W) float32 RGB in [0, 1]."""
     frame = _planar(frame)
     bits, top = frame.format.components[0].bits, (1 << frame.format.components[0].bits) - 1
     planes = [_plane(frame, index) for index in range(min(3, len(frame.planes)))]
@@ -41,9 +41,9 @@ def to_rgb(frame: VideoFrame, colour: Colour) -> Tensor:
 
 
 def to_planes(rgb: Tensor, layout: VideoFormat, colour: Colour) -> list[Tensor]:
-    """The planes of one frame (3, H, W) in `layout`, whole numbers, computed where the tensor is.
+    """Returns the integer planes of one frame (3, H, W) in `layout`, on the device of the tensor.
 
-    More than 8 bits come as int16: no layout that is written has more than 12.
+    Planes of more than 8 bits are int16, which is enough because no output has more than 12 bits.
     """
     bits = layout.components[0].bits
     top = (1 << bits) - 1
@@ -62,7 +62,7 @@ def to_planes(rgb: Tensor, layout: VideoFormat, colour: Colour) -> list[Tensor]:
 
 
 def to_frame(planes: list[Tensor], layout: VideoFormat, width: int, height: int, colour: Colour) -> VideoFrame:
-    """A frame to encode, of planes on the CPU."""
+    """Returns a frame to encode, from planes on the CPU."""
     frame = VideoFrame(width, height, layout.name)
     for plane, values in zip(frame.planes, planes, strict=True):
         rows = np.frombuffer(cast(Any, plane), np.uint8).reshape(plane.height, plane.line_size)
@@ -73,7 +73,7 @@ def to_frame(planes: list[Tensor], layout: VideoFormat, width: int, height: int,
 
 
 def _planar(frame: VideoFrame) -> VideoFrame:
-    """Only formats with one component to a plane are read here; swscale repacks others, without touching colours."""
+    """Returns the frame with one component per plane; swscale repacks other formats without changing colours."""
     layout = frame.format
     bits = max(component.bits for component in layout.components)
     chroma = (layout.chroma_width(4), layout.chroma_height(4))
@@ -99,13 +99,13 @@ def _plane(frame: VideoFrame, index: int) -> Tensor:
 
 
 def _ranges(colour: Colour, bits: int) -> tuple[int, int, int]:
-    """Where luma's black lies, and how many steps luma and chroma have."""
+    """Returns the value of black in luma, and the ranges of luma and chroma."""
     step = 1 << (bits - 8)
     return (0, (1 << bits) - 1, (1 << bits) - 1) if colour.full_range else (16 * step, 219 * step, 224 * step)
 
 
 def _finer(chroma: Tensor, height: int, width: int) -> Tensor:
-    """Chroma (2, h, w) at every pixel."""
+    """Upsamples chroma (2, h, w) to every pixel."""
     if chroma.shape[1] != height:
         chroma = F.interpolate(chroma[None], scale_factor=(2, 1), mode="bilinear", align_corners=False)[0, :, :height]
     if chroma.shape[2] != width:
@@ -115,7 +115,7 @@ def _finer(chroma: Tensor, height: int, width: int) -> Tensor:
 
 
 def _coarser(chroma: Tensor, halve_x: bool, halve_y: bool) -> Tensor:
-    """Chroma (2, H, W) at every other column and between rows; sides that are halved are even."""
+    """Downsamples chroma (2, H, W); sides that are halved must be even."""
     if halve_y:
         chroma = (chroma[:, 0::2] + chroma[:, 1::2]) / 2
     if halve_x:
@@ -129,5 +129,5 @@ def _whole(values: Tensor, bits: int) -> Tensor:
 
 
 def _bgr0(whole: Tensor) -> Tensor:
-    """Packed pixels of four bytes, (H, W, 4)."""
+    """Returns packed pixels of four bytes, (H, W, 4)."""
     return torch.cat([whole.flip(0), torch.zeros_like(whole[:1])]).permute(1, 2, 0)

@@ -1,4 +1,4 @@
-"""What a video is: its stream of frames, their size, clock, colours and orientation, and what to say about it."""
+"""Reads what a video is: its video stream, frame size, time base, colours and orientation."""
 
 import math
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from redline.errors import RedlineError
 from redline.upscale.video.colour import Colour, colour_of
 from redline.video.reading import first_frame, frame_rate, main_stream, opened
 
-# Frames of such side data carry what no encoder here is told.
+# Side data of frames that is not passed to the encoder.
 _LOST = {
     Type.MASTERING_DISPLAY_METADATA: "HDR mastering data",
     Type.CONTENT_LIGHT_LEVEL: "HDR light levels",
@@ -29,7 +29,7 @@ _LOST = {
 
 @dataclass(frozen=True)
 class VideoInfo:
-    """A video as its first frame and its headers show it; `matrix` turns it upright, as nine numbers of ISO 14496."""
+    """A video as described by its headers and first frame. `matrix` is the display matrix of ISO 14496."""
 
     path: Path
     container: str
@@ -47,18 +47,18 @@ class VideoInfo:
 
     @property
     def frame_ticks(self) -> int:
-        """How long a frame lasts in units of the time base, where nothing more exact is known."""
+        """The default duration of a frame in units of the time base."""
         return max(1, round(1 / (self.rate * self.time_base)))
 
 
 def probe(path: Path) -> VideoInfo:
-    """Reads the headers and the first whole frame."""
+    """Reads the headers and the first complete frame."""
     with opened(path) as container:
         stream = main_stream(container, path)
         frame = first_frame(container, stream, path)
         time_base = stream.time_base
         if not time_base or frame.width < 1 or frame.height < 1:
-            raise RedlineError(f"{path.name!r} does not say how large its frames are or when they are shown.")
+            raise RedlineError(f"cannot read {path.name!r}: the frame size or the time base is missing.")
         colour, notes = colour_of(frame)
         rate = frame_rate(stream, path)
         aspect = stream.sample_aspect_ratio
@@ -100,24 +100,24 @@ def _display_matrix(frame: VideoFrame) -> tuple[int, ...] | None:
 
 def _side_data(frame: VideoFrame) -> dict[Type, SideData]:
     try:
-        # Unlike other mappings, it iterates over its values.
+        # This mapping iterates over its values.
         return {data.type: data for data in cast(Any, frame.side_data)}
     except ValueError:
-        # PyAV lists all kinds or none, and fails on those that are newer than itself.
+        # PyAV raises for kinds of side data that it does not know.
         return {}
 
 
 def _remarks(frame: VideoFrame) -> list[str]:
     notes = []
     if frame.interlaced_frame:
-        notes.append("the video is interlaced: its fields are enlarged as if they were one frame; deinterlace it first")
+        notes.append("the video is interlaced, which is not handled: deinterlace it first")
     if any(component.is_alpha for component in frame.format.components):
         notes.append("the video's transparency is not kept")
     return notes + [f"{_LOST[kind]} is not kept" for kind in _side_data(frame) if kind in _LOST]
 
 
 def seconds_text(seconds: float) -> str:
-    """A place in a video, 1:02:03.4."""
+    """Formats a time in a video, such as 1:02:03.4."""
     hours, rest = divmod(max(0.0, seconds), 3600)
     minutes, rest = divmod(rest, 60)
     whole = f"{int(minutes)}:{math.floor(rest * 10) / 10:04.1f}"

@@ -1,4 +1,4 @@
-"""Puts finished parts together with all else that the source holds, without encoding any frame again."""
+"""Joins the finished parts with the other streams of the source, without encoding again."""
 
 import math
 import os
@@ -22,17 +22,17 @@ from redline.upscale.video.streams import carry_streams, container_tags, copy_ta
 from redline.upscale.video.writer import open_output, why_not_written
 from redline.video.reading import main_stream, opened
 
-# Broadcast containers count from an arbitrary time; a video that starts there would start with nothing.
+# Broadcast containers start at an arbitrary time, which would become an empty start of the result.
 _CLOCK_OF_THEIR_OWN = ("mpegts", "mpeg", "mpegtsraw")
 _TICK_90KHZ = Fraction(1, 90_000)
 _FINEST_CLOCK = (1 << 31) - 1
-# Matroska has the pixel's shape in its own header, which PyAV cannot write; these streams carry it themselves.
+# Matroska stores the pixel aspect ratio in its header, which PyAV cannot write. These codecs store it themselves.
 _SHAPE_INSIDE = ("h264", "hevc", "mpeg4")
 
 
 @dataclass(frozen=True)
 class Assembly:
-    """What the finished video is made of."""
+    """Everything that the finished video is assembled from."""
 
     video: VideoInfo
     encoder: Encoder
@@ -43,7 +43,7 @@ class Assembly:
 
 
 def assemble(assembly: Assembly, target: Path) -> list[str]:
-    """Writes the whole video beside its parts and renames it to the target; gives notes on what was not kept."""
+    """Writes the video beside its parts and renames it to the target; returns notes on what was not kept."""
     path, container = assembly.video.path, target_format(target)
     whole = assembly.folder.path / f"whole{target.suffix}"
     try:
@@ -88,17 +88,17 @@ def _add_video(assembly: Assembly, source: InputContainer, output: OutputContain
     if video.pixel_aspect:
         context.sample_aspect_ratio = video.pixel_aspect
     if encoder.codec == "hevc" and container in ("mp4", "mov"):
-        # Apple's players know HEVC under this name only.
+        # Apple's players accept HEVC only with this tag.
         context.codec_tag = "hvc1"
     if video.matrix:
-        # The last row but its third number moves the frame, in pixels.
+        # Entries 6 and 7 are a translation in pixels.
         stream.set_display_matrix([v * assembly.scale if at in (6, 7) else v for at, v in enumerate(video.matrix)])
     copy_tags(main_stream(source, video.path), stream)
     return stream
 
 
 def _strip(output: OutputContainer) -> None:
-    """Players choose by language, so that stays; attached files have nothing but what names them."""
+    """Removes all tags but languages, by which players choose streams, and the names of attachments."""
     output.metadata.clear()
     for stream in output.streams:
         if stream.type != "attachment":
@@ -109,14 +109,14 @@ def _strip(output: OutputContainer) -> None:
 def _not_in_matroska(assembly: Assembly) -> list[str]:
     video, codec, notes = assembly.video, assembly.encoder.codec, []
     if video.pixel_aspect and codec not in _SHAPE_INSIDE:
-        notes.append(f"the shape of pixels ({video.pixel_aspect}) is lost: {codec} keeps it only in .mp4 and .mov")
+        notes.append(f"the pixel aspect ratio {video.pixel_aspect} is lost: {codec} keeps it only in .mp4 and .mov")
     if any(pts * video.time_base * 1000 % 1 for part in assembly.parts for pts in part.pts):
-        notes.append("time stamps are rounded to milliseconds, which is as finely as Matroska counts; .mp4 keeps them")
+        notes.append("time stamps are rounded to milliseconds, the resolution of Matroska; .mp4 keeps them")
     return notes
 
 
 def _clock(video: VideoInfo, source: InputContainer) -> int:
-    """Fine enough for the first frame's time and for that of every sound."""
+    """Returns a time scale that represents the times of video and audio exactly, if one is possible."""
     rates = [stream.rate for stream in source.streams.audio if stream.codec_context is not None and stream.rate]
     finest = math.lcm(1000, video.time_base.denominator, *rates)
     return finest if finest <= _FINEST_CLOCK else video.time_base.denominator
@@ -138,7 +138,7 @@ def _chapters(source: InputContainer, shift: Fraction) -> list:
 
 
 def _lost_tags(source_path: Path, whole: Path, strip: bool) -> list[str]:
-    """Tags that the source has and the written file should have too: containers keep only those that they know."""
+    """Returns a note on tags of the source that the container did not keep."""
     with opened(source_path) as source, opened(whole) as written:
         kept = {name.lower() for name in written.metadata}
         lost = [name for name in container_tags(source) if name.lower() not in kept and not strip]

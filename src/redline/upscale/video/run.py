@@ -1,4 +1,4 @@
-"""`upscale_video`: decode, enlarge and encode at the same time, part by part, and put the parts together."""
+"""`upscale_video`: decodes, upscales and encodes at the same time, part by part, and joins the parts."""
 
 import time
 from collections.abc import Callable, Generator
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from redline.errors import RedlineError
-from redline.machine.pinned_copies import Arriving, PlainCopies
+from redline.machine.pinned_copies import PendingCopy, PlainCopies
 from redline.upscale.overlap import overlap
 from redline.upscale.video.encoders import Encoder, choose_encoder
 from redline.upscale.video.frames import Damage, Decoded, Mark, digest, read_frames
@@ -21,7 +21,7 @@ from redline.upscale.video.pixels import to_planes, to_rgb
 from redline.upscale.video.probe import VideoInfo, probe
 from redline.upscale.video.remux import Assembly, assemble
 from redline.upscale.video.settings import VideoProgress, VideoResult, VideoSettings, target_format
-from redline.upscale.video.streams import rehearse
+from redline.upscale.video.streams import check_other_streams
 from redline.upscale.video.writer import Enlarged, PartEnd, PartWriter, Planes
 
 
@@ -31,9 +31,9 @@ class Enlarge(Protocol):
 
 @dataclass(frozen=True)
 class Batch:
-    """Frames on their way to be enlarged: float32 (N, 3, H, W); a batch never reaches into two parts."""
+    """Frames to upscale, float32 (N, 3, H, W). All frames of a batch belong to one part."""
 
-    pixels: Arriving
+    pixels: PendingCopy
     pts: list[int]
     durations: list[int]
     end: PartEnd | None
@@ -48,21 +48,21 @@ def upscale_video(
     progress: Callable[[VideoProgress], None],
     copies: PlainCopies = PlainCopies(),  # noqa: B008
 ) -> VideoResult:
-    """Writes `target`, or nothing.
+    """Writes `target` completely or not at all.
 
-    `enlarge` is called in this thread with float32 RGB (N, 3, H, W) in [0, 1] where `copies` bring them, N at most
-    `settings.batch`. It gives what `finish`, its second argument, makes of (N, 3, scale · H, scale · W) of any floating
-    type, finite: the conversion to the video's own numbers where those are, so that only finished planes leave a GPU.
-    When memory runs out in it, `enlarge` may call it again.
+    `enlarge` is called in this thread with float32 RGB (N, 3, H, W) in [0, 1] on the device of `copies`, with at most
+    `settings.batch` frames. It calls `finish`, its second argument, with the finite floating-point result
+    (N, 3, scale · H, scale · W), and returns its result. `finish` converts frames to the pixel format of the video on
+    the device, so that only finished planes are copied to the host. `enlarge` may call it again after memory ran out.
     """
     started = time.perf_counter()
     video = probe(source)
     if target.exists() and target.samefile(source):
         raise RedlineError(f"the output {target.name!r} is the source video; choose another output.")
     if target.is_dir():
-        raise RedlineError(f"{str(target)!r} is a folder: give the video a name.")
+        raise RedlineError(f"the output {str(target)!r} is a folder: give a file name.")
     encoder, notes = choose_encoder(settings, video, target, scale)
-    rehearse(source, video.stream_index, target_format(target))
+    check_other_streams(source, video.stream_index, target_format(target))
     folder = PartsFolder(target)
     finished, unused = folder.start(describe_job(video, encoder, settings, scale), settings.resume)
     writer = PartWriter(folder, video, encoder, finished)
@@ -86,14 +86,14 @@ def upscale_video(
             overlap(_batches(video, settings, damage, mark, copies), work, writer.write, settings.waiting)
         except (Exception, KeyboardInterrupt):
             writer.abandon()
-            if not writer.parts:  # nothing that a later run could go on from
+            if not writer.parts:  # there is nothing to resume from
                 folder.remove()
             raise
         finally:
             writer.abandon()
     if not writer.parts:
         folder.remove()
-        raise RedlineError(f"no frame in {source.name!r} can be read.")
+        raise RedlineError(f"cannot read {source.name!r}: it has no readable frame.")
     found = assemble(Assembly(video, encoder, scale, folder, writer.parts, settings.strip), target)
     folder.remove()
     tell()
@@ -112,7 +112,7 @@ def upscale_video(
 def _batches(
     video: VideoInfo, settings: VideoSettings, damage: Damage, after: Mark | None, copies: PlainCopies
 ) -> Generator[Batch, None, None]:
-    """Batches of frames, cut where a part ends, so that a resumed run enlarges the same frames together."""
+    """Yields batches of frames that end where a part ends, so that a resumed run forms the same batches."""
     gathered: list[tuple[Tensor, Decoded]] = []
     index = after.index if after else -1
     part_end = part_end_after(index + 1, settings.segment_frames)
@@ -129,7 +129,7 @@ def _batches(
             if ends_part:
                 part_end = part_end_after(index + 1, settings.segment_frames)
                 end = PartEnd(digest(gathered[-1][0]), current is None, tuple(damage.notes.values()))
-            pixels = copies.bring_in(torch.stack([pixels for pixels, _ in gathered]))
+            pixels = copies.to_device(torch.stack([pixels for pixels, _ in gathered]))
             yield Batch(pixels, [shown.pts for _, shown in gathered], [shown.duration for _, shown in gathered], end)
             gathered.clear()
 
@@ -142,18 +142,18 @@ def _enlarged(
     def finish(large: Tensor) -> list[Planes]:
         if tuple(large.shape) != wanted or not large.is_floating_point():
             raise RedlineError(f"the model gave {tuple(large.shape)} {large.dtype} instead of {wanted} floating point.")
-        return [_on_their_way(frame.float(), encoder, copies) for frame in large]
+        return [_start_copy_to_host(frame.float(), encoder, copies) for frame in large]
 
-    planes = enlarge(batch.pixels.take(), finish)
-    batch.pixels.done()
+    planes = enlarge(batch.pixels.wait(), finish)
+    batch.pixels.release()
     return Enlarged(planes, batch.pts, batch.durations, batch.end)
 
 
-def _on_their_way(frame: Tensor, encoder: Encoder, copies: PlainCopies) -> Planes:
+def _start_copy_to_host(frame: Tensor, encoder: Encoder, copies: PlainCopies) -> Planes:
     if any(encoder.padded):
         frame = F.pad(frame[None], (0, encoder.padded[0], 0, encoder.padded[1]), mode="replicate")[0]
     planes = to_planes(frame, encoder.layout, encoder.colour)
-    packed = copies.bring_out(torch.cat([plane.reshape(-1) for plane in planes]))
+    packed = copies.to_host(torch.cat([plane.reshape(-1) for plane in planes]))
     return Planes(packed, [tuple(plane.shape) for plane in planes])
 
 

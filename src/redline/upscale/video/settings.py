@@ -1,11 +1,11 @@
-"""What is asked of a video, what is told meanwhile, and what came of it."""
+"""The settings, the progress and the result of upscaling a video."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 from redline.errors import RedlineError
 
-# The containers in which time stamps, rotation, colours, chapters and further streams are known to survive.
+# Containers that keep time stamps, rotation, colours, chapters and other streams.
 TARGETS = {".mp4": "mp4", ".m4v": "mp4", ".mov": "mov", ".mkv": "matroska", ".webm": "webm"}
 
 
@@ -13,9 +13,9 @@ TARGETS = {".mp4": "mp4", ".m4v": "mp4", ".mov": "mov", ".mkv": "matroska", ".we
 class VideoSettings:
     """Options for the encoder, and what decides whether the finished parts of an earlier run can be used.
 
-    `model` names the network and its plan, `tiles` holds the tile sizes and the batch size: parts made with other values
-    are not used. At most `waiting` batches queue between two stages, which bounds memory for a video of any length. A part
-    has `segment_frames` frames; the first parts are shorter. `strip` leaves out all tags except languages.
+    `model` names the network and its plan, `tiles` holds the tile sizes and the batch size: parts made with other
+    values are not used. At most `waiting` batches queue between two stages, which bounds memory for a video of any
+    length. A part has `segment_frames` frames; the first parts are shorter. `strip` leaves out all tags but languages.
     """
 
     model: str = ""
@@ -38,8 +38,10 @@ class VideoSettings:
 
 @dataclass(frozen=True)
 class VideoProgress:
-    """Frames finished so far, of how many where that is known; the rate counts only frames made in this run. `notes`
-    are those known before the work: the rest come with the result."""
+    """How many frames are finished, of how many if known. The rate counts only frames of this run.
+
+    `notes` are those known before the work; the result has all of them.
+    """
 
     frames_done: int
     frames_total: int | None
@@ -51,7 +53,7 @@ class VideoProgress:
 
 @dataclass(frozen=True)
 class VideoResult:
-    """The written video; `notes` are sentences on all that could not be kept exactly as it was."""
+    """The written video; `notes` say what was not kept exactly."""
 
     target: Path
     frames: int
@@ -64,7 +66,7 @@ class VideoResult:
 
 
 def target_format(target: Path) -> str:
-    """The name of the container that the target's ending asks for."""
+    """Returns the container for the target's suffix."""
     container = TARGETS.get(target.suffix.lower())
     if container is None:
         suffixes = ", ".join(TARGETS)

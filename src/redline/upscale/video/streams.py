@@ -1,6 +1,6 @@
-"""Sound, subtitles and the rest: copied packet by packet, converted where the target cannot hold them, or left out.
+"""Copies audio, subtitles and other streams; converts or leaves out those that the container cannot hold.
 
-What is converted or left out is said in a note.
+A note says what was converted or left out.
 """
 
 import os
@@ -20,17 +20,17 @@ from av.subtitles.stream import SubtitleStream
 from redline.errors import RedlineError
 from redline.video.reading import opened
 
-# Written by muxers about the file they wrote: false in another file.
+# Tags about the file itself, which are wrong in another file.
 _OF_THE_FILE = ("bps", "duration", "number_of_frames", "number_of_bytes", "_statistics", "encoder", "rotate")
 _OF_THE_CONTAINER = ("major_brand", "minor_version", "compatible_brands", "encoder", "duration")
-_SOUND = {"mp4": "aac", "mov": "aac", "matroska": "flac", "webm": "libopus"}
-_TEXT = {"mp4": "mov_text", "mov": "mov_text", "matroska": "srt", "webm": "webvtt"}
+_AUDIO_CODECS = {"mp4": "aac", "mov": "aac", "matroska": "flac", "webm": "libopus"}
+_SUBTITLE_CODECS = {"mp4": "mov_text", "mov": "mov_text", "matroska": "srt", "webm": "webvtt"}
 _BITS_PER_S_PER_CHANNEL = 96_000
 _COVERS = {"mjpeg": ("cover.jpg", "image/jpeg"), "png": ("cover.png", "image/png")}
 
 
 class Carrier(Protocol):
-    """Takes a stream's packets and gives those to write."""
+    """Converts the packets of a source stream to packets to write."""
 
     def take(self, packet: Packet) -> list[Packet]: ...
 
@@ -38,7 +38,7 @@ class Carrier(Protocol):
 
 
 @dataclass(frozen=True)
-class Copied:
+class CopiedStream:
     stream: Stream
 
     def take(self, packet: Packet) -> list[Packet]:
@@ -50,7 +50,7 @@ class Copied:
 
 
 @dataclass(frozen=True)
-class SoundConverted:
+class ConvertedAudio:
     source: AudioStream
     stream: AudioStream
 
@@ -58,7 +58,7 @@ class SoundConverted:
         try:
             frames = self.source.decode(packet)
         except av.FFmpegError:
-            # One damaged packet is a click, not the end of the video.
+            # A damaged packet is a short gap in the audio; the rest is still good.
             return []
         return [made for frame in frames for made in self.stream.encode(frame)]
 
@@ -72,7 +72,7 @@ class SoundConverted:
 
 
 @dataclass(frozen=True)
-class TextConverted:
+class ConvertedSubtitles:
     source: SubtitleStream
     stream: SubtitleStream
 
@@ -83,7 +83,7 @@ class TextConverted:
                 return []
             made = self.stream.codec_context.encode_subtitle(shown)
         except av.FFmpegError:
-            # One line that cannot be read is left out, as players do.
+            # An unreadable subtitle is left out, as players do.
             return []
         made.pts = made.dts = packet.pts
         made.duration, made.time_base = packet.duration, packet.time_base
@@ -97,7 +97,7 @@ class TextConverted:
 def carry_streams(
     source: InputContainer, output: OutputContainer, container: str, video_index: int
 ) -> tuple[dict[int, Carrier], list[str]]:
-    """A carrier for every stream of the source that the output can have, by its index, and notes on the others."""
+    """Returns a carrier for every stream that the output can hold, by stream index, and notes on the others."""
     carriers: dict[int, Carrier] = {}
     notes: list[str] = []
     for stream in source.streams:
@@ -111,8 +111,8 @@ def carry_streams(
     return carriers, notes
 
 
-def rehearse(source_path: Path, video_index: int, container: str) -> None:
-    """Opens all but the video's stream for writing, so that what cannot be written is known before the work."""
+def check_other_streams(source_path: Path, video_index: int, container: str) -> None:
+    """Raises `RedlineError` if the other streams cannot be written, before any work is done."""
     with opened(source_path) as source:
         trial = av.open(os.devnull, "w", format=container)
         try:
@@ -120,7 +120,7 @@ def rehearse(source_path: Path, video_index: int, container: str) -> None:
             if carriers:
                 trial.start_encoding()
         except (ValueError, av.FFmpegError) as error:
-            what = f"the sound or subtitles of {source_path.name!r}"
+            what = f"the audio or subtitles of {source_path.name!r}"
             raise RedlineError(f"{what} cannot be written as {container} ({error}): choose .mkv.") from error
         finally:
             with suppress(ValueError, av.FFmpegError):
@@ -128,14 +128,14 @@ def rehearse(source_path: Path, video_index: int, container: str) -> None:
 
 
 def copy_tags(source: Stream, made: Stream) -> None:
-    """Title, language and what a stream is for."""
+    """Copies title, language and disposition."""
     made.metadata.update(stream_tags(source))
     made.disposition = source.disposition
 
 
 def stream_tags(stream: Stream) -> dict[str, str]:
     tags = {name: text for name, text in stream.metadata.items() if not name.lower().startswith(_OF_THE_FILE)}
-    # MP4 gives a stream's title back under another name than it takes it.
+    # MP4 reads the title of a stream as "name" and writes it from "title".
     return {"title": tags.pop("name"), **tags} if "name" in tags else tags
 
 
@@ -159,40 +159,40 @@ def _carrier(
     if _fits(stream, container):
         made = output.add_stream_from_template(stream, opaque=True)
         copy_tags(stream, made)
-        return Copied(made), f"{name} is copied as it is, not enlarged" if stream.type == "video" else None
+        return CopiedStream(made), f"{name} is copied without upscaling" if stream.type == "video" else None
     return _converted(stream, output, container, name)
 
 
 def _converted(stream: Stream, output: OutputContainer, container: str, name: str) -> tuple[Carrier | None, str | None]:
     if isinstance(stream, AudioStream):
-        wanted = _SOUND[container]
+        wanted = _AUDIO_CODECS[container]
         rates = Codec(wanted, "w").audio_rates
         rate = stream.rate if rates is None or stream.rate in rates else 48_000
         bit_rate = _BITS_PER_S_PER_CHANNEL * stream.channels
         made = output.add_stream(wanted, rate=rate, layout=stream.layout.name, bit_rate=bit_rate)
         assert isinstance(made, AudioStream)
         copy_tags(stream, made)
-        return SoundConverted(stream, made), f"{name} is converted to {wanted}, which {container} can hold"
+        return ConvertedAudio(stream, made), f"{name} is converted to {wanted}, which {container} can hold"
     if isinstance(stream, SubtitleStream) and stream.codec_context.codec.text_sub:
-        wanted = _TEXT[container]
+        wanted = _SUBTITLE_CODECS[container]
         made = output.add_stream(wanted)
         assert isinstance(made, SubtitleStream)
         stream.codec_context.open(strict=False)
         made.codec_context.subtitle_header = stream.codec_context.subtitle_header
         copy_tags(stream, made)
-        return TextConverted(stream, made), f"{name} is converted to {wanted}, which {container} can hold"
+        return ConvertedSubtitles(stream, made), f"{name} is converted to {wanted}, which {container} can hold"
     return None, f"{name} is left out: {container} cannot hold it"
 
 
 def _cover(
     source: InputContainer, stream: Stream, output: OutputContainer, container: str
 ) -> tuple[Carrier | None, str | None]:
-    """Matroska keeps a cover as an attached file, MP4 as a stream of one packet."""
+    """Copies a cover image: Matroska stores it as an attachment, MP4 as a stream of one packet."""
     codec = stream.codec_context.name if stream.codec_context else ""
     if container in ("mov", "webm") or codec not in _COVERS:
         return None, f"the cover image is left out: {container} cannot hold it"
     if container == "matroska":
-        # Read from a copy: what else comes before the cover's packet must not be missed later.
+        # Opens the source again, because demuxing here would consume packets of other streams.
         with opened(Path(source.name.removeprefix("file:"))) as again:
             packet = next((packet for packet in again.demux(again.streams[stream.index]) if packet.size), None)
             if packet is not None:
@@ -200,11 +200,11 @@ def _cover(
         return None, None if packet is not None else "the cover image is left out: it is empty"
     made = output.add_stream_from_template(stream, opaque=True)
     copy_tags(stream, made)
-    return Copied(made), None
+    return CopiedStream(made), None
 
 
 def _fits(stream: Stream, container: str) -> bool:
-    """Tried out: what a container says it holds is more than what its header can be written with."""
+    """Tries to write a header with the stream: containers reject more than their documentation says."""
     trial = av.open(os.devnull, "w", format=container)
     try:
         trial.add_stream_from_template(stream, opaque=True)
@@ -218,12 +218,12 @@ def _fits(stream: Stream, container: str) -> bool:
 
 
 def _is_chapter_text(source: InputContainer, stream: Stream) -> bool:
-    """MP4 keeps the titles of chapters in a stream of their own, which is written anew with the chapters."""
+    """Returns whether the stream holds MP4 chapter titles, which are written again with the chapters."""
     return stream.type == "data" and getattr(stream, "name", None) == "bin_data" and bool(source.chapters())
 
 
 def _describe(stream: Stream) -> str:
-    kind = {"audio": "sound", "subtitle": "subtitle", "video": "video"}.get(stream.type, stream.type)
+    kind = stream.type
     codec = stream.codec_context.name if stream.codec_context else getattr(stream, "name", None)
     details = [detail for detail in (codec, stream.metadata.get("language")) if detail]
     return f"{kind} stream {stream.index}" + (f" ({', '.join(details)})" if details else "")

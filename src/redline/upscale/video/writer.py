@@ -1,4 +1,4 @@
-"""Encodes enlarged frames into parts, each a video of its own that starts with a key frame."""
+"""Encodes upscaled frames into parts: video files that each start with a key frame."""
 
 import math
 from dataclasses import dataclass
@@ -12,21 +12,21 @@ from av.video.stream import VideoStream
 from torch import Tensor
 
 from redline.errors import RedlineError
-from redline.machine.pinned_copies import Arriving
+from redline.machine.pinned_copies import PendingCopy
 from redline.upscale.video.encoders import Encoder
 from redline.upscale.video.parts import Part, PartsFolder, digest_file
 from redline.upscale.video.pixels import to_frame
 from redline.upscale.video.probe import VideoInfo
 
 _MILLISECOND = Fraction(1, 1000)
-# Decode times only have to come before every time of showing; no codec holds back more frames than this.
+# Decode times only have to precede display times; no codec holds back more frames than this.
 _EARLIER = 256
 _MPEG4_LARGEST_CLOCK = 65535
 
 
 @dataclass(frozen=True)
 class PartEnd:
-    """What is written down with a part's last frame."""
+    """What is recorded with the last frame of a part."""
 
     digest: str
     is_end: bool
@@ -35,22 +35,22 @@ class PartEnd:
 
 @dataclass(frozen=True)
 class Planes:
-    """A frame's planes one after the other in one tensor, so that they leave a GPU as one copy."""
+    """The planes of a frame concatenated into one tensor, so that one copy moves them to the host."""
 
-    packed: Arriving
+    packed: PendingCopy
     shapes: list[tuple[int, ...]]
 
-    def take(self) -> list[Tensor]:
-        planes = self.packed.take().split([math.prod(shape) for shape in self.shapes])
+    def wait(self) -> list[Tensor]:
+        planes = self.packed.wait().split([math.prod(shape) for shape in self.shapes])
         return [plane.view(shape) for plane, shape in zip(planes, self.shapes, strict=True)]
 
-    def done(self) -> None:
-        self.packed.done()
+    def release(self) -> None:
+        self.packed.release()
 
 
 @dataclass(frozen=True)
 class Enlarged:
-    """Planes of enlarged frames with their time stamps; `end` where they are the last of a part."""
+    """Planes of upscaled frames with their time stamps. `end` is set for the last batch of a part."""
 
     planes: list[Planes]
     pts: list[int]
@@ -86,7 +86,7 @@ class PartWriter:
             raise RedlineError(why_not_written(path, error)) from error
 
     def abandon(self) -> None:
-        """Lets go of a part that will not be finished; its file is removed by the next run."""
+        """Closes an unfinished part; the next run removes its file."""
         if self._open is not None:
             self._open.abandon()
             self._open = None
@@ -104,8 +104,8 @@ class _OpenPart:
 
     def add(self, planes: Planes, pts: int) -> None:
         encoder = self._encoder
-        frame = to_frame(planes.take(), encoder.layout, encoder.width, encoder.height, encoder.colour)
-        planes.done()
+        frame = to_frame(planes.wait(), encoder.layout, encoder.width, encoder.height, encoder.colour)
+        planes.release()
         frame.pts = len(self._pts) if self._by_number else pts
         frame.time_base = self._clock
         self._numbers[frame.pts] = len(self._pts)
@@ -116,7 +116,7 @@ class _OpenPart:
         self._mux(self._stream.encode(None))
         self._container.close()
         if self._packets != len(self._pts):
-            raise RedlineError(f"{self._encoder.name} gave {self._packets} frames back of {len(self._pts)}.")
+            raise RedlineError(f"{self._encoder.name} returned {self._packets} of {len(self._pts)} frames.")
         first, own = frames_done - len(self._pts), digest_file(self._path)
         return Part(first, tuple(self._pts), last_duration, self._delay, end.digest, end.is_end, own, end.notes)
 
@@ -133,7 +133,7 @@ class _OpenPart:
         context = stream.codec_context
         context.width, context.height, context.pix_fmt = encoder.width, encoder.height, encoder.pixel_format
         context.time_base = self._clock
-        # Threads over slices, PyAV's default, would cut every frame into bands.
+        # PyAV's default, threads over slices, would encode every frame in separate slices.
         context.thread_type = "AUTO"
         encoder.colour.tag(context)
         if video.pixel_aspect:
@@ -156,9 +156,9 @@ class _OpenPart:
 
 
 def open_output(path: Path, container: str, clock: int = 1000) -> OutputContainer:
-    """A file to write; `clock` is how finely MP4 counts, in parts of a second, when a stream starts."""
+    """Opens a file for writing. `clock` is the time scale of the MP4 header, in ticks per second."""
     if container in ("matroska", "webm"):
-        # Sound that starts a little before 0, as AAC does in MP4, would move all times in Matroska.
+        # AAC audio in MP4 starts slightly before 0, which would shift all times in Matroska.
         options = {"avoid_negative_ts": "disabled"}
     else:
         options = {"movie_timescale": str(clock)}
@@ -171,8 +171,10 @@ def why_not_written(path: Path, error: Exception) -> str:
 
 
 def _clock(video: VideoInfo, encoder: Encoder) -> Fraction:
-    """The encoder counts time as the video does, so that it knows how long each frame is seen; MPEG-4 cannot count
-    that finely and gets frames numbered at a steady rate."""
+    """Returns the time base for the encoder: that of the video, so that it knows the duration of each frame.
+
+    MPEG-4 does not support fine time bases; its frames are numbered at a constant rate instead.
+    """
     if encoder.name != "mpeg4" or video.time_base.denominator <= _MPEG4_LARGEST_CLOCK:
         return video.time_base
     return 1 / video.rate.limit_denominator(1001)
