@@ -17,7 +17,7 @@ from redline.errors import ModelError, RedlineError
 from redline.files.atomic import write_bytes
 from redline.ladder.gate import Gate, Score
 from redline.ladder.rewrites.onnx_quantize import calibration_batches, normalized_linears, quantize_static
-from redline.ladder.workloads.drct import smooth_pictures
+from redline.ladder.workloads.drct import smooth_images
 from redline.quiet import quiet
 from redline.upscale.image_tiles import tiles_of
 from redline.upscale.network import Network, find_weights, load_network
@@ -77,7 +77,7 @@ def export(
         raise RedlineError(f"tiles of {tile} are too small for `redline upscale`: use {smallest} or more.")
     target = out or Path(f"drct-x{network.scale}{'-int8' if calibrate else ''}.onnx")
     if calibrate is None:
-        return export_onnx(network, target, tile, smooth_pictures(_JUDGED_TILES, tile), (), progress)
+        return export_onnx(network, target, tile, smooth_images(_JUDGED_TILES, tile), (), progress)
     judged_on = tiles_of(Path(calibrate), tile, _JUDGED_TILES, seed=1)
     calibration = [pixels[None] for pixels in tiles_of(Path(calibrate), tile, samples)]
     return export_onnx(network, target, tile, judged_on, calibration, progress)
