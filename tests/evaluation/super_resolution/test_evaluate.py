@@ -55,7 +55,7 @@ def test_no_folder_and_no_pictures_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RedlineError, match="no folder"):
         find_pairs(tmp_path / "nowhere")
     (tmp_path / "notes.txt").write_text("no picture")
-    with pytest.raises(RedlineError, match="no pictures"):
+    with pytest.raises(RedlineError, match="contains no images"):
         find_pairs(tmp_path)
     with pytest.raises(RedlineError, match="no picture"):
         evaluate(bicubic_model(4), [], 4)
