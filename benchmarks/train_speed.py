@@ -7,9 +7,8 @@ A step is forward, backward, clipping and AdamW, on random tokens in bf16. Redli
 as `redline train` does, with other plans: its task, its loss, its optimizer with fp32 master weights. The transformers
 arms have the same shape and plain bf16 weights. Every row of a batch is one document in all arms. The number of tokens
 per step is constant over lengths; a single row of 32K tokens measures memory. Arms are timed in turns of several steps.
-MFU is relative to the bf16 matmul measured at the start; peaks are those of the arm, weights included. `--also` adds
-Redline arms with nondeterministic kernels, fp8, or a slot bank. An arm that fails has a row with the reason. Rows are
-written after every measurement, so that a killed run keeps its results.
+MFU is relative to the bf16 matmul measured at the start; peaks include the weights. `--also` adds Redline arms with
+nondeterministic kernels, fp8, or a slot bank. A failed arm has a row with the reason. Rows are written as they come.
 """
 
 import argparse
@@ -278,7 +277,6 @@ def measure(
     rows: dict[str, dict[str, Any]] = {}
     racing: dict[str, Arm] = {}
     for name, build in chosen.items():
-        # FLOPs of attention count pairs within a document, and here each row is one document.
         row = rows[name] = {"arm": name, "length": race.length, "batch": race.rows, "document": race.length}
         if is_late():
             row["failure"] = "skipped: the time of --limit-s was over"
