@@ -21,14 +21,14 @@ from patience import HANGS_S, PATIENCE_S
 from redline.cli.stream import _show
 from redline.errors import RedlineError
 from redline.models.lsd import Lsd, LsdConfig, save_lsd
-from redline.stream import fitting
+from redline.stream import memory_check
 from redline.stream.latency import STAGES, Latency
+from redline.stream.monitor import Sample
 from redline.stream.pipeline import Outcome
-from redline.stream.session import Result, Session
 from redline.stream.sinks.video_file import VideoFileSink
 from redline.stream.sources.synthetic import SyntheticClip
 from redline.stream.sources.video_file import VideoFile
-from redline.stream.watch import Sample
+from redline.stream.stream import Result, Session
 from upscale.video.clips import make_clip
 
 from .conftest import Seen
@@ -103,7 +103,7 @@ def test_a_film_keeps_its_times_and_sound(stream: Callable[..., Seen], tmp_path:
     )
     frames = list(VideoFile(tmp_path / "out.mkv").frames())
     assert [frame.time_s for frame in frames] == [Fraction(index, 25) for index in range(6)]
-    assert VideoFile(tmp_path / "out.mkv").has_sound and frames[0].pixels.shape == (32, 48, 3)
+    assert VideoFile(tmp_path / "out.mkv").has_audio and frames[0].pixels.shape == (32, 48, 3)
 
 
 def test_another_size_and_a_folder(stream: Callable[..., Seen], tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ def test_the_folder_of_a_training(command: Callable[..., Seen], weights: Path, t
 def test_too_little_memory_is_said_before_anything_starts(
     stream: Callable[..., Seen], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(fitting, "free_bytes", lambda device: 6 * 2**20)
+    monkeypatch.setattr(memory_check, "free_bytes", lambda device: 6 * 2**20)
     said = sentence(stream("synthetic:480x320,1", "out.mp4"))
     assert "needs about" in said and "for pictures of 480×320" in said and said.endswith("would fit.")
     assert list(tmp_path.iterdir()) == []
@@ -274,7 +274,7 @@ def test_a_stream_that_cannot_start_leaves_what_was_there(
 ) -> None:
     (tmp_path / "old.jsonl").write_text("older")
     monkeypatch.setattr("redline.stream.sources.synthetic._pattern", None)
-    monkeypatch.setattr(fitting, "free_bytes", lambda device: 6 * 2**20)
+    monkeypatch.setattr(memory_check, "free_bytes", lambda device: 6 * 2**20)
     for metrics in ("old.jsonl", "new.jsonl"):
         assert "needs about" in sentence(stream("synthetic:16000x16000", "null", "--metrics", metrics))
     assert "at most 16384 pixels a side" in sentence(stream("synthetic:20000x20000", "null"))
@@ -285,7 +285,7 @@ def test_weights_that_do_not_fit_are_told_before_they_are_read(
     stream: Callable[..., Seen], weights: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as small:
-        small.setattr(fitting, "free_bytes", lambda device: weights.stat().st_size - 1)
+        small.setattr(memory_check, "free_bytes", lambda device: weights.stat().st_size - 1)
         small.setattr("redline.stream.loading.load_lsd", None)
         said = sentence(stream("synthetic:8x8,1", "null"))
     assert said.startswith(f"the weights of '{weights}' take ") and said.endswith(

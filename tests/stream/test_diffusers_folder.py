@@ -265,7 +265,7 @@ def test_weights_in_half_precision_take_the_room_of_whole_ones(
 ) -> None:
     place = halved(folder, tmp_path / "half")
     data = sum(tensor.nbytes for path in folder.glob("*/*.safetensors") for tensor in load_file(path).values())
-    monkeypatch.setattr("redline.stream.fitting.free_bytes", lambda device: data)
+    monkeypatch.setattr("redline.stream.memory_check.free_bytes", lambda device: data)
     with pytest.raises(RedlineError, match=r"^the weights of the pipeline 'half' take "):
         loaded(place)
 
@@ -320,9 +320,9 @@ def test_weights_that_do_not_fit_are_told_before_they_are_read(
         weights = next((both / part).glob("*.safetensors"))
         shutil.copy(weights, weights.with_suffix(".fp16.safetensors"))
     taken = sum(path.stat().st_size for path in folder.glob("*/*.safetensors"))
-    monkeypatch.setattr("redline.stream.fitting.free_bytes", lambda device: taken)
+    monkeypatch.setattr("redline.stream.memory_check.free_bytes", lambda device: taken)
     load_model(both, Plan.parse("eager"), "cpu")
-    monkeypatch.setattr("redline.stream.fitting.free_bytes", lambda device: taken - 1)
+    monkeypatch.setattr("redline.stream.memory_check.free_bytes", lambda device: taken - 1)
     monkeypatch.setattr("redline.stream.diffusers_folder._read", None)
     with pytest.raises(
         RedlineError, match=r"^the weights of the pipeline 'tiny-turbo' take .* are free on this machine"

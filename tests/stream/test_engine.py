@@ -13,7 +13,7 @@ from torch import Tensor
 from redline.errors import RedlineError
 from redline.ladder.plan import Plan
 from redline.models.lsd import load_lsd
-from redline.stream import fitting
+from redline.stream import memory_check
 from redline.stream.engine import CUT_THRESHOLD, Engine
 from redline.stream.frames import Frame
 from redline.stream.loading import SHIPPED
@@ -222,15 +222,15 @@ def test_a_plan_is_applied_and_graphs_of_its_own_are_left_out() -> None:
     assert str(laid_out.model.plan) == "channels_last"
     for one, other in zip(play(laid_out, frames), play(engine(), frames), strict=True):
         assert (one.int() - other.int()).abs().max() <= 1
-    from redline.stream.lsd_frames import without_own_graphs
+    from redline.stream.lsd_frames import without_cuda_graphs
 
     cuda = torch.device("cuda")
-    kept = without_own_graphs(Plan.parse("bf16 + compile(mode=reduce-overhead)"), cuda)
+    kept = without_cuda_graphs(Plan.parse("bf16 + compile(mode=reduce-overhead)"), cuda)
     assert str(kept) == "bf16 + compile"
     with pytest.raises(RedlineError, match=r"onnxruntime cannot be recorded"):
-        without_own_graphs(Plan.parse("onnxruntime"), cuda)
+        without_cuda_graphs(Plan.parse("onnxruntime"), cuda)
     with pytest.raises(RedlineError, match=r"cuda_graph cannot be had here: it needs a CUDA device"):
-        without_own_graphs(Plan.parse("cuda_graph"), torch.device("cpu"))
+        without_cuda_graphs(Plan.parse("cuda_graph"), torch.device("cpu"))
 
 
 def test_settings_that_cannot_be_are_refused_before_a_frame_meets_them() -> None:
@@ -280,13 +280,13 @@ def test_strength_is_how_much_of_the_change_is_shown() -> None:
 
 def test_too_little_memory_is_said_with_what_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     made = engine()
-    fits = fitting.needed_bytes(made.model, 300, 400)
-    monkeypatch.setattr(fitting, "free_bytes", lambda device: fits)
+    fits = memory_check.needed_bytes(made.model, 300, 400)
+    monkeypatch.setattr(memory_check, "free_bytes", lambda device: fits)
     with pytest.raises(RedlineError) as caught:
         made.prepare(600, 800)
     assert str(caught.value).endswith("are free on this machine: --size 400x300 would fit.")
     assert str(caught.value).startswith("LSD of width 16 needs about ")
-    monkeypatch.setattr(fitting, "free_bytes", lambda device: 1000)
+    monkeypatch.setattr(memory_check, "free_bytes", lambda device: 1000)
     with pytest.raises(RedlineError, match=r"take a smaller model, or free some\.$"):
         made.prepare(600, 800)
     monkeypatch.undo()

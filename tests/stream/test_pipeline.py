@@ -50,7 +50,7 @@ def test_a_film_goes_through_with_its_times_and_sound(tmp_path: Path) -> None:
     sink = VideoFileSink(tmp_path / "out.mp4", source.rate, origin_s=source.origin_s, sound=source.path)
     Pipeline(source, Identity(), sink).run()
     made = VideoFile(tmp_path / "out.mp4")
-    assert [frame.time_s for frame in made.frames()] == [Fraction(tick, 12800) for tick in ticks] and made.has_sound
+    assert [frame.time_s for frame in made.frames()] == [Fraction(tick, 12800) for tick in ticks] and made.has_audio
 
 
 def test_one_pixel_goes_through(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from redline.ladder.plan import Plan
 from redline.machine.machine import Machine
 from redline.stream.lsd_frames import LsdFrames
-from redline.stream.planned import under_plan
+from redline.stream.planned import apply_plan
 from stream.small_models import SMALL, small_lsd
 
 # Some releases of torch warn about the older switches, which these tests have to set.
@@ -51,7 +51,7 @@ class Watching(nn.Module):
 def test_a_plan_without_a_precision_runs_in_fp32() -> None:
     BACKENDS.cudnn.allow_tf32 = True
     network, sample = Watching(), torch.rand(1, 3, 8, 9)
-    plan, applied = under_plan(Plan.parse("channels_last"), network, CPU, (sample,))
+    plan, applied = apply_plan(Plan.parse("channels_last"), network, CPU, (sample,))
     applied(sample)
     assert str(plan) == "channels_last" and network.seen[-1][-2:] == [False, False]
     assert BACKENDS.cudnn.allow_tf32
@@ -61,7 +61,7 @@ def test_a_plan_with_a_precision_is_left_alone(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Machine, "why_slow", lambda *_: "")
     BACKENDS.cudnn.allow_tf32 = True
     network, sample = Watching(), torch.rand(1, 3, 8, 9)
-    _, applied = under_plan(Plan.parse("bf16"), network, CPU, (sample,))
+    _, applied = apply_plan(Plan.parse("bf16"), network, CPU, (sample,))
     applied(sample)
     assert network.seen[-1][-1] is True
 

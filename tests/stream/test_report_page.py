@@ -4,8 +4,8 @@ import re
 
 from goldens import check_golden
 from redline.stream.latency import STAGES, FrameTimes, Latency
-from redline.stream.report_page import About, _charts, _facts, _headline, _rows, _tiles
-from redline.stream.watch import Sample
+from redline.stream.monitor import Sample
+from redline.stream.report_page import StreamInfo, _charts, _facts, _headline, _rows, _tiles
 
 
 def sample(second: int) -> Sample:
@@ -24,7 +24,7 @@ def test_every_figure_stands_where_it_stood() -> None:
         latency.record(FrameTimes(*times, shown_s=number / 25))
     latency.drop("compute busy", 3)
     latency.drop("source late", 0)
-    about = About("a.mp4", "b.mp4", "tiny", "a CPU", "cpu", "bf16", "64×48", "strength 0.5", 1.25)
+    about = StreamInfo("a.mp4", "b.mp4", "tiny", "a CPU", "cpu", "bf16", "64×48", "strength 0.5", 1.25)
     lines = []
     for report in (latency.report(), latency.whole(), Latency().report()):
         lines += [_headline(report, 3.96), *map(str, _tiles(report, sample(9))), *map(str, _rows(report))]

@@ -9,7 +9,7 @@ import pytest
 
 from redline.errors import RedlineError
 from redline.video import reading as films
-from redline.video.reading import decode_several, opened, pictures_at_once, said_rate, threads_to_convert
+from redline.video.reading import conversion_threads, declared_rate, enable_frame_threads, frame_threads, opened
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ def test_threads_follow_the_size_of_a_picture(
     cores: int, pixels: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(films, "cores", lambda: cores)
-    assert threads_to_convert(pixels) == threads
+    assert conversion_threads(pixels) == threads
 
 
 @pytest.mark.parametrize(
@@ -31,11 +31,11 @@ def test_several_pictures_are_decoded_at_once_where_a_decoder_can(
     monkeypatch.setattr(films, "cores", lambda: cores)
     context = SimpleNamespace(name=codec, thread_count=7, options={"a": "b"})
     stream: Any = SimpleNamespace(codec_context=context, thread_type="SLICE")
-    assert decode_several(stream) == count
+    assert enable_frame_threads(stream) == count
     several = count > 1
     assert stream.thread_type == ("FRAME" if several else "SLICE") and context.thread_count == (count if several else 7)
     assert context.options == ({"a": "b", "err_detect": "explode"} if several else {"a": "b"})
-    assert pictures_at_once() == min(cores // 2, 6)
+    assert frame_threads() == min(cores // 2, 6)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_a_rate_that_cannot_be_one_is_not_believed(
     average: Fraction | None, guessed: Fraction | None, rate: int | None
 ) -> None:
     stream: Any = SimpleNamespace(average_rate=average, guessed_rate=guessed)
-    assert said_rate(stream) == rate
+    assert declared_rate(stream) == rate
 
 
 def test_a_file_that_cannot_be_opened_says_why(tmp_path: Path) -> None:

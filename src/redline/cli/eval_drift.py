@@ -19,15 +19,15 @@ from redline.cli.plans import PLAN_HELP, read_plan
 from redline.cli.signals import uninterrupted_imports
 from redline.errors import RedlineError
 from redline.files.atomic import write_text
-from redline.stream.figure_file import check_place
+from redline.stream.metrics_file import check_output_path
 from redline.stream.settings import Settings
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from redline.evaluation.drift import Case, Finding, Watched
+    from redline.evaluation.drift import Case, CaseRun, Finding
+    from redline.evaluation.drift.case_run import NewModel
     from redline.evaluation.drift.controls import Make
-    from redline.evaluation.drift.watch import Begin
     from redline.stream.frame_model import FrameModel
 
 
@@ -59,9 +59,9 @@ def evaluate_drift(
     with uninterrupted_imports():
         import torch
 
-        from redline.evaluation.drift import judge, watch
+        from redline.evaluation.drift import judge, run_case
+        from redline.evaluation.drift.case_run import LEAST_FRAMES, check_frames
         from redline.evaluation.drift.page import render_page
-        from redline.evaluation.drift.watch import LEAST_FRAMES, check_frames
         from redline.machine.machine import resolve_device
         from redline.stream.loading import load_model
     check_frames(frames)
@@ -69,9 +69,9 @@ def evaluate_drift(
         raise RedlineError(f"a clip has at least one pixel a side, not {size}.")
     read = {"model": model, "clip": clip}
     if page is not None:
-        check_place(page, read)
+        check_output_path(page, read)
     if out is not None:
-        check_place(out, {**read, "page": page})
+        check_output_path(out, {**read, "page": page})
     where = torch.device(resolve_device(device))
     loaded = load_model(model, read_plan(plan), where, sampler)
     running = loaded.frames
@@ -81,7 +81,7 @@ def evaluate_drift(
     cases = _cases(clip, frames, size, running, seed)
     with LiveLine("setting up …") as line:
         watched = [
-            watch(_beginner(running, settings, case), case, _told(line, case.name, case.frames)) for case in cases
+            run_case(_beginner(running, settings, case), case, _told(line, case.name, case.frames)) for case in cases
         ]
         # Whole cases of their own, the cut in the middle: the beginning of a long one would be no case at all.
         refused = _watch_controls(_cases(clip, LEAST_FRAMES, size, running, seed), line) if controls else {}
@@ -104,7 +104,7 @@ def evaluate_drift(
 
 
 def _cases(clip: Path, frames: int, size: int, running: FrameModel, seed: int) -> list[Case]:
-    from redline.evaluation.drift import film_case, photo_cases
+    from redline.evaluation.drift import photo_cases, video_case
     from redline.stream.sources.video_file import VideoFile
 
     if clip.is_dir():
@@ -124,7 +124,7 @@ def _cases(clip: Path, frames: int, size: int, running: FrameModel, seed: int) -
         finally:
             source.close()
 
-    return [film_case(clip.name, pictures, frames)]
+    return [video_case(clip.name, pictures, frames)]
 
 
 def _fitting(side_px: int, running: FrameModel) -> int:
@@ -134,7 +134,7 @@ def _fitting(side_px: int, running: FrameModel) -> int:
     return fitting
 
 
-def _beginner(running: FrameModel, settings: Settings, case: Case) -> Begin:
+def _beginner(running: FrameModel, settings: Settings, case: Case) -> NewModel:
     """Exactly what the stream's engine computes for a frame; of what it saw it keeps nothing but its last output."""
     height, width = next(iter(case.moments())).seen.shape[-2:]
     program = running.program(settings.steps, height, width)
@@ -147,11 +147,11 @@ def _beginner(running: FrameModel, settings: Settings, case: Case) -> Begin:
 
 
 def _watch_controls(cases: list[Case], line: LiveLine) -> dict[str, list[Finding]]:
-    from redline.evaluation.drift import CONTROLS, judge, watch
+    from redline.evaluation.drift import CONTROLS, judge, run_case
 
     def refuse(name: str, make: Make) -> list[Finding]:
         told = {case.name: _told(line, f"{name}, {case.name}", case.frames) for case in cases}
-        return [finding for case in cases for finding in judge(watch(lambda: make, case, told[case.name]))]
+        return [finding for case in cases for finding in judge(run_case(lambda: make, case, told[case.name]))]
 
     return {name: refuse(name, make) for name, make in CONTROLS.items()}
 
@@ -160,7 +160,7 @@ def _told(line: LiveLine, name: str, frames: int) -> Callable[[int], None]:
     return lambda frame: line.count(name, frame, frames, "frame")
 
 
-def _line(watched: Watched, index: int, row: dict[str, float]) -> str:
+def _line(watched: CaseRun, index: int, row: dict[str, float]) -> str:
     figures = {name: value for name, value in row.items() if value == value}
     return json.dumps({"case": watched.case, "frame": index, **figures}) + "\n"
 

@@ -18,12 +18,12 @@ from redline.cli.plans import PLAN_HELP, read_plan
 from redline.cli.signals import uninterrupted_imports
 from redline.errors import RedlineError
 from redline.notation import format_bytes, format_seconds, parse_seconds
-from redline.stream.changes import numbers
-from redline.stream.keys import KEY_VARIABLE, given_key
+from redline.stream.keys import KEY_VARIABLE, read_key
+from redline.stream.settings_reader import numbers
 
 if TYPE_CHECKING:
-    from redline.stream.session import Request, Result, Session
-    from redline.stream.watch import Sample
+    from redline.stream.monitor import Sample
+    from redline.stream.stream import Request, Result, Session
 
 
 _HOW_TO_CALL = """{missing}, as in
@@ -97,9 +97,9 @@ def stream(
     if source is None or sink is None:
         raise RedlineError(_how_to_call(source))
     with uninterrupted_imports():
-        from redline.stream.places import Wishes, serves_viewers
-        from redline.stream.session import Request
-        from redline.stream.sources.video_file import DamagedFilm
+        from redline.stream.endpoints import EndpointOptions, serves_viewers
+        from redline.stream.sources.video_file import DamagedVideo
+        from redline.stream.stream import Request
     request = Request(
         source=source,
         sink=sink,
@@ -110,8 +110,8 @@ def stream(
         strength=strength,
         seed=seed,
         control=_numbers(control),
-        wishes=Wishes(
-            _size(size), live, given_key(key, key_file, serves_viewers(source, sink)), certificate, keep_going
+        wishes=EndpointOptions(
+            _size(size), live, read_key(key, key_file, serves_viewers(source, sink)), certificate, keep_going
         ),
         precision=precision,
         plan=None if plan is None else read_plan(plan),
@@ -124,7 +124,7 @@ def stream(
     )
     try:
         session, result = _run(request)
-    except DamagedFilm as error:
+    except DamagedVideo as error:
         raise RedlineError(f"{error} Use --keep-going to process what is there.") from error
     _print_json(result) if as_json else _print(result)
     if report is not None and not result.outcome.report.frames:
@@ -138,7 +138,7 @@ def stream(
 
 
 def _run(request: Request) -> tuple[Session, Result]:
-    from redline.stream.session import Session
+    from redline.stream.stream import Session
 
     with LiveLine("reading the model …") as line:
         session = Session(request, _say)

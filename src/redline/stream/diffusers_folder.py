@@ -17,7 +17,7 @@ from redline.errors import ModelError, RedlineError
 from redline.files.untrusted import read_json_object
 from redline.ladder.plan import Plan
 from redline.quiet import quiet
-from redline.stream.fitting import check_weights_fit
+from redline.stream.memory_check import check_weights_fit
 from redline.stream.pipeline_frames import PipelineFrames
 
 PIPELINE = "model_index.json"

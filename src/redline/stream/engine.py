@@ -22,10 +22,10 @@ from torch import Tensor
 from redline.cuda_graphs import CudaRecorder, Recorder
 from redline.errors import RedlineError
 from redline.machine.memory import is_out_of_memory
-from redline.stream.canvas import Canvas
-from redline.stream.fitting import check_fits
+from redline.stream.frame_buffers import FrameBuffers
 from redline.stream.frame_model import FrameModel, FrameProgram
 from redline.stream.frames import Frame
+from redline.stream.memory_check import check_fits
 from redline.stream.settings import Settings
 from redline.stream.transfers import PLACES, CudaTransfers, Fetched, HostTransfers, Transfers
 
@@ -68,7 +68,7 @@ class Engine:
         self._make_recorder = recorder or (CudaRecorder if cuda else None)
         self._computing = torch.cuda.Stream(model.device) if cuda else None
         self._recorder: Recorder | None = None
-        self._canvas: Canvas | None = None
+        self._canvas: FrameBuffers | None = None
         self._transfers: Transfers | None = None
         self._playing: dict[int, _Playing] = {}
         self._broken = 0
@@ -96,7 +96,7 @@ class Engine:
         check_fits(self.model, height, width)
         try:
             with self._on_stream():
-                self._canvas = Canvas(self.model, height, width, self._cut_threshold)
+                self._canvas = FrameBuffers(self.model, height, width, self._cut_threshold)
                 self._recorder = self._make_recorder(self.model.device) if self._make_recorder else None
                 if isinstance(self._recorder, CudaRecorder) and self._computing is not None:
                     # Libraries keep work spaces for each stream that they have met: one is enough.
@@ -212,7 +212,7 @@ class Engine:
         self.recordings += 1
         return _Playing(program, replay, settings)
 
-    def _make_transfers(self, canvas: Canvas) -> Transfers:
+    def _make_transfers(self, canvas: FrameBuffers) -> Transfers:
         if self._computing is None:
             return HostTransfers(canvas.pixels, canvas.made)
         return CudaTransfers(canvas.pixels, canvas.made, self._computing)

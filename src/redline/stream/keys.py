@@ -9,7 +9,7 @@ KEY_VARIABLE = "REDLINE_KEY"
 _LONGEST_BYTES = 1024
 
 
-def given_key(key: str | None, key_file: Path | None, is_needed: bool) -> str | None:
+def read_key(key: str | None, key_file: Path | None, is_needed: bool) -> str | None:
     """Returns the key of --key, of --key-file, or of the environment. The last is for all streams: one that serves no
     viewers ignores it."""
     if key is not None and key_file is not None:

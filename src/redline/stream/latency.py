@@ -50,7 +50,7 @@ class FrameTimes:
 
 
 @dataclass(frozen=True)
-class Spread:
+class Distribution:
     """`mean_s` and `most_s` are of all frames, the percentiles of the report's window."""
 
     p50_s: float
@@ -68,9 +68,9 @@ class Report:
     frames: int
     window: int
     frames_per_s: float
-    latency: Spread
+    latency: Distribution
     jitter_s: float
-    stages: Mapping[str, Spread]
+    stages: Mapping[str, Distribution]
     drops: Mapping[str, int]
 
 
@@ -154,16 +154,16 @@ class Latency:
         return self.report()
 
 
-def _spread(values: np.ndarray, mean_s: float, most_s: float) -> Spread:
+def _spread(values: np.ndarray, mean_s: float, most_s: float) -> Distribution:
     if not len(values):
-        return Spread(0.0, 0.0, 0.0, 0.0, 0.0)
+        return Distribution(0.0, 0.0, 0.0, 0.0, 0.0)
     p50_s, p95_s, p99_s = np.percentile(values, PERCENTILES).tolist()
-    return Spread(p50_s, p95_s, p99_s, float(mean_s), float(most_s))
+    return Distribution(p50_s, p95_s, p99_s, float(mean_s), float(most_s))
 
 
-def _spread_of_buckets(counts: np.ndarray, mean_s: float, most_s: float) -> Spread:
+def _spread_of_buckets(counts: np.ndarray, mean_s: float, most_s: float) -> Distribution:
     """Percentiles: the middle of the bucket that the frame in question is in."""
     total = np.cumsum(counts)
     places = np.searchsorted(total, np.array(PERCENTILES) / 100 * total[-1]).tolist()
     p50_s, p95_s, p99_s = (min(most_s, _SHORTEST_S * _RATIO ** (place + 0.5)) for place in places)
-    return Spread(p50_s, p95_s, p99_s, mean_s, most_s)
+    return Distribution(p50_s, p95_s, p99_s, mean_s, most_s)

@@ -11,9 +11,9 @@ from redline.ladder.plan import Plan
 from redline.machine.memory import is_out_of_memory
 from redline.models.lsd import load_lsd, read_about
 from redline.stream.diffusers_folder import PIPELINE, load_pipeline
-from redline.stream.fitting import check_weights_fit
 from redline.stream.frame_model import FrameModel
 from redline.stream.lsd_frames import LsdFrames
+from redline.stream.memory_check import check_weights_fit
 
 # What `redline train lsd` leaves in its folder.
 _TRAINED = "model.safetensors"

@@ -14,9 +14,9 @@ from redline.models.lsd import PREDICTION, PROCESS, Lsd
 from redline.models.samplers import SAMPLERS, StepTable, sampler_table
 from redline.models.samplers.distilled import MOST_STEPS
 from redline.models.samplers.noise_process import STEPS
-from redline.stream.fitting import peak_live_bytes
-from redline.stream.noisy_program import NoisyProgram, write_behind
-from redline.stream.planned import under_plan
+from redline.stream.memory_check import peak_live_bytes
+from redline.stream.planned import apply_plan
+from redline.stream.sampled_program import SampledProgram, copy_async
 from redline.stream.settings import Settings
 
 # What rungs calibrate on and look for overflows in: any picture of a fair size.
@@ -38,9 +38,9 @@ class LsdFrames:
         # The first entries of the control vector are what its training taught it.
         self.control_names = CONTROLS[: model.config.control]
         self.most_steps = MOST_STEPS if sampler == "distilled" else 8
-        plan = without_own_graphs(plan, self.device)
+        plan = without_cuda_graphs(plan, self.device)
         self.name, self.is_compiled = str(model.config), "compile" in plan
-        self.plan, self.network = under_plan(plan, model, self.device, _sample(model, self.device))
+        self.plan, self.network = apply_plan(plan, model, self.device, _sample(model, self.device))
         self._dtype = next(model.parameters()).dtype
 
     def check(self, settings: Settings) -> None:
@@ -74,7 +74,7 @@ class LsdFrames:
         return kept + peak_live_bytes(lambda: shadow(*pictures, times))
 
 
-class LsdProgram(NoisyProgram):
+class LsdProgram(SampledProgram):
     """One number of steps at one size: the sampler's table, the noise, the strength and the control vector on the
     device. The strength is how much of the change is shown, and handed on."""
 
@@ -90,9 +90,9 @@ class LsdProgram(NoisyProgram):
         super().retune(settings)
         if self._control is not None and (before is None or before.control != settings.control):
             filled = [*settings.control, *[0.0] * (self._control.shape[1] - len(settings.control))]
-            write_behind(self._control, torch.tensor([filled]))
+            copy_async(self._control, torch.tensor([filled]))
         if before is None or before.strength != settings.strength:
-            write_behind(self._strength, torch.tensor([settings.strength]))
+            copy_async(self._strength, torch.tensor([settings.strength]))
 
     def run(self, frame: Tensor, previous: Tensor) -> Tensor:
         frames = self._frames
@@ -105,7 +105,7 @@ class LsdProgram(NoisyProgram):
         return torch.lerp(frame, self._sampler.sample(predict, self._noise_N, frame), self._strength)
 
 
-def without_own_graphs(plan: Plan, device: torch.device) -> Plan:
+def without_cuda_graphs(plan: Plan, device: torch.device) -> Plan:
     """The engine records the whole frame: a graph inside it would be in the way."""
     if device.type == "cuda" and "onnxruntime" in plan:
         raise RedlineError("onnxruntime cannot be recorded with the rest of a frame: choose another plan on a GPU.")

@@ -27,13 +27,13 @@ from redline.models.lsd import SIZES, Lsd, load_lsd
 from redline.models.samplers.distilled import MOST_STEPS
 from redline.stream.clock import SystemClock
 from redline.stream.device_peaks import DevicePeaks, is_lost
+from redline.stream.endpoints import EndpointOptions, open_source
 from redline.stream.engine import Engine
 from redline.stream.frames import Frame
 from redline.stream.latency import FrameTimes, Latency
 from redline.stream.loading import SHIPPED
 from redline.stream.lsd_frames import LsdFrames
 from redline.stream.pipeline import Pipeline
-from redline.stream.places import Wishes, open_source
 from redline.stream.settings import LiveSettings, Settings
 from redline.stream.sinks.null import NullSink
 from redline.stream.sources import Source
@@ -300,7 +300,7 @@ def _plain_loop(source: Source, engine: Engine, sink: NullSink, settings: Settin
 def _source(shape: Shape) -> Source:
     if not shape.film:
         return SyntheticClip(shape.side, shape.side, shape.frames)
-    return _First(open_source(shape.film, Wishes(size=(shape.side, shape.side))), shape.frames)
+    return _First(open_source(shape.film, EndpointOptions(size=(shape.side, shape.side))), shape.frames)
 
 
 class _First:

@@ -17,10 +17,10 @@ from redline.models.samplers import NoiseProcess, StepTable, ddim, distilled, sp
 from redline.models.samplers.distilled import MOST_STEPS
 from redline.models.samplers.noise_process import STEPS
 from redline.quiet import quiet
-from redline.stream.fitting import peak_live_bytes
-from redline.stream.lsd_frames import without_own_graphs
-from redline.stream.noisy_program import NoisyProgram, write_behind
-from redline.stream.planned import under_plan
+from redline.stream.lsd_frames import without_cuda_graphs
+from redline.stream.memory_check import peak_live_bytes
+from redline.stream.planned import apply_plan
+from redline.stream.sampled_program import SampledProgram, copy_async
 from redline.stream.settings import Settings
 
 _PREDICTIONS = {"epsilon": "epsilon", "v_prediction": "v", "sample": "sample"}
@@ -47,7 +47,7 @@ class PipelineFrames:
     ) -> None:
         """`read_prompt` makes of words what the U-Net takes, in main memory."""
         unet, vae = parts["unet"], parts["vae"]
-        self.device, self.name, plan = device, name, without_own_graphs(plan, device)
+        self.device, self.name, plan = device, name, without_cuda_graphs(plan, device)
         self.is_compiled = "compile" in plan
         self.process, self.prediction = _process(scheduler, name)
         # A consistency model is sampled with fresh noise; every other scheduler follows the same path as DDIM.
@@ -68,9 +68,9 @@ class PipelineFrames:
         latents = torch.randn(1, self._latent_channels, _SAMPLE_PX, _SAMPLE_PX, device=device)
         pixels = torch.rand(1, 3, _SAMPLE_PX * self._factor, _SAMPLE_PX * self._factor, device=device) * 2 - 1
         times = torch.tensor([STEPS // 2], device=device)
-        self.plan, self.denoise = under_plan(plan, Denoiser(unet), device, (latents, times, text))
-        _, self.encode = under_plan(safe, Encoder(vae), device, (pixels,))
-        _, self.decode = under_plan(safe, Decoder(vae), device, (latents,))
+        self.plan, self.denoise = apply_plan(plan, Denoiser(unet), device, (latents, times, text))
+        _, self.encode = apply_plan(safe, Encoder(vae), device, (pixels,))
+        _, self.decode = apply_plan(safe, Decoder(vae), device, (latents,))
         self._dtypes = {part: next(network.parameters()).dtype for part, network in (("unet", unet), ("vae", vae))}
 
     def check(self, settings: Settings) -> None:
@@ -118,7 +118,7 @@ class PipelineFrames:
         return 1, self._latent_channels, height // self._factor, width // self._factor
 
 
-class PipelineProgram(NoisyProgram):
+class PipelineProgram(SampledProgram):
     """A number of steps at a size: each frame is made of the frame alone, of noise that stays the same, and of what the
     prompt says."""
 
@@ -131,7 +131,7 @@ class PipelineProgram(NoisyProgram):
         before = self._tuned
         super().retune(settings)
         if before is None or before.prompt != settings.prompt:
-            write_behind(self._text, self._frames.read_prompt(settings.prompt))
+            copy_async(self._text, self._frames.read_prompt(settings.prompt))
 
     def run(self, frame: Tensor, previous: Tensor) -> Tensor:
         frames = self._frames

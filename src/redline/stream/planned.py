@@ -17,7 +17,7 @@ from redline.ladder.workload import Inputs
 from redline.machine.machine import Machine
 
 
-def under_plan(plan: Plan, network: nn.Module, device: torch.device, sample: Inputs) -> tuple[Plan, Applied]:
+def apply_plan(plan: Plan, network: nn.Module, device: torch.device, sample: Inputs) -> tuple[Plan, Applied]:
     """The plan with its choices made (fp16 that would overflow is bf16), and the network, which is handed over."""
     job = Job.of(network.eval().requires_grad_(False).to(device), (sample,), share=True)
     resolved, job = plan.build(job, Machine.detect(str(job.device)))

@@ -39,7 +39,7 @@ class Reader:
     def __init__(self, source: Source, clock: Clock, backoff: Backoff, tell: Callable[[str], None]) -> None:
         self.faults = 0
         self._source, self._clock, self._backoff, self._tell = source, clock, backoff, tell
-        self._joined = _Joined()
+        self._joined = _ContinuousFrames()
 
     def read(self, offer: Callable[[Frame], bool], stop: threading.Event) -> bool:
         """Whether the source came to its end by itself."""
@@ -71,7 +71,7 @@ class Reader:
         return False
 
 
-class _Joined:
+class _ContinuousFrames:
     """Frames before and after a fault as one clip: indices and times go on, though the source starts again at 0. A film
     that goes on by itself, with the next index and time, has no gap."""
 

@@ -13,7 +13,7 @@ from redline.ladder.report.charts.curves import Curve, draw_curves
 from redline.ladder.report.charts.svg import format_tick
 from redline.notation import format_bytes, format_seconds
 from redline.stream.latency import STAGES, Report
-from redline.stream.watch import Sample
+from redline.stream.monitor import Sample
 from redline.version import VERSION
 
 # As many as the style sheet of the page has.
@@ -22,7 +22,7 @@ _TITLES = {"copy_in": "copy in", "copy_out": "copy out"}
 
 
 @dataclass(frozen=True)
-class About:
+class StreamInfo:
     """What ran, as the page's head says it; `device` is its name, and `device_type` is cuda or cpu."""
 
     source: str
@@ -44,11 +44,11 @@ class _Chart:
     legend: tuple[tuple[str, str], ...]
 
 
-def write_page(path: Path, about: About, report: Report, samples: Sequence[Sample], whole: Sample) -> None:
+def write_page(path: Path, about: StreamInfo, report: Report, samples: Sequence[Sample], whole: Sample) -> None:
     write_text(path, render_page(about, report, samples, whole))
 
 
-def render_page(about: About, report: Report, samples: Sequence[Sample], whole: Sample) -> str:
+def render_page(about: StreamInfo, report: Report, samples: Sequence[Sample], whole: Sample) -> str:
     """`samples` make the curves, `whole` is of all frames."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(files("redline.stream").joinpath("report_page.html.jinja").read_text("utf-8"))
@@ -155,7 +155,7 @@ def _rows(report: Report) -> list[tuple[str, ...]]:
     ]
 
 
-def _facts(about: About) -> list[tuple[str, str]]:
+def _facts(about: StreamInfo) -> list[tuple[str, str]]:
     return [
         ("Source", about.source),
         ("Sink", about.sink),

@@ -63,13 +63,13 @@ def main_stream(container: InputContainer, path: Path) -> VideoStream:
     if stream.codec_context is None:
         raise RedlineError(f"the pictures in {path.name!r} are in a form for which there is no decoder.")
     # A decoder that works on several pictures at once ends at a damaged one among the last, without a word, and what
-    # follows is lost: whoever lets it (`decode_several`) has to look for that, and to read the film again.
+    # follows is lost: whoever lets it (`enable_frame_threads`) has to look for that, and to read the film again.
     stream.thread_type = "SLICE"
     stream.codec_context.thread_count = _threads(stream.height * stream.width, _DECODED_PER_THREAD)
     return stream
 
 
-def threads_to_convert(pixels: int) -> int:
+def conversion_threads(pixels: int) -> int:
     """Threads that are worth waking to bring so many pixels to RGB: each has rows of its own."""
     return _threads(pixels, _CONVERTED_PER_THREAD)
 
@@ -79,10 +79,10 @@ def _threads(pixels: int, each: int) -> int:
     return max(1, min(cores(), _MOST_THREADS, pixels // each))
 
 
-def decode_several(stream: VideoStream) -> int:
+def enable_frame_threads(stream: VideoStream) -> int:
     """Lets the decoder work on several pictures at a time, and says on how many: 1 where it does not."""
     context = stream.codec_context
-    count = pictures_at_once()
+    count = frame_threads()
     if count < 2 or context.name not in _ONE_SLICE:
         return 1
     stream.thread_type = "FRAME"
@@ -93,7 +93,7 @@ def decode_several(stream: VideoStream) -> int:
     return count
 
 
-def pictures_at_once() -> int:
+def frame_threads() -> int:
     """Half of the cores: whoever takes the pictures has work for the others."""
     return min(cores() // 2, _MOST_AT_ONCE)
 
@@ -128,7 +128,7 @@ def packets(container: InputContainer, stream: VideoStream | None, name: str) ->
 
 def frame_rate(stream: VideoStream, path: Path) -> Fraction:
     """Pictures a second. A file that does not say so is given its clock's rate, which tells nothing."""
-    if (said := said_rate(stream)) is not None:
+    if (said := declared_rate(stream)) is not None:
         return said
     with opened(path) as container:
         timed = islice(packets(container, main_stream(container, path), path.name), _PACKETS_TIMED)
@@ -139,7 +139,7 @@ def frame_rate(stream: VideoStream, path: Path) -> Fraction:
     return min(measured, Fraction(_FASTEST)).limit_denominator(1001)
 
 
-def said_rate(stream: VideoStream) -> Fraction | None:
+def declared_rate(stream: VideoStream) -> Fraction | None:
     """What the container says, where that can be a rate."""
     for said in (stream.average_rate, stream.guessed_rate):
         if said and 0 < said <= _FASTEST:

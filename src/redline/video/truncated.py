@@ -31,7 +31,7 @@ def missing_bytes(path: Path) -> int:
     return max(0, end - size_bytes)
 
 
-def whole_pieces_bytes(path: Path) -> int:
+def complete_bytes(path: Path) -> int:
     """Returns where the last whole piece of an unfinished recording ends: a fragment of MP4 or an element of Matroska.
 
     This is the size of the file if all are whole."""

@@ -12,7 +12,7 @@ from aiortc.mediastreams import MediaStreamTrack
 from av import VideoFrame
 
 from patience import PATIENCE_S
-from redline.stream.browser import peer as peers
+from redline.stream.browser import webrtc as peers
 
 
 class ColourTrack(MediaStreamTrack):

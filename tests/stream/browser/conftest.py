@@ -60,7 +60,7 @@ class Running:
 
 
 @pytest.fixture
-def open_site() -> Iterator[Callable[..., Page]]:
+def open_server() -> Iterator[Callable[..., Page]]:
     """Serves as `serve` does, on a free port, and closes it at the end."""
     pages: list[Page] = []
 
@@ -75,13 +75,15 @@ def open_site() -> Iterator[Callable[..., Page]]:
 
 
 @pytest.fixture
-def run_stream(open_site: Callable[..., Page]) -> Iterator[Callable[..., Running]]:
+def run_stream(open_server: Callable[..., Page]) -> Iterator[Callable[..., Running]]:
     """`source`, `sink` and `transform` stand in for the page's where they are given; `tapped` shows the source."""
     streams: list[Running] = []
 
     def run(source=None, sink=None, transform=None, **options: object) -> Running:
         settings, latency, told = options.pop("settings", LiveSettings()), Latency(), []
-        page = open_site(settings=settings, latency=latency, as_source=source is None, as_sink=sink is None, **options)
+        page = open_server(
+            settings=settings, latency=latency, as_source=source is None, as_sink=sink is None, **options
+        )
         pipeline = Pipeline(
             page.source if source is None else page.tap(source),
             transform or Inverted(),

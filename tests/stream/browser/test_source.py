@@ -10,7 +10,7 @@ from av import VideoFrame
 
 from patience import HANGS_S, PATIENCE_S
 from redline.errors import RedlineError
-from redline.stream.browser.source import CONVERSION_BUSY, BrowserSource, Lateness, Tapped
+from redline.stream.browser.source import CONVERSION_BUSY, BrowserSource, Lateness, Previewed
 from redline.stream.latency import Latency
 from redline.stream.sources import SourceFault
 from redline.stream.sources.synthetic import SyntheticClip
@@ -110,7 +110,7 @@ def test_an_impossible_size_is_refused(size: tuple[int, int]) -> None:
 def test_a_tapped_source_is_the_same_and_shows_its_frames() -> None:
     seen = []
     clip = SyntheticClip(8, 10, count=4)
-    tapped = Tapped(clip, seen.append)
+    tapped = Previewed(clip, seen.append)
     assert (tapped.name, tapped.is_live, tapped.height, tapped.width) == (clip.name, False, 8, 10)
     assert [frame.index for frame in tapped.frames()] == [frame.index for frame in seen] == [0, 1, 2, 3]
 

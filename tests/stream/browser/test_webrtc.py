@@ -13,12 +13,12 @@ from aiortc import RTCConfiguration, RTCPeerConnection
 from aiortc.mediastreams import AudioStreamTrack
 
 from patience import HANGS_S, PATIENCE_S
-from redline.stream.browser import Page, site
-from redline.stream.browser.site import MOST_PEERS
+from redline.stream.browser import Page, server
+from redline.stream.browser.server import MOST_PEERS
+from redline.stream.endpoints import EndpointOptions, open_endpoints
 from redline.stream.frames import Frame
 from redline.stream.latency import Latency
 from redline.stream.pipeline import Pipeline
-from redline.stream.places import Wishes, open_places
 from redline.stream.settings import LiveSettings
 from redline.stream.sinks.null import NullSink
 from redline.stream.sources.paced import Paced
@@ -179,7 +179,7 @@ def test_two_viewers_see_the_same_and_one_vanishes(run_stream: Callable[..., Run
 def test_a_page_that_falls_silent_is_let_go(
     run_stream: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(site, "_HEARTBEAT_S", 0.2)
+    monkeypatch.setattr(server, "_HEARTBEAT_S", 0.2)
     stream = run_stream(source=clip())
 
     async def main() -> None:
@@ -269,8 +269,8 @@ def test_no_more_viewers_than_can_be_served(run_stream: Callable[..., Running]) 
     asyncio.run(main())
 
 
-def test_offers_of_anything_else_are_refused(open_site: Callable[..., Page]) -> None:
-    page = open_site(as_source=False)
+def test_offers_of_anything_else_are_refused(open_server: Callable[..., Page]) -> None:
+    page = open_server(as_source=False)
 
     async def offer_of(*kinds: object, channel: bool = False) -> str:
         connection = RTCPeerConnection(RTCConfiguration(iceServers=[]))
@@ -309,8 +309,8 @@ def test_offers_of_anything_else_are_refused(open_site: Callable[..., Page]) -> 
     asyncio.run(main())
 
 
-def test_mangled_offers_never_end_the_page(open_site: Callable[..., Page]) -> None:
-    page, rng = open_site(), np.random.default_rng()
+def test_mangled_offers_never_end_the_page(open_server: Callable[..., Page]) -> None:
+    page, rng = open_server(), np.random.default_rng()
 
     async def main() -> None:
         async with open_page(page.url) as client:
@@ -329,8 +329,8 @@ def test_mangled_offers_never_end_the_page(open_site: Callable[..., Page]) -> No
     asyncio.run(main())
 
 
-def test_sockets_are_of_this_machine_only(open_site: Callable[..., Page]) -> None:
-    page = open_site(as_source=False)
+def test_sockets_are_of_this_machine_only(open_server: Callable[..., Page]) -> None:
+    page = open_server(as_source=False)
     seen = {}
 
     async def main() -> None:
@@ -386,7 +386,7 @@ def test_closing_under_a_running_stream_harms_nobody(run_stream: Callable[..., R
 @pytest.mark.parametrize("is_watched", [True, False])
 def test_a_film_begins_when_a_page_is_connected_and_runs_at_its_pace(is_watched: bool) -> None:
     latency, settings = Latency(), LiveSettings()
-    places = open_places("synthetic:32x32@50,2", "browser:0", Wishes(), settings, latency)
+    places = open_endpoints("synthetic:32x32@50,2", "browser:0", EndpointOptions(), settings, latency)
     pipeline = Pipeline(places.source, Inverted(), places.sink, settings=settings, latency=latency)
     stream = Running(None, pipeline, [])
 

@@ -314,7 +314,7 @@ def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         raise OSError(28, "No space left on device")
 
     sink = VideoFileSink(tmp_path / "a.mp4", Fraction(25))
-    monkeypatch.setattr("redline.stream.sinks.video_file._Film._mux", full)
+    monkeypatch.setattr("redline.stream.sinks.video_file._VideoWriter._mux", full)
     with pytest.raises(RedlineError, match=r"^cannot write '.*a\.mp4': No space left on device\.$"):
         for frame in clip(list(range(5)), Fraction(1, 25)):
             sink.write(frame)

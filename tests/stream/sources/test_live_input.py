@@ -29,7 +29,7 @@ from redline.stream.sources.live_input import Address, LiveInput
 from redline.stream.sources.network import open_network
 from redline.stream.sources.paced import Paced
 from redline.stream.sources.synthetic import SyntheticClip
-from redline.stream.sources.webcam import Asked, open_webcam
+from redline.stream.sources.webcam import CameraMode, open_webcam
 from stream.clocks import ManualClock
 from stream.doubles import Kept
 from stream.sources.rtsp_camera import RtspCamera
@@ -425,9 +425,9 @@ def test_a_camera_that_gives_something_else_is_told(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("redline.stream.sources.webcam.LiveInput", opened)
     for asked, is_told in (
         (None, False),
-        (Asked((480, 640), Fraction(30)), False),
-        (Asked((720, 1280)), True),
-        (Asked(rate=Fraction(60), form="mjpeg"), True),
+        (CameraMode((480, 640), Fraction(30)), False),
+        (CameraMode((720, 1280)), True),
+        (CameraMode(rate=Fraction(60), form="mjpeg"), True),
     ):
         camera = open_webcam("/dev/null", asked=asked)
         said = "the camera '/dev/null' gives 640×480 at 30 a second, not what was asked for."

@@ -11,9 +11,9 @@ import pytest
 from PIL import Image
 
 from redline.errors import RedlineError
-from redline.stream.places import Wishes, open_source
+from redline.stream.endpoints import EndpointOptions, open_source
 from redline.stream.sources.live_input import Address, LiveInput
-from redline.stream.sources.video_file import DamagedFilm, VideoFile, _turned
+from redline.stream.sources.video_file import DamagedVideo, VideoFile, _turned
 from stream.clocks import ManualClock
 from upscale.video.clips import make_clip, pattern
 
@@ -76,7 +76,7 @@ def test_a_size_is_what_scaling_the_whole_picture_gives(
     make_clip(tmp_path / "s.mp4", frames=2, size=(160, 120), rotation=rotation, pixel_format=pixel_format)
     scaled = list[np.ndarray]()
     for threads in (1, 3):
-        monkeypatch.setattr("redline.stream.sources.video_file.threads_to_convert", lambda _, given=threads: given)
+        monkeypatch.setattr("redline.stream.sources.video_file.conversion_threads", lambda _, given=threads: given)
         scaled.append(next(VideoFile(tmp_path / "s.mp4", size=size).frames()).pixels.numpy())
     assert np.array_equal(*scaled)
     whole = Image.fromarray(next(VideoFile(tmp_path / "s.mp4").frames()).pixels.numpy())
@@ -101,7 +101,7 @@ def test_pictures_that_cannot_be_shown_are_told_before_the_start(tmp_path: Path,
 def test_a_size_that_swscale_refuses_is_reached_all_the_same(tmp_path: Path) -> None:
     make_clip(tmp_path / "wide.mp4", frames=2, size=(4000, 8))
     assert next(VideoFile(tmp_path / "wide.mp4", size=(513, 17)).frames()).pixels.shape == (8, 4000, 3)
-    with closing(open_source(str(tmp_path / "wide.mp4"), Wishes(size=(513, 17)))) as source:
+    with closing(open_source(str(tmp_path / "wide.mp4"), EndpointOptions(size=(513, 17)))) as source:
         assert {frame.pixels.shape for frame in source.frames()} == {(513, 17, 3)}
 
 
@@ -280,7 +280,7 @@ def test_damage_in_recordings_and_in_avi_is_told_with_its_place(
         came = list(VideoFile(film, drop=left_out.append).frames())
         if damage == "cut out" and film.suffix == ".avi":
             # Its index is wrong from there on, and its length tells.
-            with pytest.raises(DamagedFilm, match=r"is cut off: 2,000 bytes are missing at its end\.$"):
+            with pytest.raises(DamagedVideo, match=r"is cut off: 2,000 bytes are missing at its end\.$"):
                 VideoFile(film)
             found += 1
             continue
@@ -329,10 +329,10 @@ def test_a_film_that_is_looked_at_goes_on_behind_what_is_damaged(tmp_path: Path)
     data = bytearray((tmp_path / "a.mkv").read_bytes())
     data[len(data) // 2 : len(data) // 2 + 900] = bytes(900)
     (tmp_path / "a.mkv").write_bytes(data)
-    for wishes in (Wishes(keep_going=True), Wishes(live=True), Wishes()):
+    for wishes in (EndpointOptions(keep_going=True), EndpointOptions(live=True), EndpointOptions()):
         left_out: list[str] = []
         source = open_source(str(tmp_path / "a.mkv"), wishes, left_out.append)
-        if wishes == Wishes():
+        if wishes == EndpointOptions():
             with pytest.raises(RedlineError, match=r"'a\.mkv'"):
                 list(source.frames())
             assert not left_out

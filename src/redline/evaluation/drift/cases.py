@@ -15,7 +15,7 @@ CASES = ("moving", "still", "cut")
 
 
 @dataclass(frozen=True)
-class Moment:
+class CaseFrame:
     """A frame (1, 3, H, W) in [0, 1]; where it is known, without the camera's faults, and how it came about."""
 
     seen: Tensor
@@ -30,7 +30,7 @@ class Case:
 
     name: str
     frames: int
-    moments: Callable[[], Iterator[Moment]]
+    moments: Callable[[], Iterator[CaseFrame]]
     cut: int | None = None
 
 
@@ -41,16 +41,16 @@ def photo_cases(photos: str, frames: int, side_px: int, device: torch.device, se
     still = ClipSettings(photos, frame_px=side_px, world_px=world_px, batch=1, still=1.0, objects=0.0, cuts=0.0)
     moved, stood = (Clips(settings, device, seed) for settings in (moving, still))
 
-    def clip(clips: Clips, step: int, count: int) -> Iterator[Moment]:
+    def clip(clips: Clips, step: int, count: int) -> Iterator[CaseFrame]:
         for frame in clips.clip(step, count):
-            yield Moment(frame.seen, frame.clean, frame.came_from, frame.known)
+            yield CaseFrame(frame.seen, frame.clean, frame.came_from, frame.known)
 
-    def with_a_cut() -> Iterator[Moment]:
+    def with_a_cut() -> Iterator[CaseFrame]:
         yield from clip(moved, 1, frames // 2)
         for index, moment in enumerate(clip(moved, 2, frames - frames // 2)):
             # No pixel of the first frame after the cut was anywhere before.
             nowhere = torch.zeros_like(moment.known) if moment.known is not None else None
-            yield moment if index else Moment(moment.seen, moment.clean, moment.came_from, nowhere)
+            yield moment if index else CaseFrame(moment.seen, moment.clean, moment.came_from, nowhere)
 
     return [
         Case("moving", frames, lambda: clip(moved, 0, frames)),
@@ -59,11 +59,11 @@ def photo_cases(photos: str, frames: int, side_px: int, device: torch.device, se
     ]
 
 
-def film_case(name: str, pictures: Callable[[], Iterator[Tensor]], frames: int) -> Case:
+def video_case(name: str, pictures: Callable[[], Iterator[Tensor]], frames: int) -> Case:
     """Of pictures uint8 (H, W, 3), begun anew each time."""
 
-    def moments() -> Iterator[Moment]:
+    def moments() -> Iterator[CaseFrame]:
         for picture in pictures():
-            yield Moment(picture.permute(2, 0, 1)[None].float() / 255)
+            yield CaseFrame(picture.permute(2, 0, 1)[None].float() / 255)
 
     return Case(name, frames, moments)

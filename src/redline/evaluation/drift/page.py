@@ -7,8 +7,8 @@ from importlib.resources import files
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from redline.evaluation.drift.judgement import Finding
-from redline.evaluation.drift.watch import Watched
+from redline.evaluation.drift.case_run import CaseRun
+from redline.evaluation.drift.findings import Finding
 from redline.ladder.report.charts.curves import Curve, draw_curves
 from redline.version import VERSION
 
@@ -25,7 +25,7 @@ _CHARTS = (
 def render_page(
     name: str,
     about: str,
-    watched: Sequence[Watched],
+    watched: Sequence[CaseRun],
     findings: Sequence[Finding],
     controls: Mapping[str, Sequence[Finding]],
 ) -> str:
@@ -54,7 +54,7 @@ def headline(findings: Sequence[Finding]) -> str:
     return f"{len(fallen)} of {len(findings)} findings do not hold: {said}{more}."
 
 
-def _charts(watched: Watched) -> list[tuple[str, str, Markup]]:
+def _charts(watched: CaseRun) -> list[tuple[str, str, Markup]]:
     charts = []
     for title, note, names in _CHARTS:
         curves = []

@@ -23,8 +23,8 @@ from redline.stream.sinks import Sink
 from redline.stream.sources import Source
 
 if TYPE_CHECKING:
-    from redline.stream.browser.outlet import Outlet
-    from redline.stream.browser.site import Site
+    from redline.stream.browser.broadcast import Broadcast
+    from redline.stream.browser.server import PageServer
 
 _NEEDED = ("aiortc", "aiohttp")
 
@@ -36,10 +36,10 @@ class Page:
     def __init__(
         self,
         urls: tuple[str, ...],
-        site: "Site",
+        site: "PageServer",
         source: Source | None,
         sink: Sink | None,
-        outlets: "dict[str, Outlet]",
+        outlets: "dict[str, Broadcast]",
     ) -> None:
         self.urls, self.url, self.source, self.sink = urls, urls[0], source, sink
         self._site, self._outlets = site, outlets
@@ -47,9 +47,9 @@ class Page:
     def tap(self, source: Source, waits: bool = False) -> Source:
         """The same source, whose frames are shown on the page as its input besides; where it `waits`, the first comes
         when somebody looks."""
-        from redline.stream.browser.source import Tapped
+        from redline.stream.browser.source import Previewed
 
-        return Tapped(source, self._outlets["input"].put, self._outlets["output"].wanted if waits else None)
+        return Previewed(source, self._outlets["input"].put, self._outlets["output"].wanted if waits else None)
 
     def close(self) -> None:
         """Ends the page for all who look at it; to be called when the stream has ended."""
@@ -91,15 +91,15 @@ def serve(
         raise RedlineError(f"a browser is served with {needs}, which is not installed: pip install 'redline[browser]'.")
     if not as_source and not as_sink:
         raise RedlineError("a browser is the source of a stream, its sink, or both.")
-    from redline.stream.browser.figures import figures
-    from redline.stream.browser.outlet import Outlet
+    from redline.stream.browser.broadcast import Broadcast
+    from redline.stream.browser.metrics import figures
+    from redline.stream.browser.server import PageServer
     from redline.stream.browser.sink import BrowserSink
-    from redline.stream.browser.site import Site
     from redline.stream.browser.source import BrowserSource
 
     access = Access(host, key, tuple(names))
     clock = clock or SystemClock()
-    outlets = {"input": Outlet(clock)} | ({"output": Outlet(clock)} if as_sink else {})
+    outlets = {"input": Broadcast(clock)} | ({"output": Broadcast(clock)} if as_sink else {})
     height, width = size
     source = BrowserSource("browser", height, width, rate, latency, clock, outlets["input"].put) if as_source else None
     sink = BrowserSink("browser", outlets["output"]) if as_sink else None
@@ -125,7 +125,7 @@ def serve(
     def measure() -> dict[str, Any]:
         return figures(latency, outlets, clock.now_s(), torch.device(device), busy_share())
 
-    site = Site(access, listener, tls, source, outlets, settings, measure, about)
+    site = PageServer(access, listener, tls, source, outlets, settings, measure, about)
     try:
         site.start()
     except BaseException:

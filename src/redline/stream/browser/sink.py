@@ -1,13 +1,13 @@
 """Pages as a sink. Writing only leaves the frame where viewers find it: a slow, dead or absent one costs nothing."""
 
-from redline.stream.browser.outlet import Outlet
+from redline.stream.browser.broadcast import Broadcast
 from redline.stream.frames import Frame
 
 
 class BrowserSink:
     takes_new_size = True
 
-    def __init__(self, name: str, outlet: Outlet) -> None:
+    def __init__(self, name: str, outlet: Broadcast) -> None:
         self.name, self._outlet = name, outlet
 
     def write(self, frame: Frame) -> None:

@@ -13,7 +13,7 @@ import av
 from av import VideoFrame
 
 from redline.errors import RedlineError
-from redline.stream.browser.pictures import MOST_SENT_PIXELS, covered
+from redline.stream.browser.images import MOST_SENT_PIXELS, crop_and_scale
 from redline.stream.clock import Clock, SystemClock
 from redline.stream.frames import Frame
 from redline.stream.latency import Latency
@@ -52,7 +52,7 @@ class Lateness:
         return under_way_s - self._quickest_s
 
 
-class Line:
+class CameraFeed:
     """One page's connection; fed by the thread of the network. A frame was captured when it arrived here, decoded, less
     what it was later than the quickest one. What the quickest took, in camera, browser and network, cannot be known."""
 
@@ -114,12 +114,12 @@ class BrowserSource:
         self.name, self.height, self.width, self.rate = name, height, width, Fraction(rate)
         self._latency, self._clock, self._seen, self._silence_s = latency, clock or SystemClock(), seen, silence_s
         self._changed = threading.Condition()
-        self._line: Line | None = None
+        self._line: CameraFeed | None = None
         self._closed = False
 
-    def connect(self) -> Line:
+    def connect(self) -> CameraFeed:
         """A line for a page that begins to send; that of the page before has ended, or ends now."""
-        line = Line(self._clock, self._latency)
+        line = CameraFeed(self._clock, self._latency)
         with self._changed:
             if self._line is not None:
                 self._line.end("another page has begun to send.")
@@ -143,7 +143,7 @@ class BrowserSource:
             pts = arrived.picture.pts or 0
             first_pts = pts if first_pts is None else first_pts
             try:
-                pixels = covered(arrived.picture, self.height, self.width)
+                pixels = crop_and_scale(arrived.picture, self.height, self.width)
             except (av.FFmpegError, ValueError) as error:
                 raise SourceFault("the browser sent a picture that cannot be read.") from error
             frame = Frame(pixels, arrived.number, pts - first_pts, _TIME_BASE, arrived.captured_s)
@@ -157,13 +157,13 @@ class BrowserSource:
                 self._line.end()
             self._changed.notify_all()
 
-    def _wait_for_line(self) -> Line | None:
+    def _wait_for_line(self) -> CameraFeed | None:
         with self._changed:
             self._changed.wait_for(lambda: self._closed or (self._line is not None and not self._line.ended))
             return None if self._closed else self._line
 
 
-class Tapped:
+class Previewed:
     """Another source, of which `seen` is given every frame besides: so that the page shows the input too. Nothing is
     read before `begin` is set."""
 

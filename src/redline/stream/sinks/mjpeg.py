@@ -19,7 +19,7 @@ from redline.errors import RedlineError
 from redline.stream.access import Access, urls
 from redline.stream.admission import REQUEST_S, WaitingConnections
 from redline.stream.frames import Frame
-from redline.stream.sinks.shown import as_shown
+from redline.stream.sinks.square_pixels import as_square_pixels
 
 PORT, MOST_VIEWERS = 8182, 8
 _STREAM = "/stream.mjpeg"
@@ -59,7 +59,7 @@ class MjpegSink:
     def write(self, frame: Frame) -> None:
         if self._latest.is_wanted:
             data = io.BytesIO()
-            as_shown(frame).save(data, "jpeg", quality=_QUALITY)
+            as_square_pixels(frame).save(data, "jpeg", quality=_QUALITY)
             self._latest.put(data.getvalue())
 
     def close(self, whole: bool = True) -> None:
@@ -120,7 +120,7 @@ class _Shared:
         """Any web site can show what is on 127.0.0.1 as a picture of its own: a browser says that it does."""
         if self.access.key is not None:
             return self.access.why_not_key(parse_qs(query).get("key", [None])[0], None)
-        if headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
+        if headers.get("Sec-Fetch-PageServer", "none") not in ("none", "same-origin"):
             return "pages of others do not show this stream."
         return self.access.why_not_host(headers.get("Host"))
 

@@ -9,7 +9,7 @@ from redline.choices import VIDEO_CONTAINERS
 from redline.errors import RedlineError
 from redline.files.partial import abandoned_recordings
 from redline.video.reading import first_frame, main_stream, opened
-from redline.video.truncated import whole_pieces_bytes
+from redline.video.truncated import complete_bytes
 
 
 def recover_recordings(folder: Path) -> tuple[str, ...]:
@@ -34,7 +34,7 @@ def recover_recordings(folder: Path) -> tuple[str, ...]:
 
 def trim_to_playable(path: Path) -> bool:
     """Removes the piece at the end that was not written whole. Returns whether there is a picture in the rest."""
-    os.truncate(path, whole_pieces_bytes(path))
+    os.truncate(path, complete_bytes(path))
     try:
         with opened(path) as video:
             first_frame(video, main_stream(video, path), path)

@@ -24,8 +24,8 @@ from redline.choices import VIDEO_CONTAINERS
 from redline.errors import RedlineError
 from redline.files.partial import hidden_path, recording_path, remove_abandoned
 from redline.stream.frames import Frame
+from redline.stream.sinks.audio import AudioCopy, check_audio_copy
 from redline.stream.sinks.recovery import recover_recordings, trim_to_playable
-from redline.stream.sinks.sound import SoundCopy, check_sound
 
 _BT709 = 1
 _FINEST_CLOCK = (1 << 31) - 1
@@ -65,19 +65,19 @@ class VideoFileSink:
         if sound is not None:
             if path.exists() and sound.exists() and path.samefile(sound):
                 raise RedlineError(f"{str(path)!r} would be written over the film that it is made of.")
-            check_sound(sound, VIDEO_CONTAINERS[path.suffix.lower()], path.suffix)
+            check_audio_copy(sound, VIDEO_CONTAINERS[path.suffix.lower()], path.suffix)
         self.name, self._path, self._rate = path.name, path, Fraction(rate)
         self._origin_s, self._sound, self._is_live = origin_s, sound, is_live
         self._options = {"crf": str(crf), "preset": preset, "bf": "0"}
         if is_live:
             self._options |= {**_NO_DELAY, "g": str(max(1, round(_KEY_FRAME_EVERY_S * self._rate)))}
-        self._film: _Film | None = None
+        self._film: _VideoWriter | None = None
         self.notes = recover_recordings(path.parent)
 
     def write(self, frame: Frame) -> None:
         try:
             if self._film is None:
-                self._film = _Film(self, frame)
+                self._film = _VideoWriter(self, frame)
             self._film.add(frame)
         except (OSError, av.FFmpegError) as error:
             raise self._ended_by(error) from error
@@ -106,7 +106,7 @@ class VideoFileSink:
         return RedlineError(text)
 
 
-class _Film:
+class _VideoWriter:
     """The file that is being written."""
 
     def __init__(self, sink: VideoFileSink, first: Frame) -> None:
@@ -122,13 +122,13 @@ class _Film:
         self._lasts: dict[int, int] = {}
         self._end_s = Fraction(0)
         self._to_yuv = VideoReformatter()
-        self._sound: SoundCopy | None = None
+        self._sound: AudioCopy | None = None
         self._output: OutputContainer | None = None
         try:
             self._output = _open(self.partial, VIDEO_CONTAINERS[path.suffix.lower()], first.time_base, sink._is_live)
             self._stream = self._add_stream(self._output, sink)
             if sink._sound is not None:
-                self._sound = SoundCopy(sink._sound, self._output, self._origin_s)
+                self._sound = AudioCopy(sink._sound, self._output, self._origin_s)
             self._output.start_encoding()
         except BaseException:
             self.let_go()

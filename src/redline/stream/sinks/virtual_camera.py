@@ -9,7 +9,7 @@ import numpy as np
 
 from redline.errors import RedlineError
 from redline.stream.frames import Frame
-from redline.stream.sinks.shown import as_shown
+from redline.stream.sinks.square_pixels import as_square_pixels
 
 
 class VirtualCameraSink:
@@ -26,7 +26,7 @@ class VirtualCameraSink:
         self._camera: Any = None
 
     def write(self, frame: Frame) -> None:
-        picture = as_shown(frame)
+        picture = as_square_pixels(frame)
         if self._camera is None:
             self._camera = self._open(picture.height, picture.width)
         self._camera.send(np.asarray(picture))

@@ -7,7 +7,7 @@ from typing import Any
 
 from redline.errors import RedlineError
 from redline.stream.frames import Frame
-from redline.stream.sinks.shown import as_shown
+from redline.stream.sinks.square_pixels import as_square_pixels
 
 _INSTEAD = "show the stream in a browser, as mjpeg, or write a file"
 
@@ -41,7 +41,7 @@ class WindowSink:
         picture: Any = import_module("PIL.ImageTk")
         # Tk does not hold the picture: without this name it would be gone, and the window empty.
         window: Any = self._window
-        self._picture = picture.PhotoImage(as_shown(frame), master=window)
+        self._picture = picture.PhotoImage(as_square_pixels(frame), master=window)
         self._label.configure(image=self._picture)
         window.update()
 

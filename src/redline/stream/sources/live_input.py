@@ -26,8 +26,8 @@ from redline.stream.clock import Clock, SystemClock
 from redline.stream.frames import Frame
 from redline.stream.sources import SourceFault
 from redline.stream.sources.backlog import Backlog
-from redline.stream.sources.video_file import DAMAGED, pixel_aspect, to_pixels, upright, why_pale
-from redline.video.reading import reason, said_rate
+from redline.stream.sources.video_file import DAMAGED, hdr_notes, pixel_aspect, to_pixels, upright
+from redline.video.reading import declared_rate, reason
 
 _USUAL_RATE = Fraction(30)
 # FFmpeg's flag of formats without times, as Motion JPEG is: it makes some up, at 25 frames a second.
@@ -81,9 +81,9 @@ class LiveInput:
             raise RedlineError(str(fault)) from fault
         try:
             stream = _pictures(container, address)
-            self.rate = said_rate(stream) or _USUAL_RATE
+            self.rate = declared_rate(stream) or _USUAL_RATE
             self.length_s = Fraction(container.duration, av.time_base) if container.duration else None
-            self.has_sound = bool(container.streams.audio)
+            self.has_audio = bool(container.streams.audio)
             self._first = _first_frame(container, stream, address)
             to_pixels(self._first, VideoReformatter())  # what cannot be shown is known before the start
         except BaseException as error:
@@ -94,7 +94,7 @@ class LiveInput:
         self.sent_size = upright(self._first.rotation, self._first.height, self._first.width)
         self.height, self.width = size or self.sent_size
         self.pixel_aspect = pixel_aspect(stream, self._first.rotation)
-        self.notes = why_pale(self._first, self.name)
+        self.notes = hdr_notes(self._first, self.name)
         self._waiting = container
 
     def frames(self) -> Generator[Frame, None, None]:

@@ -21,11 +21,11 @@ from torch import Tensor
 
 from redline.errors import RedlineError
 from redline.stream.clock import Clock, SystemClock
+from redline.stream.continuous_timestamps import ARBITRARY_START_FORMATS, ContinuousTimestamps
 from redline.stream.frames import Frame
-from redline.stream.joined import CLOCK_OF_THEIR_OWN, Joined
-from redline.stream.sources.ahead import Trouble, decoded_ahead
-from redline.stream.sources.holes import Holes, Missing
-from redline.video.reading import first_frame, frame_rate, main_stream, opened, packets, reason, threads_to_convert
+from redline.stream.sources.frame_threaded import DamageSuspected, decode_frame_threaded
+from redline.stream.sources.gaps import Gap, GapDetector
+from redline.video.reading import conversion_threads, first_frame, frame_rate, main_stream, opened, packets, reason
 from redline.video.truncated import missing_bytes
 
 # Why pictures of a film are left out: it holds what cannot be shown, or a hole.
@@ -37,7 +37,7 @@ _HDR = {16: "PQ", 18: "HLG"}
 _SMOOTH_COLOUR = Interpolation.FULL_CHR_H_INT | Interpolation.ACCURATE_RND
 
 
-class DamagedFilm(RedlineError):
+class DamagedVideo(RedlineError):
     """What cannot be shown might be left out."""
 
 
@@ -76,20 +76,20 @@ class VideoFile:
             self.height, self.width = size or upright(first.rotation, first.height, first.width)
             self.rate, self.pixel_aspect = frame_rate(stream, path), pixel_aspect(stream, first.rotation)
             # A film that starts at some arbitrary time would start with nothing.
-            start = container.start_time if container.format.name in CLOCK_OF_THEIR_OWN else None
+            start = container.start_time if container.format.name in ARBITRARY_START_FORMATS else None
             self.origin_s = round(Fraction(start or 0, av.time_base) / _TICK_90KHZ) * _TICK_90KHZ
-            self.has_sound = bool(container.streams.audio)
+            self.has_audio = bool(container.streams.audio)
         missing = missing_bytes(path)
         cut = f"{self.name!r} is cut off: {missing:,} bytes are missing at its end."
         if missing and drop is None:
-            raise DamagedFilm(cut)
+            raise DamagedVideo(cut)
         self._is_cut_off = missing > 0
-        self.notes = (*((cut,) if missing else ()), *why_pale(first, repr(self.name)))
+        self.notes = (*((cut,) if missing else ()), *hdr_notes(first, repr(self.name)))
 
     def frames(self) -> Generator[Frame, None, None]:
         given = _Given()
         if self._ahead and not self._is_cut_off:
-            with suppress(Trouble):
+            with suppress(DamageSuspected):
                 yield from self._frames(given, is_ahead=True)
                 return
         yield from self._frames(given, is_ahead=False)
@@ -106,9 +106,9 @@ class VideoFile:
             stream = main_stream(container, self.path)
             time_base = Fraction(stream.time_base or Fraction(1, av.time_base))
             usual = max(1, round(1 / self.rate / time_base))
-            captured_s, holes = self._clock.now_s(), Holes(container, stream, self.rate)
+            captured_s, holes = self._clock.now_s(), GapDetector(container, stream, self.rate)
             read = self._packets(container, stream, holes)
-            for found in decoded_ahead(read, stream, holes) if is_ahead else self._decoded(read):
+            for found in decode_frame_threaded(read, stream, holes) if is_ahead else self._decoded(read):
                 if self._closed.is_set():
                     return
                 if found.is_corrupt and last is not None:
@@ -137,12 +137,12 @@ class VideoFile:
                 last_s = last * time_base
                 missing = holes.behind_cut(last_s) if self._is_cut_off else holes.at_end(last_s)
                 if missing is not None and is_ahead:
-                    raise Trouble
+                    raise DamageSuspected
                 self._tell_missing(missing, last_s)
 
-    def _packets(self, container: InputContainer, stream: VideoStream, holes: Holes) -> Iterator[Packet]:
+    def _packets(self, container: InputContainer, stream: VideoStream, holes: GapDetector) -> Iterator[Packet]:
         """Those of pictures, where they belong."""
-        joined = Joined(container.format.name)
+        joined = ContinuousTimestamps(container.format.name)
         for packet in packets(container, None, self.name):
             joined.move(packet)
             holes.read(packet)
@@ -168,11 +168,11 @@ class VideoFile:
 
     def _leave_out(self, sentence: str, cause: str = DAMAGED, pictures: int = 1) -> None:
         if self._drop is None:
-            raise DamagedFilm(sentence)
+            raise DamagedVideo(sentence)
         for _ in range(pictures):
             self._drop(cause)
 
-    def _tell_missing(self, missing: Missing | None, end_s: Fraction | None = None) -> None:
+    def _tell_missing(self, missing: Gap | None, end_s: Fraction | None = None) -> None:
         if missing is None:
             return
         if missing.at_s == end_s:
@@ -199,7 +199,7 @@ def to_pixels(frame: VideoFrame, to_rgb: VideoReformatter, size: tuple[int, int]
             format="rgb24",
             src_colorspace=colours,
             interpolation=_SMOOTH_COLOUR | (Interpolation.BILINEAR if same else Interpolation.BICUBIC),
-            threads=threads_to_convert(max(frame.height * frame.width, height * width)),
+            threads=conversion_threads(max(frame.height * frame.width, height * width)),
         )
     except av.FFmpegError as error:
         if same:
@@ -228,7 +228,7 @@ def _turned(pixels: np.ndarray, frame: VideoFrame) -> np.ndarray:
     return pixels[:: -1 if down_y < 0 else 1, :: -1 if across_x < 0 else 1]
 
 
-def why_pale(frame: VideoFrame, name: str) -> tuple[str, ...]:
+def hdr_notes(frame: VideoFrame, name: str) -> tuple[str, ...]:
     """A sentence where the picture has more light than is shown."""
     curve = _HDR.get(int(frame.color_trc))
     if curve is None:

@@ -14,7 +14,7 @@ _DEVICES = Path("/dev")
 
 
 @dataclass(frozen=True)
-class Asked:
+class CameraMode:
     """What a camera is asked for, and may not be able to give. `size` is (height, width); `form` is that of the
     pictures on their way, `mjpeg` or `yuyv422`: large ones come quickly as the former alone."""
 
@@ -35,7 +35,7 @@ class Asked:
 def open_webcam(
     device: str | int = 0,
     clock: Clock | None = None,
-    asked: Asked | None = None,
+    asked: CameraMode | None = None,
     drop: Callable[[str], None] = lambda cause: None,
     size: tuple[int, int] | None = None,
 ) -> LiveInput:
@@ -49,7 +49,7 @@ def open_webcam(
         raise RedlineError(f"there is no camera {str(path)!r}: {' and '.join(there) or 'none'} can be seen.")
     if not path.is_char_device():
         raise RedlineError(f"{str(path)!r} is no camera.")
-    asked = asked or Asked()
+    asked = asked or CameraMode()
     address = Address(str(path), f"the camera {str(path)!r}", "video4linux2", asked.options, is_live=True)
     camera = LiveInput(address, clock, drop, size)
     given, rate = camera.sent_size, camera.rate
