@@ -18,6 +18,7 @@ if _TYPE_CHECKING:
     from redline.ladder.workloads.addresses import load_workload
     from redline.machine.machine import Machine
     from redline.machine.memory import MemoryMonitor, MemoryPool, PerformanceTracker
+    from redline.stream.stream import Stream
 
 __all__ = [
     "Gate",
@@ -30,6 +31,7 @@ __all__ = [
     "RedlineError",
     "Rung",
     "Stage",
+    "Stream",
     "Workload",
     "__version__",
     "find_optimal_batch_size",
@@ -48,6 +50,7 @@ _PLACES = {
     "RedlineError": "errors",
     "Rung": "ladder.rung",
     "Stage": "ladder.rung",
+    "Stream": "stream.stream",
     "Workload": "ladder.workload",
     "find_optimal_batch_size": "ladder.batch_size",
     "load_workload": "ladder.workloads.addresses",

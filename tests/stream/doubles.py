@@ -81,7 +81,7 @@ class Kept:
         self._extra(frame)
         self.frames.append(frame)
 
-    def close(self, whole: bool = True) -> None:
+    def close(self, complete: bool = True) -> None:
         self.threads.add(threading.get_ident())
         self.ends.append("whole" if whole else "stopped")
 

@@ -308,7 +308,7 @@ def test_on_a_gpu_it_is_one_graph(folder: Path, plan: str) -> None:
     engine.prepare(48, 40)
     picture = clip(1, 48, 40, settings=settings)[0]
     made = [engine(picture) for _ in range(4)]
-    assert engine.recordings == 1 and all(torch.equal(one, made[0]) for one in made)
+    assert engine.captures == 1 and all(torch.equal(one, made[0]) for one in made)
 
 
 def test_weights_that_do_not_fit_are_told_before_they_are_read(

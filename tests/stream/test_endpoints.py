@@ -203,7 +203,7 @@ def test_a_sink_that_cannot_be_closes_the_source(tmp_path: Path, monkeypatch: py
         open_endpoints("synthetic", "nowhere", EndpointOptions(), LiveSettings(), Latency())
     assert closed == [True]
     places = open_endpoints("synthetic", "mjpeg:0", EndpointOptions(), LiveSettings(), Latency())
-    assert [url.rpartition("/")[2] for url in places.addresses] == ["stream.mjpeg", ""]
+    assert [url.rpartition("/")[2] for url in places.urls] == ["stream.mjpeg", ""]
     places.sink.close()
 
 
@@ -243,7 +243,7 @@ def test_a_browser_at_either_end_or_both(pages: list[FakePage]) -> None:
     wishes = EndpointOptions(size=(24, 40), key="k", most_steps=4, control_names=("a",), **share)
     both = open_endpoints("browser:9000", "browser", wishes, LiveSettings(), Latency())
     page = pages[-1]
-    assert (both.source, both.sink, both.addresses) == (page.source, page.sink, ("http://127.0.0.1:9000/",))
+    assert (both.source, both.sink, both.urls) == (page.source, page.sink, ("http://127.0.0.1:9000/",))
     assert page.options["size"] == (24, 40) and page.options["key"] == "k" and page.options["most_steps"] == 4
     assert {name: page.options[name] for name in share} == share
     both.close()
@@ -259,7 +259,7 @@ def test_a_browser_at_either_end_or_both(pages: list[FakePage]) -> None:
 
 def test_a_page_has_one_address(pages: list[FakePage]) -> None:
     for source, sink in (("browser:9000", "browser"), ("browser", "browser:9000"), ("browser:9000", "browser:9000")):
-        assert open_endpoints(source, sink, EndpointOptions(), LiveSettings(), Latency()).addresses == (
+        assert open_endpoints(source, sink, EndpointOptions(), LiveSettings(), Latency()).urls == (
             "http://127.0.0.1:9000/",
         )
     said = r"^a browser sends and sees on one page, and 'browser:9000' and 'browser:9001' are two: name one\.$"

@@ -31,7 +31,7 @@ class Counting:
     """Stands in for a recorder of CUDA graphs: replaying is calling again."""
 
     def __init__(self, device: torch.device | None = None) -> None:
-        self.rehearsals = self.recordings = 0
+        self.rehearsals = self.captures = 0
 
     def reaches(self, tensors: list[Tensor]) -> bool:
         return True
@@ -41,7 +41,7 @@ class Counting:
         return run()
 
     def record(self, run: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-        self.recordings += 1
+        self.captures += 1
         return None, run
 
     def pool_bytes(self) -> int:
@@ -111,7 +111,7 @@ def test_every_setting_changes_the_picture_and_is_taken_back(sampler: str) -> No
     for changes in ({"strength": 0.4}, {"seed": 9}, {"control": (1.0, 0.5)}, {"steps": 3}):
         assert not torch.equal(shown(**changes), plain), changes
         assert torch.equal(shown(), plain), changes
-    assert made.recordings == (4 if sampler == "distilled" else 2), "one for each number of steps"
+    assert made.captures == (4 if sampler == "distilled" else 2), "one for each number of steps"
 
 
 def test_a_changed_setting_is_what_a_new_engine_makes_of_it() -> None:
@@ -135,21 +135,21 @@ def test_rehearsals_leave_no_history_and_every_number_of_steps_is_recorded_once(
     for frame, settings in zip(frames, plan, strict=True):
         frame = replace(frame, settings=settings)
         assert torch.equal(recorded(frame), plain(frame))
-    assert recorded.recordings == 3
+    assert recorded.captures == 3
 
 
 def test_few_steps_are_all_recorded_before_the_first_frame_at_every_size() -> None:
     """So that a slider never makes a frame wait."""
     made, frame = engine(recorder=Counting), clip(1, 16, 24)[0]
     made.prepare(16, 24)
-    assert made.recordings == 4 and list(made._playing) == [1, 3, 4, 2] and made._settings == FULL
+    assert made.captures == 4 and list(made._playing) == [1, 3, 4, 2] and made._settings == FULL
     shown = [made(replace(frame, settings=replace(FULL, steps=steps, strength=0.7))) for steps in (1, 2, 3, 4, 2)]
-    assert made.recordings == 4 and not torch.equal(shown[0], shown[3])
+    assert made.captures == 4 and not torch.equal(shown[0], shown[3])
     fresh = engine(settings=replace(FULL, steps=1, strength=0.7))
     fresh.prepare(16, 24)
     assert torch.equal(shown[0], fresh(replace(frame, settings=replace(FULL, steps=1, strength=0.7))))
     made.prepare(9, 8)
-    assert made.recordings == 8
+    assert made.captures == 8
 
 
 def test_few_programs_are_kept() -> None:
@@ -203,17 +203,17 @@ def test_a_value_that_is_not_finite_shows_the_input_and_is_no_history(value: flo
     model = Breaking(small_lsd(), Plan(), "cpu")
     made, frames = Engine(model, FULL), clip(3, 16, 16)
     made.prepare(16, 16)
-    assert made.broken_frames == 0
+    assert made.nonfinite_frames == 0
     model.is_broken = True
     shown = made(replace(frames[0], settings=FULL))
-    assert torch.equal(shown[3, 4], frames[0].pixels[3, 4]) and made.broken_frames == 1
+    assert torch.equal(shown[3, 4], frames[0].pixels[3, 4]) and made.nonfinite_frames == 1
     kept = made._canvas.previous[0, :, 3, 4] * 127.5 + 127.5
     assert torch.allclose(kept, frames[0].pixels[3, 4].float(), atol=1e-3)
     model.is_broken = False
     made(replace(frames[1], settings=FULL))
-    assert torch.isfinite(made._canvas.previous).all() and made.broken_frames == 1
+    assert torch.isfinite(made._canvas.previous).all() and made.nonfinite_frames == 1
     made.prepare(8, 8)
-    assert made.broken_frames == 1
+    assert made.nonfinite_frames == 1
 
 
 def test_a_plan_is_applied_and_graphs_of_its_own_are_left_out() -> None:

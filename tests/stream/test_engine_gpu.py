@@ -62,7 +62,7 @@ def test_a_graph_gives_what_the_cpu_gives(height: int, width: int) -> None:
         assert made.shape == (height, width, 3) and made.device.type == "cpu"
         # On a single pixel one step of a byte is a large error.
         assert psnr_db(made, expected) > (60 if height > 1 else 45)
-    assert fast.recordings == 4
+    assert fast.captures == 4
 
 
 def test_a_graph_gives_bit_for_bit_what_the_same_kernels_give_unrecorded() -> None:
@@ -133,10 +133,10 @@ def test_settings_change_without_a_recording_and_so_do_few_steps(sampler: str, r
     for changes in ({"strength": 0.4}, {"seed": 9}, {"control": (1.0, 0.5)}):
         assert not torch.equal(shown(**changes), plain), changes
         assert torch.equal(shown(), plain), changes
-    assert made.recordings == (4 if sampler == "distilled" else 1)
+    assert made.captures == (4 if sampler == "distilled" else 1)
     assert not torch.equal(shown(steps=1), plain) and torch.equal(shown(), plain)
     shown(steps=1)
-    assert made.recordings == recordings
+    assert made.captures == recordings
 
 
 def test_frames_that_are_passed_on_keep_their_place_among_those_under_way() -> None:
@@ -169,7 +169,7 @@ def test_recording_other_steps_leaves_the_history_as_it_was() -> None:
     for frame, steps in zip(frames, turns, strict=True):
         frame = replace(frame, settings=replace(FULL, steps=steps))
         assert torch.equal(late(frame), early(frame))
-    assert late.recordings == early.recordings == 3
+    assert late.captures == early.captures == 3
 
 
 def test_memory_is_flat_to_the_byte() -> None:
@@ -205,7 +205,7 @@ def test_values_that_are_not_finite_show_the_input_inside_a_graph_too(value: flo
     with torch.no_grad():
         made.model.network.model.head.bias.fill_(value)
     made.prepare(32, 32)
-    assert torch.equal(made(frame), frame.pixels) and made.broken_frames == 1
+    assert torch.equal(made(frame), frame.pixels) and made.nonfinite_frames == 1
     assert torch.isfinite(made._canvas.previous).all()
 
 
@@ -224,7 +224,7 @@ def test_overlapped_frames_are_those_of_one_by_one_and_copies_are_timed() -> Non
     made.append(deep.finish())
     assert all(torch.equal(a, b) for a, b in zip(made, expected, strict=True))
     assert all(0 < seconds < 1 for seconds in deep.copies_s) and deep.busy_s > 0
-    assert deep.most_under_way == 2
+    assert deep.max_in_flight == 2
 
 
 @pytest.mark.timeout(60)
@@ -249,4 +249,4 @@ def test_a_stream_runs_with_settings_changed_from_another_thread() -> None:
         stop.set()
         changer.join()
     assert outcome.whole and sink.indices == list(range(300))
-    assert made.recordings == 4
+    assert made.captures == 4

@@ -49,7 +49,7 @@ def test_a_live_source_is_connected_again_ever_more_slowly() -> None:
     )
     in_step(source, sink)
     backoff = replace(QUIET, settled_s=0)
-    outcome = Pipeline(source, Noted(), sink, clock=clock, backoff=backoff, tell=told.append).run()
+    outcome = Pipeline(source, Noted(), sink, clock=clock, backoff=backoff, log=told.append).run()
     assert clock.waits == [0.5, 1.0, 2.0, 3.0, 3.0, 0.5]
     assert outcome.faults == 6 and outcome.whole and source.let_go == 7
     assert sink.indices == [0, 1, 2, 3, 4]

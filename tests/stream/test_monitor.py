@@ -92,7 +92,7 @@ def test_the_last_line_is_of_all_frames() -> None:
             latency.record(FrameTimes(0, 0, 0, slow_s, 0, 0, float(number)))
     assert watch.samples[-1].stages_p95_s["compute"] == pytest.approx(0.01)
     last = json.loads(lines.getvalue().splitlines()[-1])
-    whole = latency.whole()
+    whole = latency.report_all()
     assert last["p95_s"] == whole.latency.p95_s > 0.4 and last["stages_p95_s"]["compute"] > 0.4
     assert (last["stages_p99_s"]["compute"], last["jitter_s"]) == (whole.stages["compute"].p99_s, whole.jitter_s)
 
@@ -146,7 +146,7 @@ def test_a_wanted_stop_and_a_failing_file_end_the_stream(fails: bool) -> None:
     )
     with watch:
         if not fails:
-            watch.stop_wanted.set()
+            watch.stop_requested.set()
         assert stop.wait(PATIENCE_S)
     assert told == ([watch.error] if fails else [])
     assert str(watch.error) == ("the disk is full." if fails else "None")

@@ -17,7 +17,7 @@ from stream.doubles import Kept, ScriptedSource
 class Deep:
     """Finishes frames as late as it may, and notes how many were under way."""
 
-    copies_s, most_under_way = (0.25, 0.5), 2
+    copies_s, max_in_flight = (0.25, 0.5), 2
 
     def __init__(self) -> None:
         self.begun: deque[Frame] = deque()

@@ -196,7 +196,7 @@ def test_stages_add_up_to_the_latency() -> None:
 def test_another_size_in_mid_stream_is_prepared_for() -> None:
     transform, sink, told = Noted(), Kept(), []
     source = ScriptedSource([(4, 6), (4, 6), (8, 2), (4, 6)], live=False)
-    Pipeline(source, transform, sink, tell=told.append).run()
+    Pipeline(source, transform, sink, log=told.append).run()
     assert transform.sizes == [(4, 6), (8, 2), (4, 6)] and [f.height for f in sink.frames] == [4, 4, 8, 4]
     assert told[0] == "the picture changes from 6×4 to 2×8."
 

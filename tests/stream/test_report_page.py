@@ -26,7 +26,7 @@ def test_every_figure_stands_where_it_stood() -> None:
     latency.drop("source late", 0)
     about = StreamInfo("a.mp4", "b.mp4", "tiny", "a CPU", "cpu", "bf16", "64×48", "strength 0.5", 1.25)
     lines = []
-    for report in (latency.report(), latency.whole(), Latency().report()):
+    for report in (latency.report(), latency.report_all(), Latency().report()):
         lines += [_headline(report, 3.96), *map(str, _tiles(report, sample(9))), *map(str, _rows(report))]
     lines += map(str, _facts(about))
     for device in ("cpu", "cuda"):

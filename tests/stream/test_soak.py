@@ -103,7 +103,7 @@ class Shown:
         for sink in self._sinks:
             sink.write(frame)
 
-    def close(self, whole: bool = True) -> None:
+    def close(self, complete: bool = True) -> None:
         for sink in self._sinks:
             sink.close(whole)
 

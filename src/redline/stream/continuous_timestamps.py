@@ -1,55 +1,55 @@
-"""Times that go on rising in a film that was joined of several recordings, each of which counts anew.
+"""Makes the timestamps of concatenated recordings continuous.
 
-Broadcast containers can be put one behind the other (`cat a.ts b.ts`, a camera that starts again). Where the times of
-a stream fall, it comes to the next recording, and is moved by as much as lets that begin where the last one ended. The
-streams do not get there at the same packet, but are moved by the same. Pictures and sound are read apart: whoever is
-given all packets moves them alike.
+Broadcast containers can be concatenated (`cat a.ts b.ts`, a camera that restarts), and each recording counts from its
+own start. When the timestamps of a stream decrease, its next recording begins, and is shifted so that it starts where
+the previous one ended. Streams reach the boundary at different packets, but are shifted by the same amount. Video and
+audio may be read separately: given all packets, each reader computes the same shifts.
 """
 
 from fractions import Fraction
 
 from av.packet import Packet
 
-# Containers that count from an arbitrary time: others say themselves when a picture is to be shown.
+# Formats whose timestamps start at an arbitrary value.
 ARBITRARY_START_FORMATS = ("mpegts", "mpeg", "mpegtsraw")
-# A stream that rests for longer than this may have passed the joint meanwhile, without falling.
-_LONGEST_REST_S = 1
+# After a longer pause a stream may be in the next recording although its timestamps did not decrease.
+_LONGEST_PAUSE_S = 1
 
 
 class ContinuousTimestamps:
-    """Is given every packet of a film, of all streams, as they are read; `kind` is the container's format."""
+    """Must be given every packet of all streams in reading order; `format_name` is that of the container."""
 
-    def __init__(self, kind: str) -> None:
-        self._counts_anew = kind in ARBITRARY_START_FORMATS
-        # By how much each recording is moved, and which one each stream is in.
-        self._moves_s = [Fraction(0)]
+    def __init__(self, format_name: str) -> None:
+        self._may_restart = format_name in ARBITRARY_START_FORMATS
+        # The shift of each recording, and the recording that each stream is in.
+        self._shifts_s = [Fraction(0)]
         self._recordings: dict[int, int] = {}
         self._last_s: dict[int, Fraction] = {}
         self._end_s = Fraction(0)
 
-    def move(self, packet: Packet) -> None:
-        """Puts the packet where it belongs."""
+    def shift(self, packet: Packet) -> None:
+        """Adds the shift of its recording to the packet's timestamps."""
         dts = packet.dts if packet.dts is not None else packet.pts
-        if not self._counts_anew or dts is None:
+        if not self._may_restart or dts is None:
             return
         time_base, index = Fraction(packet.time_base), packet.stream.index
         if packet.is_corrupt:
-            # Its time may be as wrong as the rest of it.
-            moved_s = self._moves_s[self._recordings.get(index, -1)]
+            # The timestamp of a corrupt packet is not trusted.
+            shift_s = self._shifts_s[self._recordings.get(index, -1)]
         else:
-            moved_s = self._moves_s[self._recording(index, dts * time_base)]
+            shift_s = self._shifts_s[self._recording(index, dts * time_base)]
             self._last_s[index] = dts * time_base
-            self._end_s = max(self._end_s, (dts + (packet.duration or 0)) * time_base + moved_s)
-        ticks = round(moved_s / time_base)
+            self._end_s = max(self._end_s, (dts + (packet.duration or 0)) * time_base + shift_s)
+        ticks = round(shift_s / time_base)
         packet.pts = None if packet.pts is None else packet.pts + ticks
         packet.dts = None if packet.dts is None else packet.dts + ticks
 
     def _recording(self, index: int, time_s: Fraction) -> int:
-        newest, last_s = len(self._moves_s) - 1, self._last_s.get(index)
-        now = newest if last_s is None else self._recordings[index]
-        if last_s is not None and (time_s < last_s or (now < newest and time_s - last_s > _LONGEST_REST_S)):
-            now += 1
-            if now > newest:
-                self._moves_s.append(self._end_s - time_s)
-        self._recordings[index] = now
-        return now
+        newest, last_s = len(self._shifts_s) - 1, self._last_s.get(index)
+        current = newest if last_s is None else self._recordings[index]
+        if last_s is not None and (time_s < last_s or (current < newest and time_s - last_s > _LONGEST_PAUSE_S)):
+            current += 1
+            if current > newest:
+                self._shifts_s.append(self._end_s - time_s)
+        self._recordings[index] = current
+        return current

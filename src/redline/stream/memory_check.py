@@ -1,7 +1,7 @@
-"""Whether a stream fits into memory, said before it starts, with a size that would.
+"""Checks before a stream starts whether it fits in memory, and suggests a frame size that does.
 
-What a frame takes is found by running the model on tensors that have a shape and no memory, and adding up which of them
-are alive at the same time.
+The memory of a frame is estimated by running the model on the meta device, where tensors have no storage, and adding up
+the sizes of the tensors that are alive at the same time.
 """
 
 import math
@@ -24,35 +24,37 @@ from redline.machine.host_memory import available_host_bytes, host_bytes
 from redline.notation import format_bytes
 from redline.stream.frame_model import FrameModel
 
-# Work spaces of convolutions, rounding by the allocator, and the frames in the queues; on a CPU oneDNN brings what it
-# reads into an order of its own as well (seen: 1.8 to 1.9 from 2048 × 2048 on), and kept memory is in pieces (2.7).
+# Factors for workspaces of convolutions, rounding by the allocator and queued frames. On a CPU oneDNN also copies its
+# inputs to its own layouts (measured: 1.8 to 1.9 from 2048 × 2048 on), and memory is fragmented (2.7).
 _MARGINS = {"cuda": 1.3, "cpu": 2.8}
-# Of a side, from largest to smallest, that is tried for the sentence.
+# The shares of each side that are tried for the suggestion, in eighths.
 _EIGHTHS = range(7, 0, -1)
 
 
 def check_fits(model: FrameModel, height: int, width: int) -> None:
-    """Refuses a size for which there is too little memory, and says which one there is enough for."""
+    """Raises RedlineError with a suggestion if there is too little memory for frames of this size."""
     needed, free = needed_bytes(model, height, width), free_bytes(model.device)
     if needed <= free:
         return
-    said = (
-        f"{model.name} needs about {format_bytes(needed)} for pictures of {width}×{height}, and {format_bytes(free)} "
+    text = (
+        f"{model.name} needs about {format_bytes(needed)} for frames of {width}×{height}, and {format_bytes(free)} "
         f"are free on {_where(model.device)}"
     )
     smaller = ((max(1, height * eighths // 8), max(1, width * eighths // 8)) for eighths in _EIGHTHS)
     fits = next((size for size in smaller if needed_bytes(model, *size) <= free), None)
     if fits is None:
-        raise RedlineError(f"{said}: take a smaller model, or free some.")
-    raise RedlineError(f"{said}: --size {fits[1]}x{fits[0]} would fit.")
+        raise RedlineError(f"{text}: use a smaller model, or free memory.")
+    raise RedlineError(f"{text}: --size {fits[1]}x{fits[0]} would fit.")
 
 
-def check_weights_fit(files: Iterable[Path], name: str, device: torch.device, in_both: bool = False) -> None:
-    """Refuses weights for which there is too little memory before they are read; they pass through the host's, as fp32,
-    and on the device they are in fp16 beside that for a while where it is looked whether that overflows."""
-    whole = sum(path.stat().st_size + _grows_bytes(path) for path in files)
+def check_weights_fit(files: Iterable[Path], name: str, device: torch.device, keeps_copy: bool = False) -> None:
+    """Raises RedlineError if there is too little memory to load the weights. They pass through host memory as fp32.
+
+    `keeps_copy`: the device holds an fp16 copy as well while it is checked for overflows.
+    """
+    total = sum(path.stat().st_size + _fp32_growth_bytes(path) for path in files)
     for place in dict.fromkeys((torch.device("cpu"), device)):
-        free, weights = free_bytes(place), whole * 3 // 2 if place == device and in_both else whole
+        free, weights = free_bytes(place), total * 3 // 2 if place == device and keeps_copy else total
         if weights > free:
             raise RedlineError(
                 f"the weights of {name} take {format_bytes(weights)}, and {format_bytes(free)} are free on "
@@ -60,8 +62,8 @@ def check_weights_fit(files: Iterable[Path], name: str, device: torch.device, in
             )
 
 
-def _grows_bytes(path: Path) -> int:
-    """By how much halves become longer in fp32; none of a file that cannot be read, which its reader will say."""
+def _fp32_growth_bytes(path: Path) -> int:
+    """Returns by how much 16-bit weights grow in fp32; 0 for an unreadable file, which loading reports."""
     try:
         check_safetensors_header(path)
         with safe_open(path, "pt") as file:
@@ -72,7 +74,7 @@ def _grows_bytes(path: Path) -> int:
 
 
 def needed_bytes(model: FrameModel, height: int, width: int) -> int:
-    """The weights are there already, so they count as taken."""
+    """Estimates the memory that frames of this size take, without the weights, which are loaded already."""
     return int(_MARGINS[model.device.type] * model.working_bytes(model.padded_px(height), model.padded_px(width)))
 
 
@@ -81,9 +83,9 @@ def free_bytes(device: torch.device) -> int:
         try:
             return available_host_bytes()
         except OSError:
-            # Where the kernel does not say what is free, only what could never fit is refused.
+            # If the free memory is unknown, only what exceeds the total is refused.
             return host_bytes()
-    # What torch holds of the driver and does not use is free for us too.
+    # Memory that torch has reserved and does not use is available as well.
     idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] + idle
 
@@ -93,17 +95,17 @@ def _where(device: torch.device) -> str:
 
 
 def peak_live_bytes(run: Callable[[], Any]) -> int:
-    """The most that tensors made by `run`, on the meta device, would hold at once."""
-    with torch.inference_mode(), _LinearAttention(), _Live() as live:
+    """Returns the peak total size of the tensors that `run` creates on the meta device."""
+    with torch.inference_mode(), _FlashAttention(), _LiveTensors() as live:
         run()
     return live.peak
 
 
-class _Live(TorchDispatchMode):
+class _LiveTensors(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
-        self.peak = self._now = 0
-        self._seen: dict[int, weakref.ref[Any]] = {}
+        self.peak = self._live = 0
+        self._storages: dict[int, weakref.ref[Any]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
@@ -114,20 +116,20 @@ class _Live(TorchDispatchMode):
 
     def _count(self, storage: torch.UntypedStorage) -> None:
         key, size = storage._cdata, storage.nbytes()
-        if key in self._seen and self._seen[key]() is not None:
+        if key in self._storages and self._storages[key]() is not None:
             return
 
-        def gone(_: object) -> None:
-            self._now -= size
-            self._seen.pop(key, None)
+        def free(_: object) -> None:
+            self._live -= size
+            self._storages.pop(key, None)
 
-        self._seen[key] = weakref.ref(storage, gone)
-        self._now += size
-        self.peak = max(self.peak, self._now)
+        self._storages[key] = weakref.ref(storage, free)
+        self._live += size
+        self.peak = max(self.peak, self._live)
 
 
-class _LinearAttention(TorchFunctionMode):
-    """On the meta device attention is written out with its whole matrix, which no device does."""
+class _FlashAttention(TorchFunctionMode):
+    """Replaces attention, which the meta device computes with the full attention matrix and other devices do not."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.scaled_dot_product_attention:

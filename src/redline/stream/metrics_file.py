@@ -1,4 +1,4 @@
-"""The figures of a stream as a file of lines, which can be followed while it runs."""
+"""The metrics of a stream as a file of JSON lines, which can be followed while the stream runs."""
 
 import errno
 import os
@@ -10,11 +10,11 @@ from pathlib import Path
 from redline.errors import RedlineError
 
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # Windows has none
-_LINK = "cannot write {path!r}: it is a symbolic link, and what it points to would be lost; give the file itself."
+_LINK = "cannot write {path!r}: it is a symbolic link, and its target would be overwritten; give the file itself."
 
 
 class MetricsFile:
-    """There from the first line on, and never empty: a stream that cannot start leaves what was in its place."""
+    """Created with its first line, so that a stream that cannot start leaves an existing file unchanged."""
 
     def __init__(self, path: Path, others: Mapping[str, str | Path | None] | None = None) -> None:
         check_output_path(path, others or {})
@@ -24,7 +24,7 @@ class MetricsFile:
         self._file: FileIO | None = None
 
     def write(self, line: str) -> None:
-        """At once, and whole."""
+        """Writes the whole line without buffering."""
         left = line.encode()
         try:
             if self._file is None:
@@ -36,7 +36,7 @@ class MetricsFile:
             raise RedlineError(f"cannot write {str(self._path)!r}: {error.strerror or error}.") from error
 
     def _remove_if_empty(self) -> None:
-        """A disk that is full has room for a name, and for no line."""
+        """On a full disk the file can be created but not written."""
         if self._path.is_file() and not self._path.stat().st_size:
             self._path.unlink()
 
@@ -46,9 +46,9 @@ class MetricsFile:
 
 
 def _opened(path: Path) -> FileIO:
-    """Opens the file for writing. Raises RedlineError if it became a symbolic link to a file meanwhile."""
+    """Opens the file for writing. Raises RedlineError if it has become a symbolic link to a file."""
     if path.exists() and not path.is_file():
-        # A pipe or a device, which nothing can be lost of; /dev/stdout is a link to one.
+        # A pipe or a device has no content to lose; /dev/stdout is a link to one.
         file = FileIO(os.open(path, os.O_WRONLY), "wb")
         if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             file.close()
@@ -67,20 +67,22 @@ def _is_link_to_file(path: Path) -> bool:
 
 
 def check_output_path(path: Path, others: Mapping[str, str | Path | None]) -> None:
-    """Refuses, before a stream has begun, a place in which nothing could be written at its end, or that holds what is
-    read or written under another name."""
+    """Raises RedlineError if `path` is one of the `others` (name: path) or cannot be written.
+
+    Called before a stream starts, so that the error does not come at its end.
+    """
     for name, other in others.items():
         if other is not None and _is_same_file(path, other):
             raise RedlineError(f"cannot write {str(path)!r}: it is the {name}.")
     if path.is_dir() or not path.parent.is_dir():
-        reason = "it is a folder" if path.is_dir() else "its folder is not there"
+        reason = "it is a folder" if path.is_dir() else "its folder does not exist"
         raise RedlineError(f"cannot write {str(path)!r}: {reason}.")
     if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise RedlineError(f"cannot write {str(path)!r}: it may not be written to.")
+        raise RedlineError(f"cannot write {str(path)!r}: permission denied.")
 
 
 def _is_same_file(path: Path, other: str | Path) -> bool:
-    """By whatever name, and before it is there; the other may be an address, longer than any name of a file."""
+    """Compares files that may not exist yet; `other` may be a URL that is too long for a file name."""
     if os.path.realpath(path) == os.path.realpath(other):
         return True
     return os.path.exists(path) and os.path.exists(other) and os.path.samefile(path, other)

@@ -1,7 +1,7 @@
-"""Looks at a stream once a second, for the line in the terminal, the file of figures and the page at the end. The last
-line of the file is of all frames, as the table at the end is.
+"""Samples a stream once per second, for the terminal, the metrics file and the report.
 
-What is seen is kept in bounded memory: after an hour every other sample is let go, and from then on half as many come.
+The last line of the metrics file covers all frames, as the final table does. Samples take bounded memory: after an
+hour every other one is dropped, and from then on half as many are kept.
 """
 
 import json
@@ -17,21 +17,23 @@ from redline.stream.clock import Clock, SystemClock
 from redline.stream.latency import STAGES, Latency, Report
 
 _TICK_S = 0.05
-_MOST_SAMPLES = 3600
+_MAX_SAMPLES = 3600
 
 
 class Busy(Protocol):
     @property
     def busy_s(self) -> float:
-        """Seconds that the device has worked, in all."""
+        """The seconds that the device has computed so far."""
         ...
 
 
 @dataclass(frozen=True)
 class Sample:
-    """`frames_per_s` and `busy_share` (of the device's time) are since the sample before and latency is of the window;
-    of one that `is_whole`, all of them are of all frames. `peak_bytes` is since the first frame in any, or
-    since setting up where all were over at once."""
+    """One measurement of a running stream.
+
+    `frames_per_s` and `busy_share` (of the device's time) cover the time since the previous sample, and latencies the
+    window; if `is_whole`, everything covers all frames. `peak_bytes` counts from the first frame.
+    """
 
     time_s: float
     frames: int
@@ -54,8 +56,11 @@ class Sample:
 
 
 class Monitor:
-    """A thread of its own, from entering to leaving. `stop` is called once the stream has run for `duration_s`; `write`
-    is given a line of JSON a sample, and where it or `show` fails, `fail` is told, and `error` says so."""
+    """A context in which a thread takes samples, passes each to `show`, and its JSON line to `write`.
+
+    `stop` is called once when the stream has run for `duration_s`, or when `stop_requested` is set, for example by a
+    signal handler. If `show` or `write` raises, `fail` is called and `error` is set.
+    """
 
     def __init__(
         self,
@@ -65,6 +70,7 @@ class Monitor:
         *,
         every_s: float = 1.0,
         duration_s: float | None = None,
+        stop_requested: threading.Event | None = None,
         stop: Callable[[], None] = lambda: None,
         fail: Callable[[Exception], None] = lambda error: None,
         show: Callable[[Sample], None] = lambda sample: None,
@@ -72,21 +78,20 @@ class Monitor:
         clock: Clock | None = None,
     ) -> None:
         self.samples: list[Sample] = []
-        # Of all frames, once it is over; none where no frame came.
-        self.whole: Sample | None = None
+        # Covers all frames; None until the end, and if there was no frame.
+        self.summary: Sample | None = None
         self.error: Exception | None = None
-        # Set from anywhere, a signal's handler too, to have the stream stopped at the next tick.
-        self.stop_wanted = threading.Event()
+        self.stop_requested = stop_requested or threading.Event()
         self._latency, self._busy, self._memory = latency, busy, MemoryMonitor(str(device))
         self._every_s, self._duration_s = every_s, duration_s
         self._stop, self._fail, self._show, self._write = stop, fail, show, write
         self._clock, self._ended = clock or SystemClock(), threading.Event()
         self._began_s: float | None = None
         self._began_busy_s = 0.0
-        # When it looked last, and how many frames and how much work there were.
+        # Time, frames and busy seconds at the last sample.
         self._last = (0.0, 0, 0.0)
-        self._skip = self._turn = 0
-        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+        self._thinning = self._taken = 0
+        self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
 
     def __enter__(self) -> "Monitor":
         self._last = (self._clock.now_s(), 0, self._busy.busy_s)
@@ -98,15 +103,15 @@ class Monitor:
         self._thread.join()
         now_s = self._clock.now_s()
         if self._began_s is None and self._latency.report().frames:
-            self._began_s, self._began_busy_s = self._last[0], self._last[2]  # it was over before the next tick
-        # A rate over a few milliseconds says nothing.
+            self._began_s, self._began_busy_s = self._last[0], self._last[2]  # all frames came within one tick
+        # Rates over a few milliseconds are meaningless.
         is_due = not self.samples or now_s - self._last[0] > self._every_s / 4
         if self._began_s is not None and self.error is None:
             try:
                 if is_due:
-                    self._look(now_s)
-                self.whole = self._whole(now_s)
-                self._write(self.whole.as_json() + "\n")
+                    self._take_sample(now_s)
+                self.summary = self._summarize(now_s)
+                self._write(self.summary.as_json() + "\n")
             except Exception as error:
                 self.error = error
 
@@ -115,21 +120,21 @@ class Monitor:
         try:
             while not self._clock.wait(_TICK_S, self._ended):
                 now_s = self._clock.now_s()
-                if self.stop_wanted.is_set():
+                if self.stop_requested.is_set():
                     self._stop()
                 if self._began_s is None:
                     if not self._latency.report().frames:
                         self._last = (now_s, 0, self._busy.busy_s)
                         continue
-                    # The clock starts with the first frame: setting up is not part of the stream.
+                    # Time counts from the first frame, without the set-up.
                     self._began_s, next_s = now_s, now_s + self._every_s
                     self._last = (now_s, self._latency.report().frames, self._busy.busy_s)
                     self._began_busy_s = self._busy.busy_s
                     self._memory.reset()
                 if now_s >= next_s:
-                    # What was slept through is not made up for: rates over single ticks say nothing.
+                    # Missed samples are not made up for, because rates over single ticks are meaningless.
                     next_s += (1 + (now_s - next_s) // self._every_s) * self._every_s
-                    self._look(now_s)
+                    self._take_sample(now_s)
                 if self._duration_s is not None and now_s - self._began_s >= self._duration_s:
                     self._duration_s = None
                     self._stop()
@@ -137,7 +142,7 @@ class Monitor:
             self.error = error
             self._fail(error)
 
-    def _look(self, now_s: float) -> None:
+    def _take_sample(self, now_s: float) -> None:
         report, busy_s = self._latency.report(), self._busy.busy_s
         before_s, before_frames, before_busy_s = self._last
         passed_s = max(now_s - before_s, 1e-9)
@@ -148,8 +153,8 @@ class Monitor:
         self._write(sample.as_json() + "\n")
         self._show(sample)
 
-    def _whole(self, now_s: float) -> Sample:
-        report, passed_s = self._latency.whole(), max(now_s - (self._began_s or 0.0), 1e-9)
+    def _summarize(self, now_s: float) -> Sample:
+        report, passed_s = self._latency.report_all(), max(now_s - (self._began_s or 0.0), 1e-9)
         busy_share = (self._busy.busy_s - self._began_busy_s) / passed_s
         return replace(self._sample(now_s, report, report.frames_per_s, busy_share), is_whole=True)
 
@@ -174,10 +179,10 @@ class Monitor:
         )
 
     def _keep(self, sample: Sample) -> None:
-        self._turn += 1
-        if self._turn % (1 << self._skip):
+        self._taken += 1
+        if self._taken % (1 << self._thinning):
             return
         self.samples.append(sample)
-        if len(self.samples) >= _MOST_SAMPLES:
+        if len(self.samples) >= _MAX_SAMPLES:
             del self.samples[::2]
-            self._skip += 1
+            self._thinning += 1

@@ -1,4 +1,4 @@
-"""What programs that sample from noise have in common: a sampler's table and noise that stay where they are."""
+"""The part that programs with a sampler share: the sampler's table and the noise, in buffers that stay in place."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,7 +10,7 @@ from redline.stream.settings import Settings
 
 
 class SampledProgram:
-    """`table` makes a sampler's table of settings; `shape` is that of one picture's noise."""
+    """`table` returns the sampler's table for settings; `shape` is that of one noise tensor."""
 
     def __init__(
         self, table: Callable[[Settings], StepTable], steps: int, shape: Sequence[int], device: torch.device
@@ -19,11 +19,11 @@ class SampledProgram:
         self._sampler = Sampler(table(Settings(1.0, steps)), device)
         self._noise_N = torch.zeros(self._sampler.noises, *shape, device=device)
         self._generator = torch.Generator(device)
-        self._tuned: Settings | None = None
+        self._settings: Settings | None = None
 
     def retune(self, settings: Settings) -> None:
-        """The same seed has the same noise for every frame, or the picture would flicker."""
-        before, self._tuned = self._tuned, settings
+        """Updates the buffers. All frames of a seed use the same noise, because new noise would make them flicker."""
+        before, self._settings = self._settings, settings
         if before is None or before.strength != settings.strength:
             self._sampler.retune(self._table(settings))
         if before is None or before.seed != settings.seed:
@@ -31,6 +31,6 @@ class SampledProgram:
             self._noise_N.normal_(generator=self._generator)
 
 
-def copy_async(place: Tensor, values: Tensor) -> None:
-    """Pinned memory lets the copy queue up behind the frames that are running."""
-    place.copy_(values.pin_memory() if place.is_cuda else values, non_blocking=True)
+def copy_async(target: Tensor, values: Tensor) -> None:
+    """Copies to the target in stream order; pinned memory lets the copy queue up behind running work."""
+    target.copy_(values.pin_memory() if target.is_cuda else values, non_blocking=True)

@@ -1,4 +1,4 @@
-"""What makes a new picture out of each frame; the pipeline knows no more of a model than this."""
+"""The interface between the pipeline and whatever computes a new image from each frame."""
 
 from typing import Protocol, runtime_checkable
 
@@ -8,54 +8,48 @@ from redline.stream.frames import Frame
 
 
 class Transform(Protocol):
-    """Both are called in the thread that runs the pipeline, and in no other."""
+    """Called only by the thread that runs the pipeline."""
 
     def prepare(self, height: int, width: int) -> None:
-        """Before the first frame of this size: buffers, compilation, warm-up. A size that cannot be is refused with a
-        `RedlineError`. Frames of an earlier size are not related to what follows."""
+        """Called before the first frame of a size: allocates, compiles, warms up.
+
+        Raises RedlineError if the size is not supported. Frames of an earlier size do not affect those that follow.
+        """
         ...
 
     def __call__(self, frame: Frame) -> Tensor:
-        """New pixels, uint8 (H, W, 3) on the CPU, of any size; made with `frame.settings`. They are written by another
-        thread later: a buffer that the next call fills again must not be given out."""
+        """Returns new pixels, uint8 (H, W, 3) on the CPU, of any size, computed with `frame.settings`.
+
+        Another thread writes them later, so the next call must not reuse their buffer.
+        """
         ...
 
 
 @runtime_checkable
 class TimesCopies(Protocol):
-    """A transform that knows how long its copies took."""
+    """A transform that measures its copies."""
 
     @property
     def copies_s(self) -> tuple[float, float]:
-        """Seconds to the device and back, inside the last call."""
+        """Seconds that the last call spent copying to the device and back."""
         ...
 
 
 @runtime_checkable
 class Overlapping(Protocol):
-    """A transform that can begin a frame before the one before is finished: copies and work then run side by side."""
+    """A transform that can begin a frame before the previous one is finished, so that copies and compute overlap."""
 
     @property
-    def most_under_way(self) -> int:
-        """How many frames may have been begun and not finished."""
+    def max_in_flight(self) -> int:
+        """How many frames may have begun and not finished."""
         ...
 
     def begin(self, frame: Frame) -> None: ...
 
     def is_done(self) -> bool:
-        """Whether `finish` would not wait."""
+        """Returns whether `finish` would return without waiting."""
         ...
 
     def finish(self) -> Tensor:
-        """New pixels of the oldest frame that was begun, as a call would give them."""
+        """Returns the pixels of the oldest frame that has begun, as a call would."""
         ...
-
-
-class Identity:
-    """Gives back what it is given: the pipeline's own share of the latency."""
-
-    def prepare(self, height: int, width: int) -> None:
-        pass
-
-    def __call__(self, frame: Frame) -> Tensor:
-        return frame.pixels

@@ -71,7 +71,7 @@ class FakePage:
             else:
                 self.connection.addTransceiver("video", "recvonly")
         # A machine without a network has no other address.
-        peers._keep_to(self.connection, "127.0.0.1")
+        peers._restrict_addresses(self.connection, "127.0.0.1")
         await self.connection.setLocalDescription()
         return self.connection.localDescription.sdp
 

@@ -85,13 +85,13 @@ def run_stream(open_server: Callable[..., Page]) -> Iterator[Callable[..., Runni
             settings=settings, latency=latency, as_source=source is None, as_sink=sink is None, **options
         )
         pipeline = Pipeline(
-            page.source if source is None else page.tap(source),
+            page.source if source is None else page.preview(source),
             transform or Inverted(),
             sink or page.sink,
             settings=settings,
             latency=latency,
             backoff=Backoff(0.05, 1, 0.05),
-            tell=told.append,
+            log=told.append,
         )
         streams.append(Running(page, pipeline, told))
         return streams[-1]

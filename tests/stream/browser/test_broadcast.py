@@ -22,12 +22,12 @@ def frame(index: int, captured_s: float = 0.0) -> Frame:
 
 def test_a_viewer_gets_the_newest_and_knows_what_it_missed() -> None:
     async def main() -> None:
-        outlet = Broadcast()
-        outlet.put(frame(0))
-        view = outlet.view()
+        broadcast = Broadcast()
+        broadcast.put(frame(0))
+        view = broadcast.view()
         assert (await view.next(1))[0].frame.index == 0, "what was shown last is there at once"
         for number in range(1, 6):
-            outlet.put(frame(number))
+            broadcast.put(frame(number))
         assert (await view.next(1))[0].frame.index == 5
         assert (view.taken, view.skipped) == (2, 4)
 
@@ -36,9 +36,9 @@ def test_a_viewer_gets_the_newest_and_knows_what_it_missed() -> None:
 
 def test_a_standing_picture_comes_again_and_is_not_counted() -> None:
     async def main() -> None:
-        outlet = Broadcast()
-        view = outlet.view()
-        outlet.put(frame(7))
+        broadcast = Broadcast()
+        view = broadcast.view()
+        broadcast.put(frame(7))
         assert [(seen[0].frame.index, seen[1]) for seen in [await view.next(0.02) for _ in range(3)]] == [
             (7, True),
             (7, False),
@@ -52,16 +52,16 @@ def test_a_standing_picture_comes_again_and_is_not_counted() -> None:
 def test_a_viewer_that_comes_after_a_gap_does_not_measure_it() -> None:
     async def main() -> None:
         clock = ManualClock()
-        outlet = Broadcast(clock)
-        outlet.put(frame(0, clock.now_s()))
+        broadcast = Broadcast(clock)
+        broadcast.put(frame(0, clock.now_s()))
         clock.pass_s(60)
-        track = BroadcastTrack(outlet)
+        track = BroadcastTrack(broadcast)
         await track.recv()  # the last picture, which waited
-        outlet.put(frame(1, clock.now_s()))
+        broadcast.put(frame(1, clock.now_s()))
         await track.recv()
         assert track.view.ages_s() is None, "nothing that is new was sent yet"
         clock.pass_s(0.02)
-        outlet.put(frame(2, clock.now_s()))
+        broadcast.put(frame(2, clock.now_s()))
         await track.recv()
         assert track.view.ages_s() == pytest.approx([0.02] * 3) == track.view.sendings_s()
         assert (track.view.taken, track.view.skipped) == (3, 0)
@@ -72,14 +72,14 @@ def test_a_viewer_that_comes_after_a_gap_does_not_measure_it() -> None:
 
 def test_a_frame_from_another_thread_wakes_all_viewers() -> None:
     async def main() -> None:
-        outlet = Broadcast()
-        views = [outlet.view() for _ in range(3)]
-        timer = threading.Timer(0.1, lambda: outlet.put(frame(3)))
+        broadcast = Broadcast()
+        views = [broadcast.view() for _ in range(3)]
+        timer = threading.Timer(0.1, lambda: broadcast.put(frame(3)))
         timer.start()
         async with asyncio.timeout(PATIENCE_S):
             seen = await asyncio.gather(*(view.next(2 * PATIENCE_S) for view in views))
         assert [one[0].frame.index for one in seen] == [3, 3, 3]
-        threading.Timer(0.05, outlet.end).start()
+        threading.Timer(0.05, broadcast.end).start()
         async with asyncio.timeout(PATIENCE_S):
             assert await asyncio.gather(*(view.next(2 * PATIENCE_S) for view in views)) == [None] * 3
 
@@ -87,20 +87,20 @@ def test_a_frame_from_another_thread_wakes_all_viewers() -> None:
 
 
 def test_viewers_that_never_look_cost_nothing_and_a_dead_loop_is_forgotten() -> None:
-    outlet = Broadcast()
+    broadcast = Broadcast()
 
     async def look_once_and_die() -> None:
-        outlet.view()
+        broadcast.view()
 
     for _ in range(20):
         asyncio.run(look_once_and_die())
-    sink = BrowserSink("browser", outlet)
+    sink = BrowserSink("browser", broadcast)
     began = time.monotonic()
     for number in range(1000):
         sink.write(frame(number))
-    assert time.monotonic() - began < 10 and not outlet._views
+    assert time.monotonic() - began < 10 and not broadcast._views
     sink.close()
-    assert outlet.ended
+    assert broadcast.ended
 
 
 def test_times_are_from_capture_and_from_the_hand_over_until_a_picture_is_sent() -> None:

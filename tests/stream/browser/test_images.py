@@ -8,7 +8,7 @@ import pytest
 import torch
 from av import VideoFrame
 
-from redline.stream.browser.images import MOST_SHOWN_PIXELS, crop_and_scale, shown_size, to_codec_frame
+from redline.stream.browser.images import MAX_SHOWN_PIXELS, crop_and_scale, shown_size, to_codec_frame
 
 # What halving the colours and 8 bits of YUV cost on smooth pictures.
 NEAR = 4
@@ -33,7 +33,7 @@ def test_there_and_back_keeps_the_colours_and_pads_to_even_sides(height: int, wi
 @pytest.mark.parametrize(("height", "width"), [(2160, 3840), (1081, 1921), (40, 60_000), (4321, 7681)])
 def test_what_is_too_large_to_encode_live_is_shown_smaller(height: int, width: int) -> None:
     shown_height, shown_width = shown_size(height, width)
-    assert shown_height * shown_width <= MOST_SHOWN_PIXELS and not shown_height % 2 and not shown_width % 2
+    assert shown_height * shown_width <= MAX_SHOWN_PIXELS and not shown_height % 2 and not shown_width % 2
     assert math.isclose(shown_width / shown_height, width / height, rel_tol=0.05)
 
 

@@ -20,12 +20,12 @@ import redline.stream.browser as browser
 from patience import HANGS_S, PATIENCE_S
 from redline.errors import RedlineError
 from redline.stream.access import urls
-from redline.stream.admission import MOST_WAITING_PER_ADDRESS
+from redline.stream.admission import MAX_PENDING_PER_ADDRESS
 from redline.stream.browser import Page, serve
 from redline.stream.browser.messages import LONGEST_MESSAGE_BYTES
-from redline.stream.browser.metrics import figures
-from redline.stream.browser.page_session import MOST_MESSAGES_A_SECOND
-from redline.stream.browser.server import MOST_PAGES
+from redline.stream.browser.metrics import collect_metrics
+from redline.stream.browser.page_session import MAX_MESSAGES_PER_SECOND
+from redline.stream.browser.server import MAX_PAGES
 from redline.stream.latency import FrameTimes, Latency
 from redline.stream.settings import LiveSettings, Settings
 from stream.browser.clients import open_page
@@ -193,7 +193,7 @@ def test_a_flood_ends_that_page_only(open_server: Callable[..., Page]) -> None:
     async def main() -> None:
         page = open_server()
         async with open_page(page.url) as calm, open_page(page.url) as loud, open_page(page.url) as huge:
-            for _ in range(3 * MOST_MESSAGES_A_SECOND):
+            for _ in range(3 * MAX_MESSAGES_PER_SECOND):
                 await loud.say(type="ping", sent=1)
             assert "too many" in (await loud.hear("error"))["text"]
             with pytest.raises(ConnectionError):
@@ -211,9 +211,9 @@ def test_so_many_pages_and_no_more(open_server: Callable[..., Page]) -> None:
     async def main() -> None:
         page = open_server()
         async with ClientSession() as http:
-            opened = [await http.ws_connect(f"{page.url}socket", origin=page.url[:-1]) for _ in range(MOST_PAGES)]
+            opened = [await http.ws_connect(f"{page.url}socket", origin=page.url[:-1]) for _ in range(MAX_PAGES)]
             async with open_page(page.url) as late:
-                assert (await late.hear("error"))["text"] == f"{MOST_PAGES} pages are open already, and more cannot be."
+                assert (await late.hear("error"))["text"] == f"{MAX_PAGES} pages are open already, and more cannot be."
                 assert (await late.socket.receive()).type in (WSMsgType.CLOSE, WSMsgType.CLOSED)
             await opened[0].close()
             async with open_page(page.url) as again:
@@ -232,7 +232,7 @@ def test_half_sent_requests_are_few_and_keep_nobody_out(open_server: Callable[..
             connection.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Half: ")
             silent.append(connection)
         assert asyncio.run(get(page.url))[0] == 200
-        for connection in silent[:-MOST_WAITING_PER_ADDRESS]:
+        for connection in silent[:-MAX_PENDING_PER_ADDRESS]:
             connection.settimeout(PATIENCE_S)
             with suppress(ConnectionResetError):
                 assert connection.recv(1) == b"", "whoever has waited longest is closed"

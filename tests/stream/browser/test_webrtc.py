@@ -14,7 +14,7 @@ from aiortc.mediastreams import AudioStreamTrack
 
 from patience import HANGS_S, PATIENCE_S
 from redline.stream.browser import Page, server
-from redline.stream.browser.server import MOST_PEERS
+from redline.stream.browser.server import MAX_CONNECTIONS
 from redline.stream.endpoints import EndpointOptions, open_endpoints
 from redline.stream.frames import Frame
 from redline.stream.latency import Latency
@@ -223,7 +223,7 @@ def test_pages_that_come_and_go_leave_nothing_behind(run_stream: Callable[..., R
 
     def left() -> tuple[int, int, int, int]:
         files = len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").exists() else 0
-        views = sum(len(outlet._views) for outlet in stream.page._site._outlets.values())
+        views = sum(len(broadcast._views) for broadcast in stream.page._site._outlets.values())
         return len(stream.page._site._sessions), views, threading.active_count(), files
 
     asyncio.run(visit(True))
@@ -253,14 +253,14 @@ def test_no_more_viewers_than_can_be_served(run_stream: Callable[..., Running]) 
     async def main() -> None:
         async with open_page(stream.page.url) as late:
             sdp = await late.make_offer(["output"])
-            clients = [open_page(stream.page.url) for _ in range(MOST_PEERS)]
+            clients = [open_page(stream.page.url) for _ in range(MAX_CONNECTIONS)]
             try:
                 for client in clients:
                     page = await client.__aenter__()
                     await page.say(type="offer", sdp=sdp, lines=["output"])
                     await page.hear("answer")
                 await late.say(type="offer", sdp=sdp, lines=["output"])
-                text = f"{MOST_PEERS} pages are connected already, and more cannot be."
+                text = f"{MAX_CONNECTIONS} pages are connected already, and more cannot be."
                 assert (await late.hear("error"))["text"] == text
             finally:
                 for client in clients:
@@ -391,7 +391,7 @@ def test_a_film_begins_when_a_page_is_connected_and_runs_at_its_pace(is_watched:
     stream = Running(None, pipeline, [])
 
     async def look() -> None:
-        async with open_page(places.addresses[0]) as client:
+        async with open_page(places.urls[0]) as client:
             tracks = await client.offer(["output", "input"])
             await picture_of(tracks["output"])
             while stream.is_alive:

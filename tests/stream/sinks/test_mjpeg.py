@@ -15,7 +15,7 @@ from PIL import Image
 
 from patience import HANGS_S, PATIENCE_S
 from redline.errors import RedlineError
-from redline.stream.admission import MOST_WAITING_PER_ADDRESS
+from redline.stream.admission import MAX_PENDING_PER_ADDRESS
 from redline.stream.sinks.mjpeg import MjpegSink
 from redline.stream.sources.synthetic import SyntheticClip
 
@@ -114,7 +114,7 @@ def test_the_page_shows_the_stream() -> None:
 
 
 def test_what_it_is_can_be_asked_without_a_place() -> None:
-    sink = MjpegSink(port=0, most_viewers=0)
+    sink = MjpegSink(port=0, max_viewers=0)
     asked = connected(sink, method="HEAD")
     assert asked.status == 200 and "multipart/x-mixed-replace" in asked.headers["Content-Type"] and not asked.read()
     page = connected(sink, "/", method="HEAD")
@@ -124,7 +124,7 @@ def test_what_it_is_can_be_asked_without_a_place() -> None:
 
 
 def test_viewers_are_few_and_a_place_is_free_again() -> None:
-    sink = MjpegSink(port=0, most_viewers=2)
+    sink = MjpegSink(port=0, max_viewers=2)
     first, second = connected(sink), connected(sink)
     until_watched(sink, 2)
     assert connected(sink).status == 503
@@ -140,7 +140,7 @@ def test_viewers_are_few_and_a_place_is_free_again() -> None:
 
 
 def test_viewers_who_leave_while_nothing_comes_give_their_places_back() -> None:
-    sink = MjpegSink(port=0, most_viewers=2)
+    sink = MjpegSink(port=0, max_viewers=2)
     for _ in range(2):
         with socket.create_connection(("127.0.0.1", sink.port)) as viewer:
             viewer.sendall(b"GET /stream.mjpeg HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
@@ -217,7 +217,7 @@ def test_silent_connections_do_not_keep_a_viewer_out() -> None:
         # Whoever has waited longest was closed; a viewer that was let in is none of those who wait.
         silent[0].settimeout(PATIENCE_S)
         assert silent[0].recv(1) == b""
-        for _ in range(MOST_WAITING_PER_ADDRESS):
+        for _ in range(MAX_PENDING_PER_ADDRESS):
             held.enter_context(socket.create_connection(("127.0.0.1", sink.port)))
         assert connected(sink, "/").status == 200
         sink.write(FRAMES[1])

@@ -15,7 +15,7 @@ from redline.errors import RedlineError
 from redline.stream.endpoints import EndpointOptions, open_source
 from redline.stream.frames import Frame
 from redline.stream.sources import frame_threaded
-from redline.stream.sources.video_file import VideoFile, _Given
+from redline.stream.sources.video_file import VideoFile, _Progress
 from redline.video import reading as films
 from stream.clocks import ManualClock
 from upscale.video.clips import make_clip, pattern
@@ -102,7 +102,7 @@ def careful(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many frames were given when a film began to be read with care."""
     began, read_frames = list[int](), VideoFile._frames
 
-    def frames(source: VideoFile, given: _Given, is_ahead: bool) -> Iterator[Frame]:
+    def frames(source: VideoFile, given: _Progress, is_ahead: bool) -> Iterator[Frame]:
         began.extend([] if is_ahead else [given.count])
         return read_frames(source, given, is_ahead)
 
@@ -264,7 +264,7 @@ def test_a_picture_that_was_given_and_turns_out_to_be_damaged_is_told_and_no_oth
     whole = list(VideoFile(path).frames())
     damaged(path, 30)
     left_out = list[str]()
-    rest = list(VideoFile(path, drop=left_out.append)._frames(_Given(46, whole[45].pts), is_ahead=False))
+    rest = list(VideoFile(path, drop=left_out.append)._frames(_Progress(46, whole[45].pts), is_ahead=False))
     assert left_out == ["damaged"]
     assert [(frame.index, frame.pts) for frame in rest] == [(frame.index, frame.pts) for frame in whole[46:]]
 

@@ -1,4 +1,4 @@
-"""Whether a live model stays what it is over a thousand frames: against its input, and against its own beginning."""
+"""Measures whether a live model stays stable over a thousand frames, relative to its input and to its own start."""
 
 from redline.evaluation.drift.case_run import CaseRun, run_case
 from redline.evaluation.drift.cases import CASES, Case, photo_cases, video_case

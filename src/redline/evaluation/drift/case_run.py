@@ -1,7 +1,7 @@
-"""Runs a model through a case, feeding its own output back as a stream does, and notes figures of every frame.
+"""Runs a model on a case, feeding its output back as a stream does, and measures every frame.
 
-The last frames are seen a second time by a model that began only a few frames before. What is in a picture is the same
-for both, so that whatever they differ in has come with time.
+The last frames are processed a second time by models that started only a few frames before. The content is the same
+for both, so any difference between them is drift.
 """
 
 import math
@@ -13,31 +13,34 @@ from torch import Tensor
 
 from redline.errors import RedlineError
 from redline.evaluation.drift.cases import Case, CaseFrame
-from redline.evaluation.drift.controls import Make
-from redline.evaluation.drift.metrics import NAMES, figures
+from redline.evaluation.drift.controls import Model
+from redline.evaluation.drift.metrics import NAMES, frame_metrics
 
-# Of the probe: a pattern coarse enough to survive any restoration, this strong.
+# The probe of the response: its strength, and a grid coarse enough that any restoration keeps it.
 _PROBE = 0.1
 _PROBE_CELLS = 4
 _PROBES = 20
-# Below that there is no beginning and no end to compare, and no time to get over a cut.
+# A shorter run has too few frames to compare its start and end, or to settle after a cut.
 LEAST_FRAMES = 64
-# Frames after the first, and after a cut, that may differ from what follows.
+# Frames after the start, and after a cut, that may differ from what follows.
 SETTLING = 8
 
 Row = dict[str, float]
-NewModel = Callable[[], Make]  # a model that has seen nothing yet
+NewModel = Callable[[], Model]  # returns a model without a previous output
 
 
 @dataclass(frozen=True)
 class CaseRun:
-    """A row for each frame, by name; NaN where a figure is not known. `anew` has the last ones by a model that began
-    8 to 16 frames before, `alone` some of them by one that saw nothing before."""
+    """One row of metrics per frame; NaN if a metric is unknown.
+
+    `restarted` has the last frames as processed by models that started 8 to 16 frames before, and `alone` some of
+    them as processed by a model without a previous frame.
+    """
 
     case: str
     cut: int | None
     rows: tuple[Row, ...]
-    anew: tuple[Row, ...] = ()
+    restarted: tuple[Row, ...] = ()
     alone: Mapping[int, Row] = field(default_factory=dict)
 
     def series(self, name: str) -> list[float]:
@@ -45,7 +48,7 @@ class CaseRun:
 
     @property
     def first(self) -> range:
-        """The first tenth, or that of the new scene, without what may differ."""
+        """The first tenth of the frames after settling; after a cut, that of the new scene."""
         begin = min(SETTLING + (self.cut or 0), len(self.rows) - 2)
         return range(begin, begin + max(1, (len(self.rows) - begin) // 10))
 
@@ -55,53 +58,58 @@ class CaseRun:
 
 
 @torch.inference_mode()
-def run_case(begin: NewModel, case: Case, tell: Callable[[int], None] = lambda frame: None) -> CaseRun:
-    """A model gets every frame with its last output; some frames it gets twice, a little changed the second time."""
+def run_case(new_model: NewModel, case: Case, progress: Callable[[int], None] = lambda frame: None) -> CaseRun:
+    """Runs a model over all frames. The response is measured on some frames by a second, slightly changed input."""
     collected: list[Tensor] = []
-    # A film may end long before the frames that were asked for.
+    # A video may end long before the requested number of frames.
     every = max(1, min(case.frames // _PROBES, LEAST_FRAMES // 4))
-    make, before = begin(), None
-    for index, moment in enumerate(case.moments()):
-        made, found, previous = _frame(make, moment, before)
-        response = _response(make, moment.seen, previous, made) if index % every == 0 else made.new_tensor(math.nan)
-        collected.append(torch.cat((found, response[None])))
-        before = (moment, made)
-        tell(index + 1)
+    model, before = new_model(), None
+    for index, shown in enumerate(case.inputs()):
+        output, metrics, previous = _step(model, shown, before)
+        response = _response(model, shown.frame, previous, output) if index % every == 0 else _nan(output)
+        collected.append(torch.cat((metrics, response[None])))
+        before = (shown, output)
+        progress(index + 1)
     check_frames(len(collected))
-    watched = CaseRun(case.name, case.cut, _rows(collected))
-    anew, alone = list[Tensor](), dict[int, Tensor]()
-    for index, age, found in _anew(begin, case, watched.last):
+    run = CaseRun(case.name, case.cut, _rows(collected))
+    restarted, alone = list[Tensor](), dict[int, Tensor]()
+    for index, age, metrics in _restart(new_model, case, run.last):
         if age >= SETTLING:
-            anew.append(found)
+            restarted.append(metrics)
         elif age == 0:
-            alone[index] = found
-    return replace(watched, anew=_rows(anew), alone=dict(zip(alone, _rows(list(alone.values())), strict=True)))
+            alone[index] = metrics
+    return replace(run, restarted=_rows(restarted), alone=dict(zip(alone, _rows(list(alone.values())), strict=True)))
 
 
-def _frame(make: Make, moment: CaseFrame, before: tuple[CaseFrame, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
-    """What is made of a frame, its figures, and what it was made with."""
-    previous = moment.seen if before is None else before[1]
-    made = make(moment.seen, previous).clamp(0, 1)
-    if made.shape != moment.seen.shape:
-        raise RedlineError(f"the output is {tuple(made.shape)}, and the frame {tuple(moment.seen.shape)}.")
-    return made, figures(moment, made, before), previous
+def check_frames(count: int) -> None:
+    if count < LEAST_FRAMES:
+        raise RedlineError(f"a drift evaluation needs at least {LEAST_FRAMES} frames, not {count}.")
 
 
-def _anew(begin: NewModel, case: Case, last: range) -> Iterator[tuple[int, int, Tensor]]:
-    """Those frames, how many their model had seen before, and their figures: every 8 frames another model begins."""
-    running: list[tuple[Make, int, tuple[CaseFrame, Tensor] | None]] = []
-    for index, moment in enumerate(case.moments()):
+def _step(model: Model, shown: CaseFrame, before: tuple[CaseFrame, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the output for a frame, its metrics, and the previous output that was used."""
+    previous = shown.frame if before is None else before[1]
+    output = model(shown.frame, previous).clamp(0, 1)
+    if output.shape != shown.frame.shape:
+        raise RedlineError(f"the output has the shape {tuple(output.shape)}, its frame {tuple(shown.frame.shape)}.")
+    return output, frame_metrics(shown, output, before), previous
+
+
+def _restart(new_model: NewModel, case: Case, last: range) -> Iterator[tuple[int, int, Tensor]]:
+    """Starts another model every 8 frames near the end. Yields frame index, age of the model in frames, and metrics."""
+    running: list[tuple[Model, int, tuple[CaseFrame, Tensor] | None]] = []
+    for index, shown in enumerate(case.inputs()):
         if index + SETTLING < last.start:
             continue
         if (index + SETTLING - last.start) % SETTLING == 0:
-            running = [*running[-1:], (begin(), index, None)]
-        grown = []
-        for make, began, before in running:
-            made, found, _ = _frame(make, moment, before)
-            grown.append((make, began, (moment, made)))
+            running = [*running[-1:], (new_model(), index, None)]
+        advanced = []
+        for model, start, before in running:
+            output, metrics, _ = _step(model, shown, before)
+            advanced.append((model, start, (shown, output)))
             if index in last:
-                yield index, index - began, torch.cat((found, made.new_tensor([math.nan])))
-        running = grown
+                yield index, index - start, torch.cat((metrics, _nan(output)[None]))
+        running = advanced
 
 
 def _rows(collected: list[Tensor]) -> tuple[Row, ...]:
@@ -109,16 +117,15 @@ def _rows(collected: list[Tensor]) -> tuple[Row, ...]:
     return tuple(dict(zip(NAMES, row, strict=True)) for row in table)
 
 
-def check_frames(count: int) -> None:
-    if count < LEAST_FRAMES:
-        raise RedlineError(f"drift needs {LEAST_FRAMES} frames or more to be seen, not {count}.")
+def _nan(like: Tensor) -> Tensor:
+    return like.new_tensor(math.nan)
 
 
-def _response(make: Make, frame: Tensor, previous: Tensor, made: Tensor) -> Tensor:
-    """How much of a change of the frame is left in the output."""
+def _response(model: Model, frame: Tensor, previous: Tensor, output: Tensor) -> Tensor:
+    """Returns the change of the output divided by a small change of the frame."""
     generator = torch.Generator(frame.device).manual_seed(0)
     cells = torch.rand(1, 3, _PROBE_CELLS, _PROBE_CELLS, generator=generator, device=frame.device) - 0.5
     pattern = torch.nn.functional.interpolate(cells, size=frame.shape[-2:], mode="bilinear", align_corners=False)
-    # Towards the middle, where nothing is cut off.
+    # Changes go towards the middle of the range, so that they are not clipped.
     changed = frame + 2 * _PROBE * pattern.abs() * (frame < 0.5).float() - 2 * _PROBE * pattern.abs() * (frame >= 0.5)
-    return (make(changed, previous).clamp(0, 1) - made).abs().mean() / (changed - frame).abs().mean()
+    return (model(changed, previous).clamp(0, 1) - output).abs().mean() / (changed - frame).abs().mean()

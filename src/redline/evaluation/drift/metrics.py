@@ -1,8 +1,7 @@
-"""What is looked at in a frame: its colours, its contrast, its detail and its structure.
+"""The metrics of a frame: colours, contrast, detail, structure, flicker and gain.
 
-Colours, contrast and detail are held against the clean picture where it is known, else against the input: what a
-restorer adds to a dark, noisy input depends on what is in the picture, and would look like drift. Figures stay on the
-device as numbers of one tensor, so that a thousand frames are looked at without waiting for any.
+Colours, contrast and detail are compared with the clean image if it is known, else with the input. The metrics of a
+frame stay on the device in one tensor, so that no frame synchronizes with it.
 """
 
 import torch
@@ -16,42 +15,42 @@ NAMES = (
     "red",  # logarithm of the ratio of the means
     "green",
     "blue",
-    "contrast",  # logarithm of the ratio of the spreads
-    "detail",  # logarithm of the ratio of what is left beside a blur
-    "distance",  # to the input: 0 for the same structure at three scales, 1 for none in common
-    "change",  # of the input: mean absolute difference
-    "flicker",  # warp error: what changed though the motion says it should not
+    "contrast",  # logarithm of the ratio of the standard deviations
+    "detail",  # logarithm of the ratio of the mean differences from a blurred image
+    "distance",  # structural distance to the input: 0 for equal structure, 1 for none in common
+    "change",  # mean absolute difference from the input
+    "flicker",  # warp error: changes that the known motion does not explain
     "input_flicker",
-    "gain_db",  # PSNR against the clean picture, above the input's
-    "response",  # of the output to a small change of the input, per change
+    "gain_db",  # PSNR against the clean image, minus that of the input
+    "response",  # change of the output divided by a small change of the input
 )
 _LEAST = 1e-4
 _SCALES = 3
 _WINDOW = 8
 
 
-def figures(moment: CaseFrame, made: Tensor, before: tuple[CaseFrame, Tensor] | None) -> Tensor:
-    """All of `NAMES` but the response, which takes another pass; NaN where it cannot be known."""
-    seen, unknown = moment.seen, made.new_tensor(float("nan"))
-    right = seen if moment.clean is None else moment.clean
-    colours = _log_ratio(made.mean((0, 2, 3)), right.mean((0, 2, 3)))
+def frame_metrics(shown: CaseFrame, output: Tensor, before: tuple[CaseFrame, Tensor] | None) -> Tensor:
+    """Returns all of `NAMES` except the response, which needs a second pass; NaN for unknown metrics."""
+    frame, unknown = shown.frame, output.new_tensor(float("nan"))
+    reference = frame if shown.clean is None else shown.clean
+    colours = _log_ratio(output.mean((0, 2, 3)), reference.mean((0, 2, 3)))
     flicker = input_flicker = unknown
-    if before is not None and moment.came_from is not None and moment.known is not None:
-        old, old_made = before
-        # Where nothing is known (a cut), there is nothing to measure.
-        anything = moment.known.sum() > 0
-        flicker = torch.where(anything, warp_error(made, old_made, moment.came_from, moment.known), unknown)
-        input_flicker = torch.where(anything, warp_error(seen, old.seen, moment.came_from, moment.known), unknown)
+    if before is not None and shown.came_from is not None and shown.known is not None:
+        old, old_output = before
+        # After a cut no motion is known.
+        is_known = shown.known.sum() > 0
+        flicker = torch.where(is_known, warp_error(output, old_output, shown.came_from, shown.known), unknown)
+        input_flicker = torch.where(is_known, warp_error(frame, old.frame, shown.came_from, shown.known), unknown)
     gain = unknown
-    if moment.clean is not None:
-        gain = _psnr_db(made, moment.clean) - _psnr_db(seen, moment.clean)
+    if shown.clean is not None:
+        gain = _psnr_db(output, shown.clean) - _psnr_db(frame, shown.clean)
     return torch.stack(
         [
             *colours,
-            _log_ratio(made.std(), right.std()),
-            _log_ratio(_detail(made), _detail(right)),
-            structural_distance(made, seen),
-            (made - seen).abs().mean(),
+            _log_ratio(output.std(), reference.std()),
+            _log_ratio(_detail(output), _detail(reference)),
+            structural_distance(output, frame),
+            (output - frame).abs().mean(),
             flicker,
             input_flicker,
             gain,
@@ -60,9 +59,9 @@ def figures(moment: CaseFrame, made: Tensor, before: tuple[CaseFrame, Tensor] | 
 
 
 def structural_distance(one: Tensor, other: Tensor) -> Tensor:
-    """One minus the structural similarity of luma, over windows at three scales: 0 for equal pictures."""
+    """Returns 1 − SSIM of luma, averaged over windows at three scales; 0 for equal images."""
     weights = one.new_tensor((0.299, 0.587, 0.114))[:, None, None]
-    x, y = ((picture * weights).sum(1, keepdim=True) for picture in (one, other))
+    x, y = ((image * weights).sum(1, keepdim=True) for image in (one, other))
     distances = []
     for _ in range(_SCALES):
         if min(x.shape[-2:]) < _WINDOW:
@@ -76,14 +75,14 @@ def structural_distance(one: Tensor, other: Tensor) -> Tensor:
     return torch.stack(distances).mean() if distances else (one - other).abs().mean()
 
 
-def _detail(picture: Tensor) -> Tensor:
-    blurred = F.avg_pool2d(F.pad(picture, (1, 1, 1, 1), mode="replicate"), 3, 1)
-    return (picture - blurred).abs().mean()
+def _detail(image: Tensor) -> Tensor:
+    blurred = F.avg_pool2d(F.pad(image, (1, 1, 1, 1), mode="replicate"), 3, 1)
+    return (image - blurred).abs().mean()
 
 
 def _log_ratio(one: Tensor, other: Tensor) -> Tensor:
     return ((one + _LEAST) / (other + _LEAST)).log()
 
 
-def _psnr_db(seen: Tensor, clean: Tensor) -> Tensor:
-    return -10 * (seen - clean).square().mean().clamp_min(1e-10).log10()
+def _psnr_db(image: Tensor, clean: Tensor) -> Tensor:
+    return -10 * (image - clean).square().mean().clamp_min(1e-10).log10()

@@ -1,4 +1,4 @@
-"""Frames on their way to any number of viewers: each gets the newest when it is ready, and none is waited for."""
+"""Distributes frames to any number of viewers: each gets the newest frame when it is ready, and none is waited for."""
 
 import asyncio
 import threading
@@ -17,7 +17,7 @@ _WINDOW = 256
 
 @dataclass(frozen=True)
 class Published:
-    """A frame, which it was of all, and when it came."""
+    """A frame, its number counted from 1, and the time at which it was published."""
 
     frame: Frame
     count: int
@@ -25,8 +25,7 @@ class Published:
 
 
 class Broadcast:
-    """Filled from any thread; putting takes no longer with viewers than without. `wanted` is set once a viewer is
-    connected and asks for a picture."""
+    """May be filled from any thread. `wanted` is set once a connected viewer asks for a frame."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock = clock or SystemClock()
@@ -34,7 +33,7 @@ class Broadcast:
         self._newest: Published | None = None
         self._ended = False
         self.wanted = threading.Event()
-        self._views: set[Viewer] = set()
+        self._viewers: set[Viewer] = set()
 
     @property
     def ended(self) -> bool:
@@ -45,74 +44,76 @@ class Broadcast:
         with self._lock:
             return self._newest
 
-    def put(self, frame: Frame) -> None:
+    def publish(self, frame: Frame) -> None:
         with self._lock:
             count = self._newest.count if self._newest is not None else 0
             self._newest = Published(frame, count + 1, self.clock.now_s())
-            views = list(self._views)
-        for view in views:
-            view.wake()
+            viewers = list(self._viewers)
+        for viewer in viewers:
+            viewer.wake()
 
     def end(self) -> None:
-        """Viewers keep the last picture and get no other."""
+        """Viewers keep showing the last frame and get no other."""
         with self._lock:
             self._ended = True
-            views = list(self._views)
-        for view in views:
-            view.wake()
+            viewers = list(self._viewers)
+        for viewer in viewers:
+            viewer.wake()
 
-    def view(self) -> "Viewer":
-        """For one viewer, in its event loop."""
-        view = Viewer(self)
+    def add_viewer(self) -> "Viewer":
+        """Returns a viewer for the running event loop."""
+        viewer = Viewer(self)
         with self._lock:
-            self._views.add(view)
-        return view
+            self._viewers.add(viewer)
+        return viewer
 
-    def leave(self, view: "Viewer") -> None:
+    def remove_viewer(self, viewer: "Viewer") -> None:
         with self._lock:
-            self._views.discard(view)
+            self._viewers.discard(viewer)
 
 
 class Viewer:
-    """What one viewer has seen. `skipped` frames were overtaken while it was busy. Times are those of new frames when
-    they were on the way to it: since their capture, and since they were put here."""
+    """One receiver of a broadcast. `skipped` counts frames that were replaced by newer ones while it was busy."""
 
-    def __init__(self, outlet: Broadcast) -> None:
-        self._outlet, self._loop = outlet, asyncio.get_running_loop()
+    def __init__(self, broadcast: Broadcast) -> None:
+        self._broadcast, self._loop = broadcast, asyncio.get_running_loop()
         self._woken = asyncio.Event()
         self._seen: int | None = None
-        # What was put before this viewer came waited for it: its age says nothing about the way here.
-        newest = outlet.newest
-        self._before = 0 if newest is None else newest.count
+        # A frame that was published before this viewer connected has waited, so its age is not measured.
+        newest = broadcast.newest
+        self._count_at_start = 0 if newest is None else newest.count
         self._ages_s: deque[float] = deque(maxlen=_WINDOW)
         self._sendings_s: deque[float] = deque(maxlen=_WINDOW)
         self.taken = self.skipped = 0
 
     async def next(self, repeat_after_s: float) -> tuple[Published, bool] | None:
-        """The newest frame, and whether it came while this viewer was there: the last one is shown at first, and again
-        where no other comes for so long, so that a lost packet does not spoil a picture that stands still. None at the
-        end."""
-        self._outlet.wanted.set()
+        """Returns the newest frame, and whether it is new since the viewer connected; None at the end.
+
+        If no new frame comes in `repeat_after_s`, the last one is returned again, so that a lost packet does not spoil
+        a still image for long.
+        """
+        self._broadcast.wanted.set()
         while True:
             self._woken.clear()
-            put = self._outlet.newest
-            if self._outlet.ended:
+            newest = self._broadcast.newest
+            if self._broadcast.ended:
                 return None
-            if put is not None and put.count != self._seen:
-                self.skipped += put.count - self._seen - 1 if self._seen is not None else 0
-                self._seen = put.count
+            if newest is not None and newest.count != self._seen:
+                self.skipped += newest.count - self._seen - 1 if self._seen is not None else 0
+                self._seen = newest.count
                 self.taken += 1
-                return put, put.count > self._before
+                return newest, newest.count > self._count_at_start
             try:
                 await asyncio.wait_for(self._woken.wait(), repeat_after_s)
             except TimeoutError:
-                if put is not None:
-                    return put, False
+                if newest is not None:
+                    return newest, False
 
-    def sent(self, put: Published) -> None:
-        now_s = self._outlet.clock.now_s()
-        self._ages_s.append(now_s - put.frame.captured_s)
-        self._sendings_s.append(now_s - put.at_s)
+    def sent(self, published: Published) -> None:
+        """Records the times from the capture and from the publication until now."""
+        now_s = self._broadcast.clock.now_s()
+        self._ages_s.append(now_s - published.frame.captured_s)
+        self._sendings_s.append(now_s - published.at_s)
 
     def ages_s(self) -> list[float] | None:
         return _percentiles(self._ages_s)
@@ -123,14 +124,13 @@ class Viewer:
     def wake(self) -> None:
         try:
             self._loop.call_soon_threadsafe(self._woken.set)
-        except RuntimeError:
-            # The loop is closed: nobody looks any longer.
-            self._outlet.leave(self)
+        except RuntimeError:  # the loop is closed
+            self.leave()
 
     def leave(self) -> None:
-        self._outlet.leave(self)
+        self._broadcast.remove_viewer(self)
 
 
 def _percentiles(values: Iterable[float]) -> list[float] | None:
-    kept = list(values)
-    return np.percentile(kept, PERCENTILES).tolist() if kept else None
+    values = list(values)
+    return np.percentile(values, PERCENTILES).tolist() if values else None

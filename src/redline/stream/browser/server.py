@@ -1,6 +1,6 @@
-"""The web site of a stream: the page with its files, and a socket a page, all behind `Access`.
+"""The web server of a stream: the page with its files, and one WebSocket per page, all checked by `Access`.
 
-It lives in a thread of its own, so that neither the network nor a page can hold up the stream.
+It runs in a thread of its own, so that neither the network nor a page delays the stream.
 """
 
 import asyncio
@@ -8,7 +8,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.resources import files
 from typing import Any
@@ -20,16 +20,17 @@ from redline.stream.access import Access
 from redline.stream.browser.acceptor import Acceptor
 from redline.stream.browser.broadcast import Broadcast
 from redline.stream.browser.messages import LONGEST_MESSAGE_BYTES, MessageError, Offer
-from redline.stream.browser.page_session import Session
+from redline.stream.browser.page_session import PageSession
 from redline.stream.browser.request_log import request_logger
 from redline.stream.browser.source import BrowserSource
 from redline.stream.browser.webrtc import WebRtcConnection
 from redline.stream.settings import LiveSettings
 
-MOST_PAGES, MOST_PEERS = 8, 4
-_EVERY_S = 0.5
+MAX_PAGES, MAX_CONNECTIONS = 8, 4
+_METRICS_EVERY_S = 0.5
 _HEARTBEAT_S = 5.0
-_FILES = {"/": "page.html", "/page.css": "page.css", "/page.js": "page.js", "/charts.js": "charts.js"}
+_ENDED = "The stream has ended."
+_FILES = {"/": "page.html"} | {f"/{name}": name for name in ("page.css", "page.js", "settings.js", "charts.js")}
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -43,23 +44,41 @@ _HEADERS = {
 }
 
 
+@dataclass(frozen=True)
+class PageInfo:
+    """What the page is told when it connects; the fields are keys of the message `hello`."""
+
+    source: bool
+    sink: bool
+    height: int
+    width: int
+    rate: float
+    most_steps: int
+    takes_prompt: bool
+    device: str
+    control_names: tuple[str, ...]
+    control_least: tuple[float, ...]
+
+
 class PageServer:
+    """`start` and `close` may be called from any thread; everything else runs in the server's event loop."""
+
     def __init__(
         self,
         access: Access,
         listener: socket.socket,
         tls: ssl.SSLContext | None,
         source: BrowserSource | None,
-        outlets: Mapping[str, Broadcast],
+        broadcasts: Mapping[str, Broadcast],
         settings: LiveSettings,
         measure: Callable[[], dict[str, Any]],
-        about: dict[str, Any],
+        info: PageInfo,
     ) -> None:
         self._access, self._listener, self._tls, self._source = access, listener, tls, source
-        self._outlets, self._settings, self._measure, self._about = dict(outlets), settings, measure, about
+        self._broadcasts, self._settings, self._measure, self._info = dict(broadcasts), settings, measure, info
         self._cookie = f"redline_{listener.getsockname()[1]}"
-        self._sessions: set[Session] = set()
-        self._told = settings.now()
+        self._sessions: set[PageSession] = set()
+        self._sent_settings = settings.now()
         self._stop = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready = threading.Event()
@@ -73,7 +92,7 @@ class PageServer:
             raise RedlineError(f"the page cannot be served: {self._error}.") from self._error
 
     def close(self) -> None:
-        """From any thread, and as often as one likes."""
+        """May be called repeatedly."""
         if self._loop is not None and self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
@@ -81,53 +100,54 @@ class PageServer:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """A seed has up to 63 bits, and a page's numbers 53. Elsewhere fewer controls may be set than have sliders."""
+        """The current settings as JSON values. The seed is a text, because JavaScript numbers have only 53 bits."""
         values = asdict(self._settings.now())
-        unset = self._controls - len(values["control"])
+        unset = self._control_entries - len(values["control"])
         return values | {"seed": str(values["seed"]), "control": [*values["control"], *[0.0] * unset]}
 
     @property
-    def _controls(self) -> int:
-        return max(len(self._about["control_names"]), len(self._settings.now().control))
+    def _control_entries(self) -> int:
+        return max(len(self._info.control_names), len(self._settings.now().control))
 
     async def change(self, changes: dict[str, Any]) -> None:
-        control, length = changes.get("control"), self._controls
-        if control is not None and (not isinstance(control, list) or len(control) != length):
-            raise MessageError(f"the control vector of this model has {length} numbers.", "settings")
-        steps, most = changes.get("steps"), self._about["most_steps"]
+        control, entries = changes.get("control"), self._control_entries
+        if control is not None and (not isinstance(control, list) or len(control) != entries):
+            raise MessageError(f"settings: the control vector of this model has {entries} numbers.", "settings")
+        steps, most = changes.get("steps"), self._info.most_steps
         if isinstance(steps, int) and steps > most:
-            # Who starts the stream may ask for more: a page could keep the device busy for minutes with one frame.
-            raise MessageError(f"a page may ask for {most} steps at the most.", "settings")
-        # Beside the loop, which sends pictures meanwhile: a prompt is read before it counts.
+            # A page must not be able to block the device for minutes with one frame.
+            raise MessageError(f"settings: a page may set at most {most} steps.", "settings")
+        # In a thread, because the check of a prompt encodes it.
         await asyncio.get_running_loop().run_in_executor(None, partial(self._settings.change, **changes))
-        self._tell_settings()
+        self._send_settings()
 
-    def _tell_settings(self) -> None:
-        """To all pages, where they were changed, by a page or from elsewhere."""
+    def _send_settings(self) -> None:
+        """Sends the settings to all pages if they have changed, by a page or elsewhere."""
         now = self._settings.now()
-        if now is self._told:
+        if now is self._sent_settings:
             return
-        self._told, said = now, {"type": "settings", "settings": self.settings}
-        for session in self._sessions:
-            session.later(said)
+        self._sent_settings = now
+        self._send_to_all({"type": "settings", "settings": self.settings})
 
-    def open_peer(self, session: Session, offer: Offer) -> WebRtcConnection:
-        for name, is_there in (("camera", self._source is not None), ("output", "output" in self._outlets)):
+    def _send_to_all(self, message: dict[str, Any]) -> None:
+        for session in self._sessions:
+            session.socket.send_later(message)
+
+    def open_connection(self, offer: Offer) -> WebRtcConnection:
+        for name, is_there in (("camera", self._source is not None), ("output", "output" in self._broadcasts)):
             if name in offer.lines and not is_there:
                 raise MessageError(f"this stream has no {name} in a browser.", "offer")
-        if sum(other.peer is not None for other in self._sessions) >= MOST_PEERS:
-            raise MessageError(f"{MOST_PEERS} pages are connected already, and more cannot be.", "offer")
+        if sum(session.connection is not None for session in self._sessions) >= MAX_CONNECTIONS:
+            raise MessageError(f"too many connected pages: at most {MAX_CONNECTIONS} are allowed.", "offer")
         if "camera" not in offer.lines or self._source is None:
-            return WebRtcConnection(self._access.host, self._outlets, None)
+            return WebRtcConnection(self._access.host, self._broadcasts, None)
         if self._is_camera_taken:
-            raise MessageError(
-                "another page is sending its camera already: watch here, or stop it there first.", "offer"
-            )
-        return WebRtcConnection(self._access.host, self._outlets, self._source.connect())
+            raise MessageError("another page is sending its camera: press Watch, or stop that page first.", "offer")
+        return WebRtcConnection(self._access.host, self._broadcasts, self._source.connect())
 
     @property
     def _is_camera_taken(self) -> bool:
-        return any(session.peer is not None and session.peer.sends for session in self._sessions)
+        return any(session.connection is not None and session.connection.sends for session in self._sessions)
 
     def _run(self) -> None:
         try:
@@ -139,7 +159,7 @@ class PageServer:
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
-        app = web.Application(middlewares=[self._guard])
+        app = web.Application(middlewares=[self._release_when_sent])
         app.on_response_prepare.append(self._add_headers)
         for path in _FILES:
             app.router.add_get(path, self._file)
@@ -149,41 +169,45 @@ class PageServer:
         )
         await runner.setup()
         assert runner.server is not None
-        self._gate = Acceptor(runner.server)
-        accepting = asyncio.create_task(self._gate.run(self._listener, self._tls))
+        self._acceptor = Acceptor(runner.server)
+        accepting = asyncio.create_task(self._acceptor.run(self._listener, self._tls))
         try:
             self._ready.set()
-            told_end = False
-            while not self._stop.is_set():
-                self._tell_settings()
-                said = self._measure()
-                for session in self._sessions:
-                    session.push(said)
-                if not told_end and "output" in self._outlets and self._outlets["output"].ended:
-                    told_end = True
-                    for session in self._sessions:
-                        session.later({"type": "ended", "text": "The stream has ended."})
-                try:
-                    await asyncio.wait_for(self._stop.wait(), _EVERY_S)
-                except TimeoutError:
-                    continue
+            await self._update_pages()
         finally:
             sessions = list(self._sessions)
-            await asyncio.gather(*(session.end("The stream has ended.") for session in sessions))
-            await asyncio.gather(*(session.drop_peer() for session in sessions))
+            await asyncio.gather(*(session.socket.close(_ENDED) for session in sessions))
+            await asyncio.gather(*(session.disconnect() for session in sessions))
             accepting.cancel()
             await asyncio.gather(accepting, return_exceptions=True)
             await runner.cleanup()
 
+    async def _update_pages(self) -> None:
+        """Sends settings, metrics and the end of the stream to all pages until the server is closed."""
+        is_end_sent = False
+        while not self._stop.is_set():
+            self._send_settings()
+            metrics = self._measure()
+            for session in self._sessions:
+                session.send_metrics(metrics)
+            if not is_end_sent and "output" in self._broadcasts and self._broadcasts["output"].ended:
+                is_end_sent = True
+                self._send_to_all({"type": "ended", "text": _ENDED})
+            try:
+                await asyncio.wait_for(self._stop.wait(), _METRICS_EVERY_S)
+            except TimeoutError:
+                continue
+
     @web.middleware
-    async def _guard(
+    async def _release_when_sent(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         answer = await self._answer(request, handler)
         if not isinstance(answer, web.WebSocketResponse):
-            # One request a connection: none is held open for another.
+            # No connection is kept open for a second request.
             answer.force_close()
-            request.task.add_done_callback(lambda _, transport=request.transport: self._gate.settle_if_sent(transport))
+            release = self._acceptor.release_if_sent
+            request.task.add_done_callback(lambda _, transport=request.transport: release(transport))
         return answer
 
     async def _answer(
@@ -199,11 +223,11 @@ class PageServer:
         if why_not:
             return web.Response(status=403, text=why_not)
         if key is not None and self._access.key is not None and request.path == "/":
-            # From here on the cookie stands for the key, which leaves the address bar and the history.
-            moved = web.Response(status=303, headers={"Location": "/"})
+            # The cookie replaces the key, which disappears from the address bar and the history.
+            redirect = web.Response(status=303, headers={"Location": "/"})
             secure = self._tls is not None
-            moved.set_cookie(self._cookie, self._access.token, httponly=True, samesite="Strict", secure=secure)
-            return moved
+            redirect.set_cookie(self._cookie, self._access.token, httponly=True, samesite="Strict", secure=secure)
+            return redirect
         try:
             return await handler(request)
         except web.HTTPException as error:
@@ -218,25 +242,25 @@ class PageServer:
         return web.Response(text=text, content_type=_TYPES[name.rpartition(".")[2]], charset="utf-8")
 
     async def _socket(self, request: web.Request) -> web.StreamResponse:
-        # Longer messages than allowed are still read, as far as four times that, so as to be answered.
-        answer = web.WebSocketResponse(
+        # Messages of up to four times the limit are received, so that they are answered with an error.
+        socket = web.WebSocketResponse(
             heartbeat=_HEARTBEAT_S, max_msg_size=4 * LONGEST_MESSAGE_BYTES, compress=False, timeout=1.0
         )
-        await answer.prepare(request)
-        session = Session(answer, self)
-        if len(self._sessions) >= MOST_PAGES:
-            await session.complain(f"{MOST_PAGES} pages are open already, and more cannot be.", "page")
-            await answer.close()
-            return answer
+        await socket.prepare(request)
+        session = PageSession(socket, self)
+        if len(self._sessions) >= MAX_PAGES:
+            await session.socket.send_error(f"too many open pages: at most {MAX_PAGES} are allowed.", "page")
+            await socket.close()
+            return socket
         self._sessions.add(session)
-        self._gate.settle(request.transport)
+        self._acceptor.release(request.transport)
         try:
             now = {"settings": self.settings, "camera_taken": self._is_camera_taken}
-            await session.say({"type": "hello", **now, **self._about})
+            await session.socket.send({"type": "hello", **now, **asdict(self._info)})
             await session.run()
         finally:
             self._sessions.discard(session)
-        return answer
+        return socket
 
 
 def _bearer(request: web.Request) -> str | None:

@@ -1,4 +1,4 @@
-"""A frame as people are to see it where nobody is told the shape of its pixels."""
+"""Converts frames to square pixels, for displays that do not know the pixel aspect ratio."""
 
 from PIL import Image
 
@@ -6,9 +6,8 @@ from redline.stream.frames import Frame, square_size
 
 
 def as_square_pixels(frame: Frame) -> Image.Image:
-    """In square pixels."""
-    picture = Image.fromarray(frame.pixels.numpy())
+    image = Image.fromarray(frame.pixels.numpy())
     height, width = square_size(frame.height, frame.width, frame.pixel_aspect)
     if (height, width) == (frame.height, frame.width):
-        return picture
-    return picture.resize((width, height), Image.Resampling.BICUBIC)
+        return image
+    return image.resize((width, height), Image.Resampling.BICUBIC)

@@ -1,12 +1,12 @@
-"""Decodes several pictures of a film at a time, as long as nothing is wrong with it.
+"""Decodes several frames of a video at a time, as long as no damage is found.
 
-Where a picture is one slice, as in most films, only such a decoder has work for several cores. What it makes of damage
-hangs on its threads, and near the end it may lose what follows. So at the first sign of any it ends here, before
-anything is said or left out, and whoever reads goes over to a decoder that takes one picture after the other.
+In most videos a frame is one slice, so only frame threads use several cores. Their handling of damage depends on the
+timing of the threads, and near the end they may lose frames. Therefore this decoder raises `DamageSuspected` at the
+first sign of damage, before anything is reported or skipped, and the caller continues with a sequential decoder.
 
-The signs are an error, a picture or packet that is marked, a hole, and pictures that do not come at the end. What
-FFmpeg marks only later, as a picture that leans on a damaged one and is shown before it, or never, as much damage of
-HEVC, is given by then: spoiled, as the other decoder gives it, if not with the same pixels.
+The signs are a decoding error, a frame or packet marked as corrupt, a gap, and frames that are missing at the end.
+FFmpeg marks some damage only later, or never (much damage of HEVC): such frames are returned spoiled, as the
+sequential decoder returns them, if not with the same pixels.
 """
 
 from collections import deque
@@ -23,19 +23,19 @@ from redline.video.reading import enable_frame_threads
 
 
 class DamageSuspected(Exception):
-    """The film may be damaged, or cannot be decoded so."""
+    """The video may be damaged, or does not support frame threads."""
 
 
-def decode_frame_threaded(read: Iterator[Packet], stream: VideoStream, holes: GapDetector) -> Iterator[VideoFrame]:
-    """The pictures of the packets that are read, or `DamageSuspected`."""
-    at_once = enable_frame_threads(stream)
-    if at_once < 2:
+def decode_frame_threaded(packets: Iterator[Packet], stream: VideoStream, gaps: GapDetector) -> Iterator[VideoFrame]:
+    """Yields the frames of the packets. Raises DamageSuspected."""
+    threads = enable_frame_threads(stream)
+    if threads < 2:
         raise DamageSuspected
-    with_content, shown, are_timed, newest = 0, 0, True, deque[int | None](maxlen=at_once)
-    while (packet := _next(read)) is not None:
-        if packet.is_corrupt or holes.are_possible:
+    with_content, shown, are_timed, newest = 0, 0, True, deque[int | None](maxlen=threads)
+    while (packet := _next(packets)) is not None:
+        if packet.is_corrupt or gaps.is_gap_possible:
             raise DamageSuspected
-        if packet.size and not packet.is_discard:  # which a film that was trimmed has, and nobody is to see
+        if packet.size and not packet.is_discard:  # trimmed videos have packets that are not to be shown
             with_content, are_timed = with_content + 1, are_timed and packet.pts is not None
             newest.append(packet.pts)
         try:
@@ -51,15 +51,15 @@ def decode_frame_threaded(read: Iterator[Packet], stream: VideoStream, holes: Ga
             if frame.pts in newest:
                 newest.remove(frame.pts)
             yield frame
-    # At the end an error among the last pictures is not told, and takes those behind it along. Elsewhere a packet may
-    # rightly have no picture to show.
+    # An error among the last frames is not reported, and loses the frames after it. Earlier in the file a packet may
+    # legitimately have no frame to show.
     if newest if are_timed else shown < with_content:
         raise DamageSuspected
 
 
-def _next(read: Iterator[Packet]) -> Packet | None:
+def _next(packets: Iterator[Packet]) -> Packet | None:
     try:
-        return next(read, None)
+        return next(packets, None)
     except RedlineError as error:
-        # The careful way tells of it, behind the pictures that are still in the decoder.
+        # The sequential decoder reports it, after the frames that are still in the decoder.
         raise DamageSuspected from error

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from redline.ladder.plan import Plan
 from redline.machine.machine import Machine
 from redline.stream.lsd_frames import LsdFrames
-from redline.stream.planned import apply_plan
+from redline.stream.plans import apply_plan
 from stream.small_models import SMALL, small_lsd
 
 # Some releases of torch warn about the older switches, which these tests have to set.

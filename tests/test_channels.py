@@ -1,4 +1,4 @@
-"""The slot keeps the newest, the queue keeps all; whatever the timing, nothing is lost uncounted and nobody hangs."""
+"""A waiting channel loses nothing, an overwriting one keeps the newest item; every drop is counted, no thread hangs."""
 
 import random
 import threading
@@ -8,10 +8,15 @@ from collections.abc import Callable
 import pytest
 
 from patience import PATIENCE_S
+from redline.channels import Channel
 from redline.errors import RedlineError
-from redline.stream.slot import Channel, FrameQueue, FrameSlot
 
-KINDS = [FrameSlot, lambda: FrameQueue(1), lambda: FrameQueue(3)]
+
+def newest_only() -> Channel[int]:
+    return Channel(1, overwrite_cause="overwritten")
+
+
+KINDS = [newest_only, lambda: Channel(1), lambda: Channel(3)]
 
 
 def pause(chance: random.Random) -> None:
@@ -53,29 +58,29 @@ def shuffled(channel: Channel[int], seed: int, count: int) -> list[int]:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_queue_loses_nothing_and_keeps_order(seed: int) -> None:
-    queue: FrameQueue[int] = FrameQueue(1 + seed % 3)
+    queue = Channel[int](1 + seed % 3)
     assert shuffled(queue, seed, 120) == list(range(120)) and queue.dropped == 0
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_slot_gives_the_newest_in_order_and_counts_the_rest(seed: int) -> None:
-    slot: FrameSlot[int] = FrameSlot()
+    slot = newest_only()
     taken = shuffled(slot, seed, 120)
     assert taken == sorted(set(taken)) and taken[-1] == 119
     assert len(taken) + slot.dropped == 120
 
 
 def test_the_newest_wins() -> None:
-    slot: FrameSlot[str] = FrameSlot()
-    for name in "abc":
-        assert slot.put(name)
-    assert slot.take() == "c" and slot.dropped == 2 and slot.take(0.001) is None
+    slot = newest_only()
+    for number in range(3):
+        assert slot.put(number)
+    assert slot.take() == 2 and slot.dropped == 2 and slot.take(0.001) is None
 
 
 def test_drops_are_told_with_their_cause() -> None:
     told: list[tuple[str, int]] = []
-    slot: FrameSlot[int] = FrameSlot("too slow", lambda cause, count: told.append((cause, count)))
-    queue: FrameQueue[int] = FrameQueue(3, lambda cause, count: told.append((cause, count)))
+    slot = Channel[int](1, lambda cause, count: told.append((cause, count)), overwrite_cause="too slow")
+    queue = Channel[int](3, lambda cause, count: told.append((cause, count)))
     for number in range(3):
         slot.put(number)
         queue.put(number)
@@ -86,7 +91,7 @@ def test_drops_are_told_with_their_cause() -> None:
 
 
 def test_a_full_queue_waits_for_room() -> None:
-    queue: FrameQueue[int] = FrameQueue(2)
+    queue = Channel[int](2)
     assert queue.put(1) and queue.put(2) and not queue.put(3, 0.001) and not queue.closed
     put = []
     giver = threading.Thread(target=lambda: put.append(queue.put(3)), daemon=True)
@@ -128,7 +133,7 @@ def test_the_end_wakes_all_who_wait(make: Callable[[], Channel[int]], end: str) 
 
 @pytest.mark.parametrize("end", ["close", "abandon"])
 def test_the_end_wakes_those_who_wait_for_room(end: str) -> None:
-    queue: FrameQueue[int] = FrameQueue(1)
+    queue = Channel[int](1)
     queue.put(0)
     put: list[bool] = []
 
@@ -141,12 +146,12 @@ def test_the_end_wakes_those_who_wait_for_room(end: str) -> None:
 
 
 def test_waiting_takes_no_processor_time() -> None:
-    slot: FrameSlot[int] = FrameSlot()
+    slot = newest_only()
     before = time.thread_time()
     assert slot.take(0.2) is None
     assert time.thread_time() - before < 0.05
 
 
 def test_a_queue_for_nothing_is_refused() -> None:
-    with pytest.raises(RedlineError, match=r"at least one frame, not 0\.$"):
-        FrameQueue(0)
+    with pytest.raises(RedlineError, match=r"at least one item, not 0\.$"):
+        Channel(0)
