@@ -65,6 +65,16 @@ class Noted:
         return 255 - frame.pixels
 
 
+class Identity:
+    """A transform that returns its input, to measure the latency of the pipeline itself."""
+
+    def prepare(self, height: int, width: int) -> None:
+        pass
+
+    def __call__(self, frame: Frame) -> Tensor:
+        return frame.pixels
+
+
 class Kept:
     """A sink that keeps frames, and does `extra` for each."""
 
@@ -83,7 +93,7 @@ class Kept:
 
     def close(self, complete: bool = True) -> None:
         self.threads.add(threading.get_ident())
-        self.ends.append("whole" if whole else "stopped")
+        self.ends.append("whole" if complete else "stopped")
 
     def abandon(self) -> None:
         self.threads.add(threading.get_ident())

@@ -17,7 +17,7 @@ def test_loopback_needs_no_key(host: str) -> None:
 def test_any_other_host_needs_a_key(host: str) -> None:
     with pytest.raises(RedlineError, match=r"can be reached from other machines: give a --key, .*\.$"):
         Access(host)
-    with pytest.raises(RedlineError, match=r"^a key has at least 12 characters, not 5\.$"):
+    with pytest.raises(RedlineError, match=r"^the key must have at least 12 characters, not 5\.$"):
         Access(host, "12345")
     Access(host, KEY)
 

@@ -21,7 +21,7 @@ def packet(dts: int | None, stream: int = 0, duration: int | None = 10, corrupt:
 
 def moved(joined: ContinuousTimestamps, *packets: Any) -> list[int | None]:
     for one in packets:
-        joined.move(one)
+        joined.shift(one)
         assert one.pts is None or one.dts is None or one.pts - one.dts == 2
     return [one.dts for one in packets]
 

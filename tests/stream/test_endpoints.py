@@ -10,6 +10,7 @@ import torch
 from redline.choices import STREAM_SINKS, STREAM_SOURCES
 from redline.errors import RedlineError
 from redline.stream.endpoints import EndpointOptions, open_endpoints, open_sink, open_source
+from redline.stream.frame_model import ModelControls
 from redline.stream.latency import Latency
 from redline.stream.settings import LiveSettings
 from redline.stream.sinks.image_folder import ImageFolderSink
@@ -65,7 +66,7 @@ def test_films_and_folders(tmp_path: Path) -> None:
     assert next(live.inner.inner.frames()).pixels.shape == (20, 30, 3), "scaled on the way to RGB"
     assert isinstance(open_sink(str(tmp_path / "b.mkv"), film), VideoFileSink)
     for source in (film, open_source(str(tmp_path / "a.mp4"), EndpointOptions(size=(20, 30), live=True))):
-        with pytest.raises(RedlineError, match=r"would be written over the film that it is made of\.$"):
+        with pytest.raises(RedlineError, match=r"cannot write .*: it is the source\.$"):
             open_sink(str(tmp_path / "a.mp4"), source)
 
 
@@ -115,25 +116,25 @@ def test_other_sinks() -> None:
 def test_unknown_sources_are_answered_with_the_choices(text: str) -> None:
     with pytest.raises(RedlineError) as caught:
         open_source(text)
-    assert str(caught.value) == f"{text!r} is no source of a stream: it is {STREAM_SOURCES}."
+    assert str(caught.value) == f"unknown source {text!r}; use one of: {STREAM_SOURCES}."
 
 
 @pytest.mark.parametrize("text", ["nul", "film.avi", "", "rtsp://host"])
 def test_unknown_sinks_are_answered_with_the_choices(text: str) -> None:
     with pytest.raises(RedlineError) as caught:
         open_sink(text, open_source("synthetic"))
-    assert str(caught.value) == f"{text!r} is no place for a stream to go to: it is {STREAM_SINKS}."
+    assert str(caught.value) == f"unknown output {text!r}; use one of: {STREAM_SINKS}."
 
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("synthetic:big", "is no test clip"),
-        ("synthetic:64x64@30,0", "lasts for some time"),
-        ("synthetic:0x5", "a test clip needs a size"),
-        ("webcam:front", "named by its number"),
-        ("webcam:0x720", "of some size"),
-        ("webcam:@0", "some a second"),
+        ("synthetic:big", "invalid test clip"),
+        ("synthetic:64x64@30,0", "duration must be above 0"),
+        ("synthetic:0x5", "must be above 0"),
+        ("webcam:front", "write its number"),
+        ("webcam:0x720", "must be above 0"),
+        ("webcam:@0", "must be above 0"),
         ("/dev/video77", "there is no camera '/dev/video77'"),
         ("none.mp4", "does not exist"),
     ],
@@ -146,8 +147,8 @@ def test_bad_words_are_told(text: str, sentence: str) -> None:
 @pytest.mark.parametrize(
     ("sink", "sentence"),
     [
-        ("mjpeg:http", "'http' is no port: write one, as in mjpeg:8182, or mjpeg:HOST:PORT."),
-        ("browser:abc", "'abc' is no port: write one, as in browser:8181, or browser:HOST:PORT."),
+        ("mjpeg:http", "invalid port 'http': write one as in mjpeg:8182 or mjpeg:HOST:PORT."),
+        ("browser:abc", "invalid port 'abc': write one as in browser:8181 or browser:HOST:PORT."),
     ],
 )
 def test_a_bad_port_is_told(sink: str, sentence: str) -> None:
@@ -175,7 +176,7 @@ def test_what_is_looked_at_comes_at_the_pace_of_its_source(
 def test_a_camera_does_not_wait_for_a_page(pages: list["FakePage"], monkeypatch: pytest.MonkeyPatch) -> None:
     camera = SyntheticClip(8, 8)
     camera.is_live = True
-    monkeypatch.setattr("redline.stream.endpoints.open_webcam", lambda number, asked, drop, size: camera)
+    monkeypatch.setattr("redline.stream.endpoints.open_webcam", lambda number, mode, drop, size: camera)
     places = open_endpoints("webcam", "browser", EndpointOptions(), LiveSettings(), Latency())
     assert not pages[-1].waits and places.source is camera and places.notes == ()
 
@@ -187,7 +188,7 @@ def test_sound_that_is_lost_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("redline.stream.endpoints.open_network", lambda url, drop, size: Paced(camera, drop=drop))
     for sink in (str(tmp_path / "b.mp4"), "null"):
         places = open_endpoints("rtsp://camera", sink, EndpointOptions(size=(8, 8)), LiveSettings(), Latency())
-        said = "the sound of 'rtsp://camera' is not recorded: only that of a film on this disk is."
+        said = "the audio of 'rtsp://camera' is not recorded: only that of local video files is."
         assert places.notes == ((said,) if sound and sink != "null" else ())
     camera.close()
 
@@ -199,7 +200,7 @@ def _inner(source: object, kind: type) -> bool:
 def test_a_sink_that_cannot_be_closes_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[bool] = []
     monkeypatch.setattr(SyntheticClip, "close", lambda self: closed.append(True))
-    with pytest.raises(RedlineError, match="no place"):
+    with pytest.raises(RedlineError, match="unknown output"):
         open_endpoints("synthetic", "nowhere", EndpointOptions(), LiveSettings(), Latency())
     assert closed == [True]
     places = open_endpoints("synthetic", "mjpeg:0", EndpointOptions(), LiveSettings(), Latency())
@@ -217,7 +218,7 @@ class FakePage:
         self.sink = NullSink() if options["as_sink"] else None
         self.tapped: list[object] = []
 
-    def tap(self, source: object, waits: bool = False) -> object:
+    def preview(self, source: object, waits: bool = False) -> object:
         self.tapped.append(source)
         self.waits = waits
         return source
@@ -240,11 +241,15 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> list[FakePage]:
 
 def test_a_browser_at_either_end_or_both(pages: list[FakePage]) -> None:
     share = {"device": torch.device("cuda:1"), "busy_share": lambda: 0.5}
-    wishes = EndpointOptions(size=(24, 40), key="k", most_steps=4, control_names=("a",), **share)
+    wishes = EndpointOptions(size=(24, 40), key="k", controls=ModelControls(4, ("a",)), **share)
     both = open_endpoints("browser:9000", "browser", wishes, LiveSettings(), Latency())
     page = pages[-1]
     assert (both.source, both.sink, both.urls) == (page.source, page.sink, ("http://127.0.0.1:9000/",))
-    assert page.options["size"] == (24, 40) and page.options["key"] == "k" and page.options["most_steps"] == 4
+    assert (
+        page.options["size"] == (24, 40)
+        and page.options["key"] == "k"
+        and page.options["controls"] == ModelControls(4, ("a",))
+    )
     assert {name: page.options[name] for name in share} == share
     both.close()
     assert page.closed == 1
@@ -252,7 +257,7 @@ def test_a_browser_at_either_end_or_both(pages: list[FakePage]) -> None:
     assert pages[-1].tapped == [shown.source] and pages[-1].options["host"] == "0.0.0.0"
     given = open_endpoints("browser", "null", EndpointOptions(), LiveSettings(), Latency())
     assert given.source is pages[-1].source and isinstance(given.sink, NullSink)
-    with pytest.raises(RedlineError, match="no place for a stream"):
+    with pytest.raises(RedlineError, match="unknown output"):
         open_endpoints("browser", "nowhere", EndpointOptions(), LiveSettings(), Latency())
     assert pages[-1].closed == 1
 
@@ -262,7 +267,7 @@ def test_a_page_has_one_address(pages: list[FakePage]) -> None:
         assert open_endpoints(source, sink, EndpointOptions(), LiveSettings(), Latency()).urls == (
             "http://127.0.0.1:9000/",
         )
-    said = r"^a browser sends and sees on one page, and 'browser:9000' and 'browser:9001' are two: name one\.$"
+    said = r"^a browser uses one page as source and output: 'browser:9000' and 'browser:9001' differ; give one\.$"
     with pytest.raises(RedlineError, match=said):
         open_endpoints("browser:9000", "browser:9001", EndpointOptions(), LiveSettings(), Latency())
 
@@ -281,7 +286,7 @@ def test_a_camera_is_asked_for_a_size_and_a_rate(
     monkeypatch: pytest.MonkeyPatch, text: str, number: int, options: dict[str, str]
 ) -> None:
     monkeypatch.setattr(
-        "redline.stream.endpoints.open_webcam", lambda number, asked, drop, size: (number, asked.options, size)
+        "redline.stream.endpoints.open_webcam", lambda number, mode, drop, size: (number, mode.options, size)
     )
     assert open_source(text) == (number, options, None)
 
@@ -293,7 +298,7 @@ def test_a_folder_has_a_rate(tmp_path: Path) -> None:
             sink.write(frame)
     assert open_source(f"{tmp_path}/a").rate == 25 and open_source(f"{tmp_path}/a/@12.5").rate == Fraction(25, 2)
     assert open_source(f"{tmp_path}/b@9").rate == 25, "a folder's own name is first"
-    with pytest.raises(RedlineError, match=r"a rate above 0"):
+    with pytest.raises(RedlineError, match=r"rate must be above 0"):
         open_source(f"{tmp_path}/a@0")
 
 
@@ -301,12 +306,14 @@ def test_a_certificate_is_for_a_page(pages: list[FakePage]) -> None:
     wishes = EndpointOptions(certificate=Path("page.pem"))
     open_endpoints("synthetic:16x16", "browser", wishes, LiveSettings(), Latency())
     assert pages[-1].options["certificate"] == Path("page.pem")
-    with pytest.raises(RedlineError, match=r"^a certificate is for the page of a browser, and this stream has none\.$"):
+    with pytest.raises(
+        RedlineError, match=r"^--certificate needs a browser as source or output, and this stream has none\.$"
+    ):
         open_endpoints("synthetic:16x16", "null", wishes, LiveSettings(), Latency())
 
 
 def test_a_key_is_for_viewers() -> None:
-    with pytest.raises(RedlineError, match=r"^a key is for viewers on other machines, and this stream serves none\.$"):
+    with pytest.raises(RedlineError, match=r"^--key needs an output that serves viewers, and this stream has none\.$"):
         open_endpoints("synthetic:16x16", "null", EndpointOptions(key="secret"), LiveSettings(), Latency())
 
 

@@ -142,7 +142,7 @@ def test_few_steps_are_all_recorded_before_the_first_frame_at_every_size() -> No
     """So that a slider never makes a frame wait."""
     made, frame = engine(recorder=Counting), clip(1, 16, 24)[0]
     made.prepare(16, 24)
-    assert made.captures == 4 and list(made._playing) == [1, 3, 4, 2] and made._settings == FULL
+    assert made.captures == 4 and list(made._prepared) == [1, 3, 4, 2] and made._settings == FULL
     shown = [made(replace(frame, settings=replace(FULL, steps=steps, strength=0.7))) for steps in (1, 2, 3, 4, 2)]
     assert made.captures == 4 and not torch.equal(shown[0], shown[3])
     fresh = engine(settings=replace(FULL, steps=1, strength=0.7))
@@ -158,7 +158,7 @@ def test_few_programs_are_kept() -> None:
     frame = clip(1, 8, 8)[0]
     for steps in range(1, 13):
         made(replace(frame, settings=replace(FULL, steps=steps)))
-    assert len(made._playing) == 8
+    assert len(made._prepared) == 8
 
 
 def test_a_new_size_starts_anew() -> None:
@@ -167,7 +167,7 @@ def test_a_new_size_starts_anew() -> None:
     play(changing, first)
     again = play(changing, second)
     assert all(torch.equal(a, b) for a, b in zip(again, play(engine(), second), strict=True))
-    with pytest.raises(RedlineError, match=r"not prepared for pictures of 16×16\.$"):
+    with pytest.raises(RedlineError, match=r"not prepared for frames of 16×16\.$"):
         changing(first[0])
 
 
@@ -207,11 +207,11 @@ def test_a_value_that_is_not_finite_shows_the_input_and_is_no_history(value: flo
     model.is_broken = True
     shown = made(replace(frames[0], settings=FULL))
     assert torch.equal(shown[3, 4], frames[0].pixels[3, 4]) and made.nonfinite_frames == 1
-    kept = made._canvas.previous[0, :, 3, 4] * 127.5 + 127.5
+    kept = made._buffers.previous[0, :, 3, 4] * 127.5 + 127.5
     assert torch.allclose(kept, frames[0].pixels[3, 4].float(), atol=1e-3)
     model.is_broken = False
     made(replace(frames[1], settings=FULL))
-    assert torch.isfinite(made._canvas.previous).all() and made.nonfinite_frames == 1
+    assert torch.isfinite(made._buffers.previous).all() and made.nonfinite_frames == 1
     made.prepare(8, 8)
     assert made.nonfinite_frames == 1
 
@@ -227,19 +227,19 @@ def test_a_plan_is_applied_and_graphs_of_its_own_are_left_out() -> None:
     cuda = torch.device("cuda")
     kept = without_cuda_graphs(Plan.parse("bf16 + compile(mode=reduce-overhead)"), cuda)
     assert str(kept) == "bf16 + compile"
-    with pytest.raises(RedlineError, match=r"onnxruntime cannot be recorded"):
+    with pytest.raises(RedlineError, match=r"onnxruntime cannot be captured"):
         without_cuda_graphs(Plan.parse("onnxruntime"), cuda)
-    with pytest.raises(RedlineError, match=r"cuda_graph cannot be had here: it needs a CUDA device"):
+    with pytest.raises(RedlineError, match=r"cuda_graph needs a CUDA device"):
         without_cuda_graphs(Plan.parse("cuda_graph"), torch.device("cpu"))
 
 
 def test_settings_that_cannot_be_are_refused_before_a_frame_meets_them() -> None:
     made = engine()
-    with pytest.raises(RedlineError, match=r"^LSD of width 16 takes 8 numbers of control at the most, not 9\.$"):
+    with pytest.raises(RedlineError, match=r"^LSD of width 16 supports at most 8 control numbers, not 9\.$"):
         made.check(replace(FULL, control=(0.5,) * 9))
-    with pytest.raises(RedlineError, match=r"distilled sampler takes 1 to 4 steps, not 5\.$"):
+    with pytest.raises(RedlineError, match=r"distilled sampler supports 1 to 4 steps, not 5\.$"):
         made.check(replace(FULL, steps=5))
-    with pytest.raises(RedlineError, match=r"^there is no sampler 'euler': choose from ddim,.*\.$"):
+    with pytest.raises(RedlineError, match=r"^unknown sampler 'euler' \(supported: ddim,.*\)\.$"):
         LsdFrames(small_lsd(), Plan(), "cpu", "euler")
     made.check(replace(FULL, strength=0.0))
 
@@ -250,7 +250,7 @@ def test_a_strength_of_0_passes_frames_on_and_runs_no_model(monkeypatch: pytest.
     made = engine()
     first, *_ = play(made, frames[:1])
     busy_s, runs = made.busy_s, list[int]()
-    monkeypatch.setattr(made._canvas, "draw", lambda program: runs.append(1))
+    monkeypatch.setattr(made._buffers, "compute", lambda program: runs.append(1))
     for frame in frames[1:4]:
         made.begin(replace(frame, settings=nothing))
     assert made.is_done() and all(torch.equal(made.finish(), frame.pixels) for frame in frames[1:4])
@@ -287,7 +287,7 @@ def test_too_little_memory_is_said_with_what_would_fit(monkeypatch: pytest.Monke
     assert str(caught.value).endswith("are free on this machine: --size 400x300 would fit.")
     assert str(caught.value).startswith("LSD of width 16 needs about ")
     monkeypatch.setattr(memory_check, "free_bytes", lambda device: 1000)
-    with pytest.raises(RedlineError, match=r"take a smaller model, or free some\.$"):
+    with pytest.raises(RedlineError, match=r"use a smaller model, or free memory\.$"):
         made.prepare(600, 800)
     monkeypatch.undo()
     made.prepare(16, 16)
@@ -319,12 +319,12 @@ def test_copies_are_timed_and_memory_stays_flat() -> None:
     def tensors() -> int:
         return sum(type(thing) is Tensor for thing in gc.get_objects())
 
-    before, places = tensors(), [tensor.data_ptr() for tensor in made._canvas.history]
+    before, places = tensors(), [tensor.data_ptr() for tensor in made._buffers.state]
     for frame in frames:
         made(replace(frame, settings=FULL))
     gc.collect()
     assert tensors() == before
-    assert [tensor.data_ptr() for tensor in made._canvas.history] == places
+    assert [tensor.data_ptr() for tensor in made._buffers.state] == places
     assert all(seconds > 0 for seconds in made.copies_s) and made.busy_s > 0
 
 

@@ -36,7 +36,7 @@ def engine(
 
 def same_noise(*engines: Engine) -> None:
     """Devices draw other numbers for the same seed: for a comparison both get those of the first."""
-    first, *others = [one._playing[FULL.steps].program._noise_N for one in engines]
+    first, *others = [one._prepared[FULL.steps].program._noise_N for one in engines]
     for other in others:
         with torch.inference_mode():
             other.copy_(first)
@@ -206,7 +206,7 @@ def test_values_that_are_not_finite_show_the_input_inside_a_graph_too(value: flo
         made.model.network.model.head.bias.fill_(value)
     made.prepare(32, 32)
     assert torch.equal(made(frame), frame.pixels) and made.nonfinite_frames == 1
-    assert torch.isfinite(made._canvas.previous).all()
+    assert torch.isfinite(made._buffers.previous).all()
 
 
 def test_overlapped_frames_are_those_of_one_by_one_and_copies_are_timed() -> None:
@@ -248,5 +248,5 @@ def test_a_stream_runs_with_settings_changed_from_another_thread() -> None:
     finally:
         stop.set()
         changer.join()
-    assert outcome.whole and sink.indices == list(range(300))
+    assert outcome.complete and sink.indices == list(range(300))
     assert made.captures == 4

@@ -18,9 +18,8 @@ from redline.stream.sinks.video_file import VideoFileSink
 from redline.stream.sources.paced import Paced
 from redline.stream.sources.synthetic import SyntheticClip
 from redline.stream.sources.video_file import VideoFile
-from redline.stream.transform import Identity
 from stream.clocks import ManualClock
-from stream.doubles import Kept, Noted, ScriptedSource, fault
+from stream.doubles import Identity, Kept, Noted, ScriptedSource, fault
 
 pytestmark = pytest.mark.timeout(HANGS_S)
 QUIET = Backoff(first_s=0.5, factor=2, longest_s=3)
@@ -51,7 +50,7 @@ def test_a_live_source_is_connected_again_ever_more_slowly() -> None:
     backoff = replace(QUIET, settled_s=0)
     outcome = Pipeline(source, Noted(), sink, clock=clock, backoff=backoff, log=told.append).run()
     assert clock.waits == [0.5, 1.0, 2.0, 3.0, 3.0, 0.5]
-    assert outcome.faults == 6 and outcome.whole and source.let_go == 7
+    assert outcome.faults == 6 and outcome.complete and source.let_go == 7
     assert sink.indices == [0, 1, 2, 3, 4]
     # 9.5 s went by without a frame, then 0.5 s: the film shows it so, and steps of 0.1 s otherwise.
     assert [float(frame.time_s) for frame in sink.frames] == pytest.approx([0, 0.1, 9.6, 10.1, 10.2])
@@ -84,7 +83,7 @@ def test_a_source_is_given_up_after_as_many_tries_as_asked() -> None:
     source = ScriptedSource([(2, 2), fault()], *[[fault()]] * 9, live=True, clock=clock)
     sink = Kept()
     in_step(source, sink)
-    with pytest.raises(RedlineError, match=r"^'scripted' is given up after 3 tries: the camera is gone\.$"):
+    with pytest.raises(RedlineError, match=r"^'scripted' failed after 3 retries: the camera is gone\.$"):
         Pipeline(source, Noted(), sink, clock=clock, backoff=Backoff(tries=3)).run()
     assert clock.waits == [0.5, 1.0, 2.0] and sink.ends == ["stopped"], "the recording is kept"
 
@@ -95,7 +94,7 @@ def test_stopping_ends_the_wait_for_a_source() -> None:
     )
     timer = threading.Timer(0.05, pipeline.stop)
     timer.start()
-    assert not pipeline.run().whole
+    assert not pipeline.run().complete
     timer.join()
 
 
@@ -156,7 +155,7 @@ def test_a_sink_that_hangs_is_told_and_does_not_hang_the_rest(live: bool) -> Non
     source = Paced(clip) if live else clip
     began = time.monotonic()
     try:
-        with pytest.raises(RedlineError, match=r"^'kept' takes no more frames: one took over 0\.1 s\.$"):
+        with pytest.raises(RedlineError, match=r"^'kept' is hung: one frame took over 0\.1 s to write\.$"):
             Pipeline(source, Identity(), sink, limits=Limits(sink_s=0.1)).run()
         assert time.monotonic() - began < PATIENCE_S / 2
     finally:
@@ -167,7 +166,7 @@ def test_a_sink_that_hangs_at_the_end_is_told() -> None:
     released = threading.Event()
     sink = Kept(lambda frame: released.wait(PATIENCE_S) if frame.index == 2 else None)
     try:
-        with pytest.raises(RedlineError, match=r"takes no more frames"):
+        with pytest.raises(RedlineError, match=r"is hung"):
             Pipeline(SyntheticClip(4, 4, count=3), Identity(), sink, limits=Limits(sink_s=0.1)).run()
     finally:
         released.set()
@@ -180,7 +179,7 @@ def test_a_source_that_hangs_is_told() -> None:
     transform = Noted(lambda frame: pipeline.stop())
     pipeline = Pipeline(source, transform, NullSink(), limits=Limits(source_s=0.1))
     try:
-        with pytest.raises(RedlineError, match=r"^the source 'scripted' did not let go within 0\.1 s\.$"):
+        with pytest.raises(RedlineError, match=r"^the source 'scripted' did not stop within 0\.1 s\.$"):
             pipeline.run()
     finally:
         released.set()
@@ -193,7 +192,7 @@ def test_a_film_refuses_another_size_and_a_live_recording_is_kept(tmp_path: Path
     # The first three are all taken; nobody says so of those that are refused.
     source.wait_for = lambda: taken.acquire(timeout=PATIENCE_S if len(transform.seen) < 3 else 0.1)
     transform = Noted(lambda frame: taken.release())
-    said = r"^the picture changes to 8×6, and 'a\.mp4' cannot change with it: give --size 20x16\.$"
+    said = r"^the frame size changes to 8×6, which 'a\.mp4' does not support: give --size 20x16\.$"
     with pytest.raises(RedlineError, match=said):
         Pipeline(source, transform, VideoFileSink(tmp_path / "a.mp4", Fraction(10))).run()
     left = [path.name for path in tmp_path.iterdir()]

@@ -14,17 +14,17 @@ def test_a_file_holds_the_key_in_its_first_line(tmp_path: Path) -> None:
         path.write_bytes(text.encode())
         assert read_key(None, path, False) == "correct horse"
     for data, said in (
-        (b"", "no key in the first line"),
-        (b"\n\n", "no key in the first line"),
-        (b"x" * 2000, "no key in the first line"),
-        (b"\xff", "no text"),
+        (b"", "the first line must be a key"),
+        (b"\n\n", "the first line must be a key"),
+        (b"x" * 2000, "the first line must be a key"),
+        (b"\xff", "not valid UTF-8"),
     ):
         path.write_bytes(data)
         with pytest.raises(RedlineError, match=said):
             read_key(None, path, True)
     with pytest.raises(RedlineError, match=r"^cannot read the key from '.*none': No such file or directory\.$"):
         read_key(None, tmp_path / "none", True)
-    with pytest.raises(RedlineError, match=r"^give the key with --key or with --key-file, not with both\.$"):
+    with pytest.raises(RedlineError, match=r"^--key and --key-file were both given: give only one\.$"):
         read_key("a", path, True)
 
 

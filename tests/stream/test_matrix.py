@@ -113,7 +113,7 @@ def test_a_lost_device_is_said_in_the_last_row(model: Lsd, monkeypatch: pytest.M
     found = rows(model, LAST, Arm("again", "eager"))
     assert list(found) == ["channels_last"] and found["channels_last"].device_lost
     assert found["channels_last"].failure.endswith(
-        "access was encountered; the device is lost, what is left needs a new start"
+        "access was encountered; the device is lost, start again for the remaining arms"
     )
 
 
@@ -130,7 +130,7 @@ def test_a_film_is_read_in_place_of_a_clip(model: Lsd, tmp_path: Path) -> None:
     assert found["fp32"].grown_bytes is None, "a CPU's allocators tell nothing of the kind"
     assert [frame.index for frame in matrix._source(shape).frames()] == list(range(61)), "and no more of it"
     (short,) = measure(Shape(side=16, frames=65, film=shape.film), (PLAIN, LAST), CPU, model)
-    assert short.failure == f"{shape.film!r} has 64 frames, and 65 are asked for"
+    assert short.failure == f"{shape.film!r} has only 64 frames, not 65"
 
 
 def test_the_shipped_weights_run_where_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,16 +147,16 @@ def test_the_shipped_weights_run_where_they_are_asked_for(monkeypatch: pytest.Mo
     ("options", "sentence"),
     [
         ({"size": "huge"}, "choose from tiny, light, medium, heavy"),
-        ({"batch": 4}, "'batch' is no option of the live model"),
-        ({"frames": 3}, "frames are 61 or more, not 64, 3"),
-        ({"steps": 0}, "steps is a whole number"),
-        ({"side": "abc"}, r"^side is a whole number, not 'abc'\.$"),
-        ({"frames": 61.5}, r"^frames is a whole number, not 61\.5\.$"),
-        ({"steps": 5}, r"^the distilled sampler takes 1 to 4 steps, not 5\.$"),
-        ({"film": "none.mp4"}, r"^there is no film 'none\.mp4'\.$"),
-        ({"weights": "mine"}, "weights are fresh, or shipped for tiny, not 'mine' for tiny"),
+        ({"batch": 4}, "unknown option 'batch' of the live model"),
+        ({"frames": 3}, "frames at least 61, not 64 and 3"),
+        ({"steps": 0}, "steps must be a whole number"),
+        ({"side": "abc"}, r"^side must be a whole number, not 'abc'\.$"),
+        ({"frames": 61.5}, r"^frames must be a whole number, not 61\.5\.$"),
+        ({"steps": 5}, r"^the distilled sampler supports 1 to 4 steps, not 5\.$"),
+        ({"film": "none.mp4"}, r"^film: 'none\.mp4' does not exist\.$"),
+        ({"weights": "mine"}, "weights must be fresh, or shipped for tiny, not 'mine' for tiny"),
         ({"weights": "shipped", "size": "light"}, "not 'shipped' for light"),
-        ({"steps": True}, r"^steps is a whole number, not True\.$"),
+        ({"steps": True}, r"^steps must be a whole number, not True\.$"),
     ],
 )
 def test_wrong_shapes_are_refused(options: dict[str, object], sentence: str) -> None:

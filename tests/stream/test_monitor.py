@@ -185,7 +185,7 @@ def test_figures_that_cannot_be_written_are_told(tmp_path: Path, monkeypatch: py
         full.write("one\n")
     full.close()
     monkeypatch.setattr("os.access", lambda path, mode: False)
-    with pytest.raises(RedlineError, match=r"^cannot write '.*m\.jsonl': it may not be written to\.$"):
+    with pytest.raises(RedlineError, match=r"^cannot write '.*m\.jsonl': permission denied\.$"):
         MetricsFile(tmp_path / "m.jsonl")
 
 

@@ -21,9 +21,8 @@ from redline.stream.sinks.video_file import VideoFileSink
 from redline.stream.sources.paced import Paced
 from redline.stream.sources.synthetic import SyntheticClip
 from redline.stream.sources.video_file import VideoFile
-from redline.stream.transform import Identity
 from stream.clocks import ManualClock
-from stream.doubles import Kept, Noted, ScriptedSource
+from stream.doubles import Identity, Kept, Noted, ScriptedSource
 from upscale.video.clips import make_clip
 
 pytestmark = pytest.mark.timeout(HANGS_S)
@@ -40,14 +39,14 @@ def test_a_file_loses_nothing_and_keeps_order(seed: int) -> None:
     outcome = Pipeline(clip, Noted(nap(seed + 100)), sink).run()
     assert sink.indices == list(range(60)) and sink.ends == ["whole"] and len(sink.threads) == 1
     assert all(torch.equal(frame.pixels, 255 - clip.pixels(frame.index)) for frame in sink.frames)
-    assert outcome.whole and outcome.report.frames == 60 and outcome.report.drops == {}
+    assert outcome.complete and outcome.report.frames == 60 and outcome.report.drops == {}
 
 
 def test_a_film_goes_through_with_its_times_and_sound(tmp_path: Path) -> None:
     ticks = [0, 500, 512, 3000, 3001, 7000, 9000]
     make_clip(tmp_path / "in.mp4", pts=ticks, sound="aac")
     source = VideoFile(tmp_path / "in.mp4")
-    sink = VideoFileSink(tmp_path / "out.mp4", source.rate, origin_s=source.origin_s, sound=source.path)
+    sink = VideoFileSink(tmp_path / "out.mp4", source.rate, origin_s=source.origin_s, audio=source.path)
     Pipeline(source, Identity(), sink).run()
     made = VideoFile(tmp_path / "out.mp4")
     assert [frame.time_s for frame in made.frames()] == [Fraction(tick, 12800) for tick in ticks] and made.has_audio
@@ -198,7 +197,7 @@ def test_another_size_in_mid_stream_is_prepared_for() -> None:
     source = ScriptedSource([(4, 6), (4, 6), (8, 2), (4, 6)], live=False)
     Pipeline(source, transform, sink, log=told.append).run()
     assert transform.sizes == [(4, 6), (8, 2), (4, 6)] and [f.height for f in sink.frames] == [4, 4, 8, 4]
-    assert told[0] == "the picture changes from 6×4 to 2×8."
+    assert told[0] == "the frame size changes from 6×4 to 2×8."
 
 
 @pytest.mark.parametrize("live", [True, False])
@@ -208,7 +207,7 @@ def test_stopping_finishes_what_is_written(tmp_path: Path, live: bool) -> None:
     transform = Noted(lambda frame: pipeline.stop() if len(transform.seen) == 9 else None)
     pipeline = Pipeline(source, transform, VideoFileSink(tmp_path / "a.mp4", Fraction(200)))
     outcome = pipeline.run()
-    assert not outcome.whole and outcome.report.frames + outcome.report.drops.get(SINK_BUSY, 0) >= 9
+    assert not outcome.complete and outcome.report.frames + outcome.report.drops.get(SINK_BUSY, 0) >= 9
     assert len(list(VideoFile(tmp_path / "a.mp4").frames())) == outcome.report.frames
     assert len(list(tmp_path.iterdir())) == 1
 
@@ -223,7 +222,7 @@ def test_a_pipeline_runs_once() -> None:
     pipeline = Pipeline(SyntheticClip(4, 4, count=2), Identity(), NullSink())
     pipeline.stop()
     assert pipeline.run().report.frames == 0
-    with pytest.raises(RedlineError, match=r"^a pipeline runs once: make another\.$"):
+    with pytest.raises(RedlineError, match=r"^a pipeline runs only once: create another one\.$"):
         pipeline.run()
 
 

@@ -10,11 +10,10 @@ import pytest
 
 from patience import HANGS_S, PATIENCE_S
 from redline.errors import RedlineError
-from redline.ladder.plan import Plan
 from redline.models.lsd import save_lsd
 from redline.stream.settings import LiveSettings, Settings
 from redline.stream.settings_reader import SettingsReader, parse_change
-from redline.stream.stream import Request, Session
+from redline.stream.stream import Stream
 from stream.small_models import small_lsd
 
 pytestmark = pytest.mark.timeout(HANGS_S)
@@ -56,7 +55,7 @@ def test_a_line(line: str, changes: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("strength", "a change is a name and a value, as in strength=0.4, not 'strength'"),
+        ("strength", "invalid change 'strength': write a name and a value, as in strength=0.4"),
         ("strength=much", "strength cannot be 'much'"),
         ("steps=1.5", "steps cannot be '1.5'"),
         ("control=1,,2", "control cannot be '1,,2'"),
@@ -83,8 +82,8 @@ def test_a_file_that_grows(tmp_path: Path) -> None:
     assert settings.now() == Settings(0.25, 2, 3)
     assert heard == [
         "changed seed to 3",
-        "'warmth' is no setting of a stream: choose from strength, steps, seed, control, prompt.",
-        "strength is a number from 0 to 1, not 7.0.",
+        "unknown setting 'warmth' (supported: strength, steps, seed, control, prompt).",
+        "strength must be a number from 0 to 1, not 7.0.",
         "changed strength to 0.25, steps to 2",
     ]
 
@@ -138,7 +137,7 @@ def test_what_a_file_holds_is_whole_and_what_is_added_is_so_with_the_end_of_its_
     assert heard == [
         "changed seed to 3",
         "changed seed to 4",
-        "'seed=5' has changed nothing: its line was not ended.",
+        "ignored 'seed=5': the line has no end.",
     ]
 
 
@@ -157,13 +156,13 @@ def test_standard_input_ends_and_the_stream_goes_on(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("missing", [True, False])
 def test_what_cannot_be_read_is_said_first(tmp_path: Path, missing: bool) -> None:
     place = str(tmp_path / "none") if missing else str(tmp_path)
-    with pytest.raises(RedlineError, match="No such file" if missing else "a file or a pipe, which"):
+    with pytest.raises(RedlineError, match="No such file" if missing else "it is neither a file nor a named pipe"):
         SettingsReader(place, LiveSettings(), Heard())
 
 
 def test_no_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", None)
-    with pytest.raises(RedlineError, match="no keyboard and no pipe"):
+    with pytest.raises(RedlineError, match="this process has no stdin"):
         SettingsReader("-", LiveSettings(), Heard())
 
 
@@ -171,11 +170,9 @@ def test_a_running_stream_is_changed(tmp_path: Path) -> None:
     save_lsd(small_lsd(), tmp_path / "small.safetensors", about={})
     path, heard = tmp_path / "changes.txt", Heard()
     path.write_text("strength=0.125\n")
-    request = Request(
-        "synthetic:16x16,0.4", "null", tmp_path / "small.safetensors", plan=Plan.parse("eager"), changes=str(path)
-    )
-    session = Session(request, heard)
+    weights = tmp_path / "small.safetensors"
+    stream = Stream("synthetic:16x16,0.4", model=weights, device="cpu", plan="eager", changes=path, log=heard)
     before = threading.active_count()
-    session.run()
-    assert session.settings.now().strength == 0.125 and heard == ["changed strength to 0.125"]
+    stream.run()
+    assert stream.settings.now().strength == 0.125 and heard == ["changed strength to 0.125"]
     assert threading.active_count() <= before

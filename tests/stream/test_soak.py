@@ -105,7 +105,7 @@ class Shown:
 
     def close(self, complete: bool = True) -> None:
         for sink in self._sinks:
-            sink.close(whole)
+            sink.close(complete)
 
     def abandon(self) -> None:
         self.close(False)
@@ -156,9 +156,9 @@ def dead_browsers(page: Page, left: list[int]) -> None:
         for viewer, how in zip(viewers, (signal.SIGKILL, signal.SIGSTOP), strict=True):
             assert viewer.stdout is not None and viewer.stdout.readline() == b"seen\n"
             viewer.send_signal(how)
-        assert page._site._sessions
+        assert page._server._sessions
         time.sleep(FROZEN_S)
-        left.append(len(page._site._sessions))
+        left.append(len(page._server._sessions))
     finally:
         for viewer in viewers:
             viewer.kill()

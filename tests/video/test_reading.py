@@ -10,7 +10,7 @@ from redline.stream.sinks.audio import check_audio_copy
 from redline.video.reading import main_stream, opened
 from upscale.video.clips import make_clip
 
-REFUSED = r"^'.*' is a playlist, and playlists are not opened: give the video file itself\.$"
+REFUSED = r"^'.*' is a playlist, which is not supported: give the video file itself\.$"
 
 
 @pytest.mark.parametrize(

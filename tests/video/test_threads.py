@@ -61,7 +61,7 @@ def test_a_file_that_cannot_be_opened_says_why(tmp_path: Path) -> None:
     for name, sentence in (
         ("none.mp4", "none.mp4' does not exist"),
         ("empty.mp4", "'empty.mp4' is empty"),
-        ("text.mp4", "'text.mp4' is no film that can be read"),
+        ("text.mp4", "'text.mp4' is not a readable video"),
         ("", "Is a directory"),
     ):
         with pytest.raises(RedlineError, match=sentence), opened(tmp_path / name):

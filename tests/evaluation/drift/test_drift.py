@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from redline.errors import RedlineError
 from redline.evaluation.drift import CASES, CONTROLS, Case, judge, photo_cases, run_case, video_case
 from redline.evaluation.drift.case_run import NewModel
-from redline.evaluation.drift.controls import Make
+from redline.evaluation.drift.controls import Model
 from redline.evaluation.drift.metrics import structural_distance
 from synthetic_photos import save_synthetic_photos
 
@@ -32,25 +32,25 @@ def cases(photos: Path) -> dict[str, Case]:
     """Made once, so that a frame can be known again as the very same tensor."""
     found = {}
     for case in photo_cases(str(photos), FRAMES, SIDE_PX, torch.device("cpu"), seed=3):
-        moments = list(case.moments())
+        moments = list(case.inputs())
         found[case.name] = Case(case.name, FRAMES, lambda moments=moments: iter(moments), case.cut)
     return found
 
 
 def restoring(case: Case, spoil: Spoil = lambda clean, previous, index: clean) -> NewModel:
     """Gives the clean picture of each frame, spoilt by a function of it, the last output and the frames seen so far."""
-    moments = list(case.moments())
+    moments = list(case.inputs())
 
-    def begin() -> Make:
+    def begin() -> Model:
         at, seen = 0, -1
 
         def make(frame: Tensor, previous: Tensor) -> Tensor:
             nonlocal at, seen
-            found = next((index for index, moment in enumerate(moments) if moment.seen is frame), None)
+            found = next((index for index, moment in enumerate(moments) if moment.frame is frame), None)
             if found is not None:
                 at, seen = found, seen + 1
             # In a probe the frame is another one, and what was added to it is added to the picture.
-            return spoil(moments[at].clean + frame - moments[at].seen, previous, seen)
+            return spoil(moments[at].clean + frame - moments[at].frame, previous, seen)
 
         return make
 
@@ -133,7 +133,7 @@ def dawn(frames: int = 96, growth: float = 0.6) -> Case:
 def test_what_comes_with_the_picture_is_no_drift() -> None:
     """A curve that brightens dark pictures more: far from its own first frames in the end, and drifting nowhere."""
     watched = run_case(lambda: lambda frame, previous: frame**0.8, dawn())
-    assert len(watched.anew) == len(watched.last) == 8
+    assert len(watched.restarted) == len(watched.last) == 8
     found = {finding.name: finding for finding in judge(watched)}
     assert all(finding.holds for finding in found.values())
     assert found["colour drift"].value < 1e-6 and abs(found["colour drift"].since_first or 0) > 0.1
@@ -177,9 +177,9 @@ def test_of_a_film_only_its_frames_are_known() -> None:
 
 def test_few_frames_and_other_sizes_are_refused(cases: dict[str, Case]) -> None:
     short = video_case("short", lambda: iter(torch.zeros(3, 16, 16, 3, dtype=torch.uint8)), 3)
-    with pytest.raises(RedlineError, match="64 frames or more to be seen, not 3"):
+    with pytest.raises(RedlineError, match="needs at least 64 frames, not 3"):
         run_case(lambda: CONTROLS["identity"], short)
-    with pytest.raises(RedlineError, match=r"\(1, 3, 24, 24\), and the frame \(1, 3, 48, 48\)"):
+    with pytest.raises(RedlineError, match=r"\(1, 3, 24, 24\), its frame \(1, 3, 48, 48\)"):
         run_case(lambda: lambda frame, previous: F.avg_pool2d(frame, 2), cases["still"])
 
 

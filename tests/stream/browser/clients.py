@@ -12,7 +12,7 @@ from aiortc.mediastreams import MediaStreamTrack
 from av import VideoFrame
 
 from patience import PATIENCE_S
-from redline.stream.browser import webrtc as peers
+from redline.stream.browser import webrtc
 
 
 class ColourTrack(MediaStreamTrack):
@@ -71,7 +71,7 @@ class FakePage:
             else:
                 self.connection.addTransceiver("video", "recvonly")
         # A machine without a network has no other address.
-        peers._restrict_addresses(self.connection, "127.0.0.1")
+        webrtc._restrict_addresses(self.connection, "127.0.0.1")
         await self.connection.setLocalDescription()
         return self.connection.localDescription.sdp
 

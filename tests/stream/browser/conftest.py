@@ -15,7 +15,7 @@ from redline.stream.latency import Latency
 from redline.stream.pipeline import Pipeline
 from redline.stream.reader import Backoff
 from redline.stream.settings import LiveSettings
-from redline.stream.transform import Identity
+from stream.doubles import Identity
 
 # Without the extra `browser` (on a machine for GPU tests, say) there is nothing to serve.
 collect_ignore_glob = [] if find_spec("aiortc") and find_spec("aiohttp") else ["test_*.py"]

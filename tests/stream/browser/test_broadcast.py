@@ -1,4 +1,4 @@
-"""Viewers see the newest frame; none of them can hold up whoever puts."""
+"""Viewers see the newest frame; none of them can hold up the stream."""
 
 import asyncio
 import threading
@@ -23,11 +23,11 @@ def frame(index: int, captured_s: float = 0.0) -> Frame:
 def test_a_viewer_gets_the_newest_and_knows_what_it_missed() -> None:
     async def main() -> None:
         broadcast = Broadcast()
-        broadcast.put(frame(0))
-        view = broadcast.view()
+        broadcast.publish(frame(0))
+        view = broadcast.add_viewer()
         assert (await view.next(1))[0].frame.index == 0, "what was shown last is there at once"
         for number in range(1, 6):
-            broadcast.put(frame(number))
+            broadcast.publish(frame(number))
         assert (await view.next(1))[0].frame.index == 5
         assert (view.taken, view.skipped) == (2, 4)
 
@@ -37,8 +37,8 @@ def test_a_viewer_gets_the_newest_and_knows_what_it_missed() -> None:
 def test_a_standing_picture_comes_again_and_is_not_counted() -> None:
     async def main() -> None:
         broadcast = Broadcast()
-        view = broadcast.view()
-        broadcast.put(frame(7))
+        view = broadcast.add_viewer()
+        broadcast.publish(frame(7))
         assert [(seen[0].frame.index, seen[1]) for seen in [await view.next(0.02) for _ in range(3)]] == [
             (7, True),
             (7, False),
@@ -53,18 +53,18 @@ def test_a_viewer_that_comes_after_a_gap_does_not_measure_it() -> None:
     async def main() -> None:
         clock = ManualClock()
         broadcast = Broadcast(clock)
-        broadcast.put(frame(0, clock.now_s()))
+        broadcast.publish(frame(0, clock.now_s()))
         clock.pass_s(60)
         track = BroadcastTrack(broadcast)
         await track.recv()  # the last picture, which waited
-        broadcast.put(frame(1, clock.now_s()))
+        broadcast.publish(frame(1, clock.now_s()))
         await track.recv()
-        assert track.view.ages_s() is None, "nothing that is new was sent yet"
+        assert track.viewer.ages_s() is None, "nothing that is new was sent yet"
         clock.pass_s(0.02)
-        broadcast.put(frame(2, clock.now_s()))
+        broadcast.publish(frame(2, clock.now_s()))
         await track.recv()
-        assert track.view.ages_s() == pytest.approx([0.02] * 3) == track.view.sendings_s()
-        assert (track.view.taken, track.view.skipped) == (3, 0)
+        assert track.viewer.ages_s() == pytest.approx([0.02] * 3) == track.viewer.sendings_s()
+        assert (track.viewer.taken, track.viewer.skipped) == (3, 0)
         track.stop()
 
     asyncio.run(main())
@@ -73,8 +73,8 @@ def test_a_viewer_that_comes_after_a_gap_does_not_measure_it() -> None:
 def test_a_frame_from_another_thread_wakes_all_viewers() -> None:
     async def main() -> None:
         broadcast = Broadcast()
-        views = [broadcast.view() for _ in range(3)]
-        timer = threading.Timer(0.1, lambda: broadcast.put(frame(3)))
+        views = [broadcast.add_viewer() for _ in range(3)]
+        timer = threading.Timer(0.1, lambda: broadcast.publish(frame(3)))
         timer.start()
         async with asyncio.timeout(PATIENCE_S):
             seen = await asyncio.gather(*(view.next(2 * PATIENCE_S) for view in views))
@@ -90,7 +90,7 @@ def test_viewers_that_never_look_cost_nothing_and_a_dead_loop_is_forgotten() -> 
     broadcast = Broadcast()
 
     async def look_once_and_die() -> None:
-        broadcast.view()
+        broadcast.add_viewer()
 
     for _ in range(20):
         asyncio.run(look_once_and_die())
@@ -98,7 +98,7 @@ def test_viewers_that_never_look_cost_nothing_and_a_dead_loop_is_forgotten() -> 
     began = time.monotonic()
     for number in range(1000):
         sink.write(frame(number))
-    assert time.monotonic() - began < 10 and not broadcast._views
+    assert time.monotonic() - began < 10 and not broadcast._viewers
     sink.close()
     assert broadcast.ended
 
@@ -106,7 +106,7 @@ def test_viewers_that_never_look_cost_nothing_and_a_dead_loop_is_forgotten() -> 
 def test_times_are_from_capture_and_from_the_hand_over_until_a_picture_is_sent() -> None:
     async def main() -> None:
         clock = ManualClock()
-        view = Broadcast(clock).view()
+        view = Broadcast(clock).add_viewer()
         assert view.ages_s() is None and view.sendings_s() is None
         for age_s in (0.01, 0.02, 0.03):
             view.sent(Published(frame(0, clock.now_s() - age_s), 1, clock.now_s() - age_s / 2))

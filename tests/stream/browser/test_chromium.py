@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from patience import HANGS_S, PATIENCE_S
+from redline.stream.frame_model import ModelControls
 from redline.stream.settings import LiveSettings, Settings
 from redline.stream.sources.paced import Paced
 from redline.stream.sources.synthetic import SyntheticClip
@@ -67,7 +68,7 @@ async def check_layout(browser: Chromium) -> None:
 
 def test_the_camera_goes_in_and_comes_back_inverted(run_stream: Callable[..., Running]) -> None:
     settings = LiveSettings(Settings(control=(0.0,)))
-    shown = {"control_names": ("Warmth",), "busy_share": lambda: 0.374}
+    shown = {"controls": ModelControls(8, ("Warmth",)), "busy_share": lambda: 0.374}
     stream = run_stream(size=(240, 320), settings=settings, key="a key for this test", **shown)
 
     async def main() -> None:
@@ -117,7 +118,7 @@ def test_the_camera_goes_in_and_comes_back_inverted(run_stream: Callable[..., Ru
             assert browser.console == []
 
     asyncio.run(main())
-    assert stream.is_alive and stream.told[0].startswith("the browser has stopped sending.")
+    assert stream.is_alive and stream.told[0].startswith("the browser stopped sending.")
 
 
 def test_a_second_browser_watches(run_stream: Callable[..., Running]) -> None:
@@ -146,7 +147,7 @@ def test_a_second_browser_watches(run_stream: Callable[..., Running]) -> None:
 def test_a_prompt_is_sent_when_it_is_finished(run_stream: Callable[..., Running]) -> None:
     settings = LiveSettings(Settings(prompt="a bridge"))
     clip = Paced(SyntheticClip(96, 128, count=600, rate=10, motion=(0, 0)))
-    stream = run_stream(source=clip, settings=settings, takes_prompt=True)
+    stream = run_stream(source=clip, settings=settings, controls=ModelControls(takes_prompt=True))
 
     async def main() -> None:
         async with Chromium() as browser:

@@ -26,6 +26,7 @@ from redline.stream.browser.messages import LONGEST_MESSAGE_BYTES
 from redline.stream.browser.metrics import collect_metrics
 from redline.stream.browser.page_session import MAX_MESSAGES_PER_SECOND
 from redline.stream.browser.server import MAX_PAGES
+from redline.stream.frame_model import ModelControls
 from redline.stream.latency import FrameTimes, Latency
 from redline.stream.settings import LiveSettings, Settings
 from stream.browser.clients import open_page
@@ -47,6 +48,7 @@ def test_the_page_loads_nothing_from_elsewhere(open_server: Callable[..., Page])
             ("", "text/html"),
             ("page.css", "text/css"),
             ("page.js", "text/javascript"),
+            ("settings.js", ""),
             ("charts.js", ""),
         ):
             status, text, headers = await get(page.url + path)
@@ -65,7 +67,7 @@ def test_a_strange_host_or_origin_gets_nothing(open_server: Callable[..., Page])
     async def main() -> None:
         page = open_server()
         status, text, _ = await get(page.url, Host="evil.example")
-        assert status == 403 and text == "this page is not to be asked for as 'evil.example'."
+        assert status == 403 and text == "the Host header 'evil.example' does not name this machine."
         assert (await get(page.url, Origin="http://evil.example"))[0] == 403
         for origin in ("http://evil.example", "null", "http://127.0.0.1:1"):
             with pytest.raises(WSServerHandshakeError, match="403"):
@@ -104,12 +106,15 @@ def test_every_request_needs_the_key_and_the_address_bar_does_not_keep_it(open_s
     ("options", "sentence"),
     [
         ({"host": "0.0.0.0"}, r"^'0\.0\.0\.0' can be reached from other machines"),
-        ({"port": 70_000}, r"^a port is a number from 0 to 65535, not 70000\.$"),
-        ({"host": "192.0.2.77", "key": KEY}, r"^192\.0\.2\.77:\d+ cannot be listened on: .*\.$"),
-        ({"as_source": False, "as_sink": False}, r"^a browser is the source of a stream, its sink, or both\.$"),
-        ({"size": (8, 8)}, r"^sides of 16 to 4096 px can be sent"),
-        ({"control_names": ("a",)}, r"^1 names do not fit a control vector of 0 numbers\.$"),
-        ({"certificate": Path("missing.pem")}, r"^'missing\.pem' is no PEM file with a key and its certificate"),
+        ({"port": 70_000}, r"^invalid port 70000: it must be from 0 to 65535\.$"),
+        ({"host": "192.0.2.77", "key": KEY}, r"^cannot listen on 192\.0\.2\.77:\d+: .*\.$"),
+        ({"as_source": False, "as_sink": False}, r"^a page must be the source of a stream, its output, or both\.$"),
+        ({"size": (8, 8)}, r"^invalid size 8×8 for a browser"),
+        (
+            {"controls": ModelControls(8, ("a",))},
+            r"^there are 1 control names, but",
+        ),
+        ({"certificate": Path("missing.pem")}, r"^'missing\.pem' is not a PEM file with a key and its certificate"),
     ],
 )
 def test_what_cannot_be_served_is_said(options: dict, sentence: str) -> None:
@@ -118,13 +123,13 @@ def test_what_cannot_be_served_is_said(options: dict, sentence: str) -> None:
 
 
 def test_a_port_in_use_is_said() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(RedlineError, match=r"cannot be listened on"):
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(RedlineError, match=r"cannot listen on"):
         serve(port=taken.getsockname()[1], **NEEDED)
 
 
 def test_missing_packages_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(browser, "find_spec", lambda name: None)
-    with pytest.raises(RedlineError, match=r"not installed: pip install 'redline\[browser\]'\.$"):
+    with pytest.raises(RedlineError, match=r"needs aiortc and aiohttp: pip install 'redline\[browser\]'\.$"):
         serve(port=0, **NEEDED)
 
 
@@ -178,9 +183,9 @@ def test_bad_messages_are_answered_and_the_page_goes_on(open_server: Callable[..
                 await client.socket.send_str(text)
                 assert (await client.hear("error"))["text"].endswith(".")
             await client.socket.send_str('{"type": "ping", "sent": 1}'.ljust(LONGEST_MESSAGE_BYTES + 1))
-            assert (await client.hear("error"))["text"] == "a message has at most 65536 bytes, not 65537."
+            assert (await client.hear("error"))["text"] == "the message has 65537 bytes; at most 65536 are allowed."
             await client.socket.send_bytes(b"\x00" * 100)
-            assert (await client.hear("error"))["text"] == "a message is text."
+            assert (await client.hear("error"))["text"] == "the message is not text."
             await client.say(type="offer", sdp="v=0\r\nm=video nonsense", lines=["output"])
             assert (await client.hear("error"))["about"] == "offer"
             await client.say(type="ping", sent=7.25)
@@ -195,7 +200,7 @@ def test_a_flood_ends_that_page_only(open_server: Callable[..., Page]) -> None:
         async with open_page(page.url) as calm, open_page(page.url) as loud, open_page(page.url) as huge:
             for _ in range(3 * MAX_MESSAGES_PER_SECOND):
                 await loud.say(type="ping", sent=1)
-            assert "too many" in (await loud.hear("error"))["text"]
+            assert "too many messages" in (await loud.hear("error"))["text"]
             with pytest.raises(ConnectionError):
                 await loud.hear("never")
             await huge.socket.send_str("x" * (5 * LONGEST_MESSAGE_BYTES))
@@ -213,7 +218,7 @@ def test_so_many_pages_and_no_more(open_server: Callable[..., Page]) -> None:
         async with ClientSession() as http:
             opened = [await http.ws_connect(f"{page.url}socket", origin=page.url[:-1]) for _ in range(MAX_PAGES)]
             async with open_page(page.url) as late:
-                assert (await late.hear("error"))["text"] == f"{MAX_PAGES} pages are open already, and more cannot be."
+                assert (await late.hear("error"))["text"] == f"too many open pages: at most {MAX_PAGES} are allowed."
                 assert (await late.socket.receive()).type in (WSMsgType.CLOSE, WSMsgType.CLOSED)
             await opened[0].close()
             async with open_page(page.url) as again:
@@ -276,7 +281,7 @@ def test_malformed_requests_write_one_short_line(
 def test_settings_are_changed_for_all_and_errors_come_back(open_server: Callable[..., Page]) -> None:
     async def main() -> None:
         live = LiveSettings(Settings(seed=2**62 + 1, control=(0.0, 0.5)))
-        page = open_server(settings=live, control_names=("Warm", "Bright"), most_steps=4)
+        page = open_server(settings=live, controls=ModelControls(4, ("Warm", "Bright")))
         async with open_page(page.url) as one, open_page(page.url) as other:
             hello = await one.hear("hello")
             assert hello["control_names"] == ["Warm", "Bright"] and hello["most_steps"] == 4
@@ -288,10 +293,10 @@ def test_settings_are_changed_for_all_and_errors_come_back(open_server: Callable
                 assert (said["strength"], said["steps"], said["control"]) == (0.75, 3, [1, -0.5])
             assert live.now() == Settings(0.75, 3, 2**62 + 1, (1.0, -0.5))
             for wrong, sentence in (
-                ({"strength": 1.5}, "strength is a number from 0 to 1, not 1.5."),
-                ({"steps": 2.5}, "steps is a whole number from 1 to 1000, not 2.5."),
-                ({"steps": 5}, "a page may ask for 4 steps at the most."),
-                ({"mood": 1}, "'mood' is no setting of a stream"),
+                ({"strength": 1.5}, "strength must be a number from 0 to 1, not 1.5."),
+                ({"steps": 2.5}, "steps must be a whole number from 1 to 1000, not 2.5."),
+                ({"steps": 5}, "settings: a page may set at most 4 steps."),
+                ({"mood": 1}, "unknown setting 'mood'"),
                 ({"control": [1]}, "the control vector of this model has 2 numbers."),
                 ({"control": 1}, "the control vector of this model has 2 numbers."),
             ):
@@ -309,7 +314,7 @@ def test_what_is_changed_elsewhere_is_seen_by_the_pages_and_can_be_changed_there
 ) -> None:
     async def main() -> None:
         live = LiveSettings(Settings(control=(0.0, 0.0, 0.25)))
-        page = open_server(settings=live, control_names=("Warm", "Bright"), control_least=0.0)
+        page = open_server(settings=live, controls=ModelControls(8, ("Warm", "Bright"), 0.0))
         async with open_page(page.url) as client:
             hello = await client.hear("hello")
             assert hello["control_names"] == ["Warm", "Bright", "Control 3"] and hello["control_least"] == [0, 0, -1]
@@ -363,6 +368,6 @@ def test_memory_is_that_of_the_device_of_the_stream(monkeypatch: pytest.MonkeyPa
     for name, held in (("memory_allocated", 100), ("memory_reserved", 200)):
         monkeypatch.setattr(torch.cuda, name, lambda device=None, held=held: held + torch.device(device).index)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    memory = figures(Latency(), {}, 0.0, torch.device("cuda:1"), None)["memory"]
+    memory = collect_metrics(Latency(), {}, 0.0, torch.device("cuda:1"), None)["memory"]
     assert (memory["gpu_bytes"], memory["gpu_held_bytes"]) == (101, 201)
-    assert "gpu_bytes" not in figures(Latency(), {}, 0.0, torch.device("cpu"), None)["memory"]
+    assert "gpu_bytes" not in collect_metrics(Latency(), {}, 0.0, torch.device("cpu"), None)["memory"]

@@ -119,7 +119,7 @@ def test_a_camera_that_goes_is_waited_for_and_another_goes_on(run_stream: Callab
     deadline = time.monotonic() + PATIENCE_S
     while not stream.told and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert stream.is_alive and stream.told == ["the browser has stopped sending. Trying again in 0.05 s."]
+    assert stream.is_alive and stream.told == ["the browser stopped sending. Trying again in 0.05 s."]
     asyncio.run(send(180))
     first, last = sink.frames[0], sink.frames[-1]
     assert abs(float(first.pixels.double().mean()) - 195) < NEAR and abs(float(last.pixels.double().mean()) - 75) < NEAR
@@ -137,7 +137,7 @@ def test_only_one_page_sends(run_stream: Callable[..., Running]) -> None:
             sdp = await second.make_offer(["camera"], ColourTrack(grey))
             await second.say(type="offer", sdp=sdp, lines=["camera"])
             error = await second.hear("error")
-            assert error["text"] == "another page is sending its camera already: watch here, or stop it there first."
+            assert error["text"] == "another page is sending its camera: press Watch, or stop that page first."
             await first.say(type="stop")
             async with asyncio.timeout(PATIENCE_S):
                 while True:
@@ -188,7 +188,7 @@ def test_a_page_that_falls_silent_is_let_go(
             # Its network is gone: nothing is read, nothing is answered, and nothing is closed.
             client.socket._response.connection.transport.pause_reading()
             async with asyncio.timeout(PATIENCE_S):
-                while stream.page._site._sessions:
+                while stream.page._server._sessions:
                     await asyncio.sleep(0.05)
             client.socket._response.connection.transport.abort()
 
@@ -223,8 +223,8 @@ def test_pages_that_come_and_go_leave_nothing_behind(run_stream: Callable[..., R
 
     def left() -> tuple[int, int, int, int]:
         files = len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").exists() else 0
-        views = sum(len(broadcast._views) for broadcast in stream.page._site._outlets.values())
-        return len(stream.page._site._sessions), views, threading.active_count(), files
+        views = sum(len(broadcast._viewers) for broadcast in stream.page._server._broadcasts.values())
+        return len(stream.page._server._sessions), views, threading.active_count(), files
 
     asyncio.run(visit(True))
     deadline = time.monotonic() + PATIENCE_S
@@ -260,7 +260,7 @@ def test_no_more_viewers_than_can_be_served(run_stream: Callable[..., Running]) 
                     await page.say(type="offer", sdp=sdp, lines=["output"])
                     await page.hear("answer")
                 await late.say(type="offer", sdp=sdp, lines=["output"])
-                text = f"{MAX_CONNECTIONS} pages are connected already, and more cannot be."
+                text = f"too many connected pages: at most {MAX_CONNECTIONS} are allowed."
                 assert (await late.hear("error"))["text"] == text
             finally:
                 for client in clients:
@@ -285,18 +285,18 @@ def test_offers_of_anything_else_are_refused(open_server: Callable[..., Page]) -
     async def main() -> None:
         async with open_page(page.url) as client:
             good = await client.make_offer(["output"])
-            other = "an offer of output holds a video line for each, and no other."
+            other = "offer: the SDP must have one video track for each of output."
             for sdp, sentence in (
                 (await offer_of("audio"), other),
                 (await offer_of("video", "video"), other),
                 (await offer_of("video", AudioStreamTrack()), other),
                 (await offer_of("video", channel=True), other),
                 (good.replace("a=recvonly", "a=sendrecv"), other),
-                (good.replace("VP8", "VP7"), "this browser offers no VP8 video."),
-                (good.replace("a=ice-pwd:", "a=ice-pw:"), "the offer cannot be answered"),
-                (good.replace("a=fingerprint:", "a=finger:"), "the offer has no fingerprint"),
+                (good.replace("VP8", "VP7"), "offer: the browser does not support VP8 video."),
+                (good.replace("a=ice-pwd:", "a=ice-pw:"), "offer: it cannot be answered"),
+                (good.replace("a=fingerprint:", "a=finger:"), "offer: the SDP has no DTLS fingerprint"),
                 ("", other),
-                (good.replace("m=video", "m=video x"), "the offer's SDP cannot be read."),
+                (good.replace("m=video", "m=video x"), "offer: the SDP cannot be parsed."),
             ):
                 await client.say(type="offer", sdp=sdp, lines=["output"])
                 error = await client.hear("error")
@@ -338,8 +338,8 @@ def test_sockets_are_of_this_machine_only(open_server: Callable[..., Page]) -> N
             sdp = await client.make_offer(["output"])
             await client.say(type="offer", sdp=sdp, lines=["output"])
             seen["sdp"] = (await client.hear("answer"))["sdp"]
-            (session,) = page._site._sessions
-            ice = session.peer._connection.getTransceivers()[0].receiver.transport.transport._connection
+            (session,) = page._server._sessions
+            ice = session.connection._connection.getTransceivers()[0].receiver.transport.transport._connection
             sockets = [protocol.transport.get_extra_info("socket") for protocol in ice._protocols]
             seen["bound"] = [(s.getsockname()[0], s.getsockopt(1, 25, 16).rstrip(b"\0")) for s in sockets]
             assert ice.remote_candidates == [], "nobody is sent to who did not send first"
@@ -366,7 +366,7 @@ def test_the_end_of_the_stream_is_told(run_stream: Callable[..., Running]) -> No
             assert (await client.hear("ended"))["text"] == "The stream has ended."
 
     asyncio.run(main())
-    assert stream.outcome is not None and stream.outcome.whole
+    assert stream.outcome is not None and stream.outcome.complete
 
 
 def test_closing_under_a_running_stream_harms_nobody(run_stream: Callable[..., Running]) -> None:
@@ -405,7 +405,7 @@ def test_a_film_begins_when_a_page_is_connected_and_runs_at_its_pace(is_watched:
     finally:
         stream.stop()
         places.close()
-    assert stream.error is None and stream.outcome.whole == is_watched
+    assert stream.error is None and stream.outcome.complete == is_watched
     report = stream.outcome.report
     assert report.frames + sum(report.drops.values()) == (100 if is_watched else 0)
     assert report.frames_per_s < 75

@@ -26,9 +26,9 @@ def test_a_folder_round_trip_is_exact(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_not_empty_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(RedlineError, match=r"is not empty: two clips would be mixed\.$"):
+    with pytest.raises(RedlineError, match=r"is not empty: give a new or empty one\.$"):
         ImageFolderSink(tmp_path)
-    with pytest.raises(RedlineError, match=r"is no folder\.$"):
+    with pytest.raises(RedlineError, match=r"is not a folder\.$"):
         ImageFolderSink(tmp_path / "file")
 
 

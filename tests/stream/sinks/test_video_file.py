@@ -102,7 +102,7 @@ def test_a_full_disk_does_not_take_a_live_recording_away(tmp_path: Path, is_live
             sink.write(Frame(pixels, index, index, Fraction(1, 5), 0.0))
         sink.close()
     sink.abandon()
-    assert str(caught.value).endswith("what was recorded before is kept.") == is_live
+    assert str(caught.value).endswith("the recording up to then is kept.") == is_live
     assert [path.name for path in tmp_path.iterdir()] == ([film.name] if is_live else [])
     if is_live:
         seen = [frame.time_s for frame in VideoFile(film).frames()]
@@ -123,7 +123,7 @@ def test_sound_is_copied_in_step(tmp_path: Path, is_live: bool, suffix: str) -> 
     make_clip(tmp_path / "in.mp4", frames=25, sound="aac")
     source = VideoFile(tmp_path / "in.mp4")
     target = tmp_path / f"out{suffix}"
-    sink = VideoFileSink(target, source.rate, origin_s=source.origin_s, sound=source.path, is_live=is_live)
+    sink = VideoFileSink(target, source.rate, origin_s=source.origin_s, audio=source.path, is_live=is_live)
     write(sink, list(source.frames()))
     before, after = sound_of(tmp_path / "in.mp4"), sound_of(target)
     assert [data for _, data in after] == [data for _, data in before] and len(after) > 40
@@ -136,7 +136,7 @@ def test_sound_of_a_broadcast_stays_in_step_when_its_clock_is_taken_off(tmp_path
     make_clip(tmp_path / "in.ts", frames=25, sound="mp2")
     source = VideoFile(tmp_path / "in.ts")
     write(
-        VideoFileSink(tmp_path / "out.mkv", source.rate, origin_s=source.origin_s, sound=source.path),
+        VideoFileSink(tmp_path / "out.mkv", source.rate, origin_s=source.origin_s, audio=source.path),
         frames := list(source.frames()),
     )
     gap = sound_of(tmp_path / "in.ts")[0][0] - frames[0].time_s
@@ -152,7 +152,7 @@ def test_recordings_that_were_joined_follow_each_other_with_their_sound(tmp_path
     (tmp_path / "two.ts").write_bytes(2 * (tmp_path / "in.ts").read_bytes())
     alone, source = list(VideoFile(tmp_path / "in.ts").frames()), VideoFile(tmp_path / "two.ts")
     frames, target = list(source.frames()), tmp_path / f"out{suffix}"
-    write(VideoFileSink(target, source.rate, origin_s=source.origin_s, sound=source.path), frames)
+    write(VideoFileSink(target, source.rate, origin_s=source.origin_s, audio=source.path), frames)
     written, sound = [f.time_s for f in VideoFile(target).frames()], [at for at, _ in sound_of(target)]
     step, slack = alone[1].time_s - alone[0].time_s, Fraction(1, 500)
     assert len(written) == 50 and all(abs(b - a - step) <= slack for a, b in pairwise(written[25:]))
@@ -174,7 +174,7 @@ def test_the_last_picture_lasts_as_long_as_it_did(tmp_path: Path) -> None:
 def test_a_film_that_was_stopped_ends_with_its_pictures(tmp_path: Path) -> None:
     make_clip(tmp_path / "in.mp4", frames=50, sound="aac")
     source = VideoFile(tmp_path / "in.mp4")
-    sink = VideoFileSink(tmp_path / "o.mp4", source.rate, sound=source.path)
+    sink = VideoFileSink(tmp_path / "o.mp4", source.rate, audio=source.path)
     write(sink, list(source.frames())[:10], whole=False)
     assert Fraction(37, 100) < sound_of(tmp_path / "o.mp4")[-1][0] < Fraction(4, 10)
 
@@ -241,7 +241,7 @@ def test_a_killed_recording_loses_at_most_two_seconds_and_is_kept_by_the_next(tm
         remove_abandoned(folder)
         notes = VideoFileSink(folder / "a.mp4", Fraction(25)).notes
         kept = ["a.recovered-2.mp4", "b.recovered.mov", "c.recovered.mkv"]
-        assert notes == tuple(f"recovered {name!r}, the recording of a stream that was killed." for name in kept)
+        assert notes == tuple(f"recovered {name!r}, a recording that was killed." for name in kept)
         assert sorted(path.name for path in folder.iterdir()) == sorted(["a.recovered.mp4", *kept])
         for name in kept:
             times = [frame.time_s for frame in VideoFile(folder / name).frames()]
@@ -263,7 +263,7 @@ def test_a_killed_recording_without_a_picture_is_deleted_with_a_note(
     left = left_by_killed(tmp_path / "a.mp4", monkeypatch)
     left.write_bytes(bytes(88))
     notes = VideoFileSink(tmp_path / "a.mp4", Fraction(25)).notes
-    assert notes == (f"deleted {left.name!r}, the recording of a stream that was killed before its first frame.",)
+    assert notes == (f"deleted {left.name!r}, a recording that was killed before its first frame.",)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -291,7 +291,7 @@ def test_a_recording_of_an_earlier_process_of_the_same_number_is_recovered(
     make_clip(left_by_killed(tmp_path / "a.mp4", monkeypatch, os.getpid()), frames=3)
     recording_path(tmp_path / "b.mp4").touch()
     notes = VideoFileSink(tmp_path / "a.mp4", Fraction(25)).notes
-    assert notes == ("recovered 'a.recovered.mp4', the recording of a stream that was killed.",)
+    assert notes == ("recovered 'a.recovered.mp4', a recording that was killed.",)
     assert len(list(tmp_path.iterdir())) == 2, "this process still writes the other"
 
 
@@ -303,7 +303,7 @@ def test_without_a_frame_nothing_is_written(tmp_path: Path) -> None:
 def test_another_size_is_refused_and_leaves_no_trace(tmp_path: Path) -> None:
     sink = VideoFileSink(tmp_path / "a.mp4", Fraction(25))
     sink.write(clip([0], Fraction(1, 25))[0])
-    with pytest.raises(RedlineError, match=r"^the film is 50×34 and cannot go on with pictures of 6×8\.$"):
+    with pytest.raises(RedlineError, match=r"^the frame size changes to 6×8, but the video is 50×34\.$"):
         sink.write(clip([1], Fraction(1, 25), 8, 6)[0])
     sink.abandon()
     assert list(tmp_path.iterdir()) == []
@@ -323,21 +323,21 @@ def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_impossible_places_are_refused_before_anything_starts(tmp_path: Path) -> None:
-    def sentence(path: Path, sound: Path | None = None) -> str:
+    def sentence(path: Path, audio: Path | None = None) -> str:
         with pytest.raises(RedlineError) as caught:
-            VideoFileSink(path, Fraction(25), sound=sound)
+            VideoFileSink(path, Fraction(25), audio=audio)
         return str(caught.value)
 
-    assert "not 'a.avi'." in sentence(tmp_path / "a.avi")
-    assert "its folder is not there" in sentence(tmp_path / "none" / "a.mp4")
+    assert "unknown video format 'a.avi'" in sentence(tmp_path / "a.avi")
+    assert "its folder does not exist" in sentence(tmp_path / "none" / "a.mp4")
     (tmp_path / "d.mp4").mkdir()
     assert sentence(tmp_path / "d.mp4").endswith("it is a folder.")
     assert "does not exist." in sentence(tmp_path / "a.mp4", tmp_path / "none.mp4")
     make_clip(tmp_path / "f.mkv", frames=5, sound="flac")
-    assert "would be written over" in sentence(tmp_path / "f.mkv", tmp_path / "f.mkv")
+    assert "it is the source" in sentence(tmp_path / "f.mkv", tmp_path / "f.mkv")
     make_clip(tmp_path / "v.mkv", frames=5, sound="libopus")
     assert sentence(tmp_path / "a.mov", tmp_path / "v.mkv") == (
-        "the sound of 'v.mkv' (opus) cannot be copied into a .mov file: choose .mkv."
+        ".mov does not support the audio of 'v.mkv' (opus): write a .mkv file."
     )
 
 

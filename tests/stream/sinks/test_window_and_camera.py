@@ -15,8 +15,7 @@ from redline.stream.pipeline import Pipeline
 from redline.stream.sinks.virtual_camera import VirtualCameraSink
 from redline.stream.sinks.window import WindowSink
 from redline.stream.sources.synthetic import SyntheticClip
-from redline.stream.transform import Identity
-from stream.doubles import ScriptedSource
+from stream.doubles import Identity, ScriptedSource
 
 FRAMES = list(SyntheticClip(6, 8, count=3).frames())
 
@@ -107,12 +106,12 @@ def test_a_window_can_be_closed_while_nothing_comes(tk: FakeTk) -> None:
 
     tk.Tk = made
     outcome = pipeline.run()
-    assert outcome.report.frames == 1 and not outcome.whole
+    assert outcome.report.frames == 1 and not outcome.complete
 
 
 def test_a_missing_screen_and_a_missing_library_are_told(tk: FakeTk, monkeypatch: pytest.MonkeyPatch) -> None:
     tk.has_screen = False
-    with pytest.raises(RedlineError, match=r"^no window can be opened \(no display.*\): show the stream in a browser"):
+    with pytest.raises(RedlineError, match=r"^cannot open a window \(no display.*\): use browser"):
         WindowSink()
     monkeypatch.setattr("redline.stream.sinks.window.find_spec", lambda name: None)
     with pytest.raises(RedlineError, match=r"^a window needs Python's tkinter"):
@@ -154,7 +153,7 @@ def test_a_virtual_camera_takes_frames(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("virtual camera output could not be started\nmore")
 
     library.Camera = refuse
-    with pytest.raises(RedlineError, match=r"^no virtual camera can be opened \(virtual camera output.*started\): on"):
+    with pytest.raises(RedlineError, match=r"^cannot open a virtual camera \(virtual camera output.*started\): on"):
         VirtualCameraSink(Fraction(25)).write(FRAMES[0])
 
 

@@ -264,7 +264,7 @@ def test_a_picture_that_was_given_and_turns_out_to_be_damaged_is_told_and_no_oth
     whole = list(VideoFile(path).frames())
     damaged(path, 30)
     left_out = list[str]()
-    rest = list(VideoFile(path, drop=left_out.append)._frames(_Progress(46, whole[45].pts), is_ahead=False))
+    rest = list(VideoFile(path, drop=left_out.append)._frames(_Progress(46, whole[45].pts), is_threaded=False))
     assert left_out == ["damaged"]
     assert [(frame.index, frame.pts) for frame in rest] == [(frame.index, frame.pts) for frame in whole[46:]]
 

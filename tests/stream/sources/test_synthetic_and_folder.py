@@ -52,10 +52,10 @@ def test_a_size_at_its_limits_is_taken() -> None:
 
 @pytest.mark.parametrize("wrong", [{"height": 0}, {"width": 0}, {"rate": Fraction(0)}, {"count": 0}], ids=str)
 def test_a_clip_without_size_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(RedlineError, match=r"needs a size.*\.$"):
+    with pytest.raises(RedlineError, match=r"must be above 0.*\.$"):
         SyntheticClip(**{"height": 8, "width": 8, **wrong})
     for size in ((16_385, 8), (8, 20_000)):
-        with pytest.raises(RedlineError, match=rf"at most 16384 pixels a side, not {size[1]}×{size[0]}\.$"):
+        with pytest.raises(RedlineError, match=rf"a side has at most 16384 pixels, not {size[1]}×{size[0]}\.$"):
             SyntheticClip(*size)
 
 
@@ -136,10 +136,10 @@ def test_a_folder_is_read_in_the_order_of_its_numbers(tmp_path: Path) -> None:
 def test_folders_that_are_none_are_told(tmp_path: Path) -> None:
     with pytest.raises(RedlineError, match=r"^no folder '.*gone'\.$"):
         ImageFolder(tmp_path / "gone")
-    with pytest.raises(RedlineError, match=r"holds no pictures \(.*\)\.$"):
+    with pytest.raises(RedlineError, match=r"has no images \(.*\)\.$"):
         ImageFolder(tmp_path)
     (tmp_path / "a.png").write_bytes(b"\x89PNG broken")
     with pytest.raises(RedlineError, match=r"^the picture 'a\.png' cannot be read\.$"):
         ImageFolder(tmp_path)
-    with pytest.raises(RedlineError, match=r"is no folder\.$"):
+    with pytest.raises(RedlineError, match=r"is not a folder\.$"):
         ImageFolder(tmp_path / "a.png")

@@ -94,7 +94,7 @@ def test_pictures_that_cannot_be_shown_are_told_before_the_start(tmp_path: Path,
         container.mux(made.encode(av.VideoFrame(16, 16, "bgr4")))
         container.mux(made.encode(None))
     for opened in (VideoFile, lambda path, size: LiveInput(Address(str(path), "'a'"), size=size)):
-        with pytest.raises(RedlineError, match=r"^pictures in bgr4 cannot be shown: .*\.$"):
+        with pytest.raises(RedlineError, match=r"^frames in bgr4 cannot be converted to RGB: .*\.$"):
             opened(tmp_path / "four_bits.nut", size=size)
 
 
@@ -121,7 +121,7 @@ def test_what_pyav_does_not_know_of_a_picture_does_not_keep_it_from_being_uprigh
 @pytest.mark.parametrize(("transfer", "curve"), [(16, "PQ"), (18, "HLG"), (1, None)])
 def test_light_that_cannot_be_shown_is_told(tmp_path: Path, transfer: int, curve: str | None) -> None:
     make_clip(tmp_path / "h.mp4", frames=2, pixel_format="yuv420p10le", colour=(9, 9, transfer, 1))
-    said = f"'h.mp4' is HDR ({curve}), and its light is not mapped to what is shown here: colours come out pale."
+    said = f"'h.mp4' is HDR ({curve}) and is not tone-mapped: its colours look pale."
     assert VideoFile(tmp_path / "h.mp4").notes == ((said,) if curve else ())
     camera = LiveInput(Address(f"file:{tmp_path / 'h.mp4'}", "'h.mp4'"))
     camera.close()
@@ -157,7 +157,7 @@ def test_what_is_no_film_is_told(tmp_path: Path) -> None:
     (tmp_path / "text.mp4").write_text("no film at all " * 50)
     assert (
         sentence(tmp_path / "text.mp4")
-        == "'text.mp4' is no film that can be read, or its end, with the index, is missing."
+        == "'text.mp4' is not a readable video, or it is truncated and its index is missing."
     )
     with av.open(str(tmp_path / "song.m4a"), "w", format="mp4") as song:
         stream = song.add_stream("aac", rate=48000, layout="mono")
@@ -168,12 +168,10 @@ def test_what_is_no_film_is_told(tmp_path: Path) -> None:
     make_clip(tmp_path / "whole.mp4", frames=9)
     data = (tmp_path / "whole.mp4").read_bytes()
     (tmp_path / "cut.mp4").write_bytes(data[: len(data) // 2])
-    assert "'cut.mp4' is no film" in sentence(tmp_path / "cut.mp4")
+    assert "'cut.mp4' is not a readable video" in sentence(tmp_path / "cut.mp4")
     unknown = data.replace(b"avc1", b"zzz9").replace(b"avcC", b"free")
     (tmp_path / "codec.mp4").write_bytes(unknown)
-    assert (
-        sentence(tmp_path / "codec.mp4") == "the pictures in 'codec.mp4' are in a form for which there is no decoder."
-    )
+    assert sentence(tmp_path / "codec.mp4") == "there is no decoder for the video codec of 'codec.mp4'."
 
 
 @pytest.mark.parametrize("name", ["a.mkv", "a.mp4", "a.avi"])
@@ -242,7 +240,7 @@ def test_a_damaged_film_is_never_cut_short_without_a_word(tmp_path: Path, name: 
             assert len(list(VideoFile(tmp_path / name).frames())) == 60
         except RedlineError as error:
             told.add(re.sub(r"\d+\.\d s", "", str(error)))
-    missing = {f"{name!r} is damaged at : pictures are missing.", f"{name!r} is damaged: it cannot be read behind ."}
+    missing = {f"{name!r} is damaged at : frames are missing.", f"{name!r} is damaged: it cannot be read after ."}
     assert told & missing
 
 
@@ -280,7 +278,7 @@ def test_damage_in_recordings_and_in_avi_is_told_with_its_place(
         came = list(VideoFile(film, drop=left_out.append).frames())
         if damage == "cut out" and film.suffix == ".avi":
             # Its index is wrong from there on, and its length tells.
-            with pytest.raises(DamagedVideo, match=r"is cut off: 2,000 bytes are missing at its end\.$"):
+            with pytest.raises(DamagedVideo, match=r"is truncated: 2,000 bytes are missing at its end\.$"):
                 VideoFile(film)
             found += 1
             continue
@@ -304,7 +302,7 @@ def test_an_index_that_names_the_headers_of_pictures_tells_the_place_too(tmp_pat
     data = bytearray(film.read_bytes())
     data[places[40] - 8 : places[43]] = bytes(places[43] - places[40] + 8)
     film.write_bytes(data)
-    with pytest.raises(RedlineError, match=r"^'a\.avi' is damaged at 1\.6 s: pictures are missing\.$"):
+    with pytest.raises(RedlineError, match=r"^'a\.avi' is damaged at 1\.6 s: frames are missing\.$"):
         list(VideoFile(film).frames())
 
 

@@ -253,7 +253,7 @@ def test_a_film_is_shown_by_its_middle(tmp_path: Path) -> None:
     assert "48 × 32" in text(page) and "the picture at 0:00.8" in text(page)
     not_shown = text(page).partition("Not shown")[2]
     assert "the picture at 0.80 s of 'film.mp4' is not found in 'short.mp4'." in not_shown
-    assert "'broken.mp4' is no film" in not_shown
+    assert "'broken.mp4' is not a readable video" in not_shown
 
 
 @pytest.mark.parametrize(("name", "rotation"), [("film.mp4", 90), ("film.mkv", 0), ("film.ts", 0), ("odd.mkv", 0)])

@@ -141,7 +141,7 @@ class WebRtcConnection:
             feed.end(str(error))
             self._lost(str(error))
 
-    async def _give_up(self) -> None:
+    async def _time_out(self) -> None:
         with suppress(TimeoutError):
             await asyncio.wait_for(self._connected.wait(), _CONNECT_TIMEOUT_S)
             return

@@ -51,27 +51,8 @@ class SourceWrapper:
     """Base class of sources that change the frames of another source, `inner`."""
 
     def __init__(self, inner: Source) -> None:
-        self.inner = inner
-
-    @property
-    def name(self) -> str:
-        return self.inner.name
-
-    @property
-    def is_live(self) -> bool:
-        return self.inner.is_live
-
-    @property
-    def rate(self) -> Fraction:
-        return self.inner.rate
-
-    @property
-    def height(self) -> int:
-        return self.inner.height
-
-    @property
-    def width(self) -> int:
-        return self.inner.width
+        self.inner, self.name, self.is_live, self.rate = inner, inner.name, inner.is_live, inner.rate
+        self.height, self.width = inner.height, inner.width
 
     def frames(self) -> Generator[Frame, None, None]:
         raise NotImplementedError

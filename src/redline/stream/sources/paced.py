@@ -26,12 +26,11 @@ class Paced(SourceWrapper):
     `drop` is called with the cause for each dropped frame.
     """
 
-    is_live = True
-
     def __init__(
         self, source: Source, clock: Clock | None = None, drop: Callable[[str], None] = lambda cause: None
     ) -> None:
         super().__init__(source)
+        self.is_live = True
         self._clock, self._drop = clock or SystemClock(), drop
         self._closed = threading.Event()
 

@@ -22,9 +22,6 @@ def check_size(height: int, width: int) -> None:
 class Resized(SourceWrapper):
     """Scales without cropping, so another aspect ratio distorts the image. Pixels become square."""
 
-    height: int = 0  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType]
-    width: int = 0  # pyright: ignore[reportIncompatibleMethodOverride, reportAssignmentType]
-
     def __init__(self, source: Source, height: int, width: int) -> None:
         check_size(height, width)
         super().__init__(source)
