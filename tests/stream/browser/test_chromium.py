@@ -88,9 +88,9 @@ def test_the_camera_goes_in_and_comes_back_inverted(run_stream: Callable[..., Ru
                 f"{number('tile-rate')} > 1 && {number('tile-p99')} > 0 && {number('tile-trip')} > 0"
             )
             assert await browser.run("document.getElementById('tile-busy').textContent") == "37 %"
-            assert await browser.run("document.getElementById('busy-title').textContent") == "Processor at work"
+            assert await browser.run("document.getElementById('busy-title').textContent") == "CPU utilization"
             title = str(await browser.wait_for("document.getElementById('title').textContent"))
-            assert title.startswith("Live at ") and title.endswith(" frames a second")
+            assert title.startswith("Live at ") and title.endswith(" frames per second")
             # Six stages and their sum; from there three to this screen, and all of it.
             await browser.wait_for("document.querySelectorAll('#stages tr').length === 11")
             p50 = [float(one) for one in await browser.run(P50)]

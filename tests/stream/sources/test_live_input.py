@@ -6,11 +6,10 @@ import socket
 import threading
 import time
 import wave
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from fractions import Fraction
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,10 +28,8 @@ from redline.stream.sources.live_input import Address, LiveInput
 from redline.stream.sources.network import open_network
 from redline.stream.sources.paced import Paced
 from redline.stream.sources.synthetic import SyntheticClip
-from redline.stream.sources.webcam import CameraMode, open_webcam
 from stream.clocks import ManualClock
 from stream.doubles import Kept
-from stream.sources.rtsp_camera import RtspCamera
 from upscale.video.clips import make_clip
 
 pytestmark = pytest.mark.timeout(HANGS_S)
@@ -240,115 +237,7 @@ def test_a_film_on_a_server_comes_at_its_own_pace_and_ends(tmp_path: Path) -> No
         assert len(list(source.frames())) == 5
 
 
-@contextmanager
-def filmed(camera: RtspCamera, greys: Callable[[], int]) -> Iterator[None]:
-    """A camera that gives pictures of these greys, in a thread of its own, to whoever looks."""
-    stop = threading.Event()
-
-    def film() -> None:
-        while not stop.wait(0.02):
-            if camera.playing.is_set():
-                with suppress(OSError):
-                    camera.show(greys())
-
-    thread = threading.Thread(target=film)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-
-
-def test_rtsp_brings_every_picture_in_its_order_and_is_opened_anew() -> None:
-    shown = count()
-    with RtspCamera(48, 64) as camera, filmed(camera, lambda: 20 + next(shown) % 200):
-        source = open_network(camera.url)
-        assert isinstance(source, LiveInput) and (source.height, source.width, source.rate) == (48, 64, 25)
-        frames = source.frames()
-        seen = list(islice(frames, 8))
-        camera.hang_up()
-        with pytest.raises(SourceFault, match=r"^'rtsp://127\.0\.0\.1:\d+/live' (has ended|is lost: .*)\.$"):
-            list(frames)
-        seen += islice(source.frames(), 2)
-        source.close()
-        assert camera.connections == 2
-    greys = [round(float(frame.pixels.float().mean())) for frame in seen]
-    assert (greys[7] - greys[0]) % 200 == pytest.approx(7, abs=2)
-    assert [round(float(frame.time_s - seen[0].time_s), 2) for frame in seen[:8]] == [0.04 * n for n in range(8)]
-
-
-def test_what_came_before_the_first_frame_was_asked_for_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a model is set up, a camera goes on: its first frame would be as old as that took, and said to be new."""
-    monkeypatch.setattr("redline.stream.sources.backlog._WAITED_S", 0.1)
-    monkeypatch.setattr("redline.stream.sources.backlog._LONGEST_S", PATIENCE_S)
-    begun, old, new = threading.Event(), 40, 200
-
-    def greys() -> int:
-        # From then on slowly enough that whoever has read all before must wait.
-        return new if begun.is_set() and not time.sleep(0.3) else old
-
-    with RtspCamera() as camera, filmed(camera, greys):
-        source = open_network(camera.url)
-        begun.set()
-        frame = next(source.frames())
-        source.close()
-    assert float(frame.pixels.float().mean()) == pytest.approx(new, abs=8)
-
-
-def scripted(path: Path, before: Callable[[int], object], form: str) -> Callable[[Address], object]:
-    """Opens a film as if it were another format, doing `before` each packet is there."""
-
-    def opened(address: Address) -> object:
-        container = av.open(str(path))
-
-        def demux(stream: object) -> Iterator[object]:
-            for number, packet in enumerate(container.demux(stream)):
-                before(number)
-                yield packet
-
-        shape = SimpleNamespace(name=form, flags=0)
-        parts = {name: getattr(container, name) for name in ("streams", "close")}
-        return SimpleNamespace(demux=demux, format=shape, duration=None, **parts)
-
-    return opened
-
-
 PLAIN = {"preset": "ultrafast", "tune": "zerolatency"}
-
-
-@pytest.mark.parametrize(("form", "lag_s"), [("rtsp", 1.0), ("flv", 0.0)])
-def test_a_picture_that_ends_with_the_next_is_as_old_as_its_first_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, lag_s: float
-) -> None:
-    clock = ManualClock()
-    make_clip(tmp_path / "a.mkv", frames=6, options=PLAIN)
-    opened = scripted(tmp_path / "a.mkv", lambda number: clock.pass_s(1), form)
-    monkeypatch.setattr("redline.stream.sources.live_input._opened", opened)
-    frames = LiveInput(Address("a", "'a'"), clock).frames()
-    next(frames)
-    for _ in range(3):
-        frame = next(frames)
-        assert clock.now_s() - frame.captured_s == lag_s
-    frames.close()
-
-
-def test_a_stall_is_told_when_its_time_is_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Told to stop, FFmpeg gives the picture that it has in hand, and only the next read would fail: as late again."""
-    passed = [0.0]
-
-    def wait(number: int) -> None:
-        passed[0] += 5.0 if number == 3 else 0.01
-
-    make_clip(tmp_path / "a.mkv", frames=9, options=PLAIN)
-    monkeypatch.setattr("redline.stream.sources.live_input._opened", scripted(tmp_path / "a.mkv", wait, "rtsp"))
-    clock = SimpleNamespace(monotonic=lambda: passed[0])
-    monkeypatch.setattr("redline.stream.sources.live_input.time", clock)
-    source, seen = LiveInput(Address("a", "'a'", read_s=5.0)), []
-    with pytest.raises(SourceFault, match=r"^'a' is lost: no answer within 5 s\.$"):
-        for frame in source.frames():
-            seen.append(frame.index)
-    assert seen == [0, 1, 2, 3, 4], "the picture itself is shown"
 
 
 def test_an_address_without_pictures_is_told(tmp_path: Path) -> None:
@@ -397,42 +286,6 @@ def test_a_size_may_change_in_mid_stream(tmp_path: Path) -> None:
     frames.close()
     sink.close()
     assert (32, 48) in sizes and (40, 24) in sizes
-
-
-def test_missing_cameras_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("redline.stream.sources.webcam._DEVICES", tmp_path)
-    with pytest.raises(RedlineError, match=r"^there is no camera '.*video3' \(found: none\)\.$"):
-        open_webcam(3)
-    (tmp_path / "video0").touch()
-    with pytest.raises(RedlineError, match=r"^there is no camera '.*video1' \(found: .*video0\)\.$"):
-        open_webcam(1)
-    with pytest.raises(RedlineError, match=r"video0' is no camera\.$"):
-        open_webcam(0)
-    with pytest.raises(RedlineError, match=r"^the camera '/dev/null' cannot be opened: .*\.$"):
-        open_webcam("/dev/null")
-    monkeypatch.setattr("sys.platform", "darwin")
-    with pytest.raises(RedlineError, match=r"only Linux has"):
-        open_webcam(0)
-
-
-def test_a_camera_that_gives_something_else_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Address] = []
-
-    def opened(address: Address, clock: object, drop: object, size: object) -> SimpleNamespace:
-        made.append(address)
-        return SimpleNamespace(name=address.name, sent_size=(480, 640), rate=30, notes=())
-
-    monkeypatch.setattr("redline.stream.sources.webcam.LiveInput", opened)
-    for asked, is_told in (
-        (None, False),
-        (CameraMode((480, 640), Fraction(30)), False),
-        (CameraMode((720, 1280)), True),
-        (CameraMode(rate=Fraction(60), pixel_format="mjpeg"), True),
-    ):
-        camera = open_webcam("/dev/null", mode=asked)
-        said = "the camera '/dev/null' sends 640×480 at 30 frames/s instead of the requested mode."
-        assert camera.notes == ((said,) if is_told else ())
-    assert made[-1].options == {"framerate": "60", "input_format": "mjpeg"} and made[-1].is_live
 
 
 def test_damaged_pictures_are_left_out(tmp_path: Path) -> None:

@@ -2,18 +2,18 @@
 
 const MIN_GAP_MS = 60;
 
-// The form of settings. `say` and `complain` are defined in page.js.
+// The form of settings. `sendMessage` and `showError` are defined in page.js.
 const Settings = (() => {
   const inputs = {};
   let now = {}, waiting = {}, timer = 0;
 
-  // A slider sends where it is at most every so often, and always where it came to rest.
+  // Limits the rate of messages while a slider moves; its final position is always sent.
   function change(changes) {
     waiting = { ...waiting, ...changes };
     if (!timer) timer = setTimeout(() => {
       timer = 0;
-      complain("");
-      say({ type: "settings", settings: waiting });
+      showError("");
+      sendMessage({ type: "settings", settings: waiting });
       waiting = {};
     }, MIN_GAP_MS);
   }
@@ -33,7 +33,7 @@ const Settings = (() => {
     return box;
   }
 
-  // Words are sent when they are finished: with Enter, or when the field is left.
+  // Text is sent with Enter, or when the field loses focus.
   function words(name, label, why, send) {
     const box = Charts.make("div", "setting"), input = Charts.make("input");
     const caption = Charts.make("label", "", label), hint = Charts.make("span", "why", why);
@@ -48,9 +48,9 @@ const Settings = (() => {
     return box;
   }
 
-  function build(said) {
+  function build(message) {
     const form = $("settings");
-    const seed = slider("seed", "Seed", "Another number, another noise.", 0, 9999, 1, (value) => change({ seed: value }));
+    const seed = slider("seed", "Seed", "Selects the noise.", 0, 9999, 1, (value) => change({ seed: value }));
     const another = Charts.make("button", "", "Another");
     another.type = "button";
     another.onclick = () => { const value = Math.floor(Math.random() * 10000); inputs.seed.put(value); change({ seed: value }); };
@@ -58,20 +58,20 @@ const Settings = (() => {
     row.append(seed.querySelector("input"), another);
     seed.insertBefore(row, seed.querySelector(".why"));
     form.replaceChildren(
-      ...(said.takes_prompt ? [words("prompt", "Prompt", "What to show.", (value) => change({ prompt: value }))] : []),
-      slider("strength", "Strength", "How far the output may go from the input.", 0, 1, 0.01, (value) => change({ strength: value })),
-      slider("steps", "Steps", "More take longer.", 1, said.most_steps, 1, (value) => change({ steps: value })),
+      ...(message.takes_prompt ? [words("prompt", "Prompt", "What to show.", (value) => change({ prompt: value }))] : []),
+      slider("strength", "Strength", "How far the output departs from the input.", 0, 1, 0.01, (value) => change({ strength: value })),
+      slider("steps", "Steps", "More steps take longer.", 1, message.most_steps, 1, (value) => change({ steps: value })),
       seed,
-      ...said.control_names.map((name, i) => slider(`control-${i}`, name, "Of the model’s control vector.", said.control_least[i], 1, 0.01, (value) => {
+      ...message.control_names.map((name, i) => slider(`control-${i}`, name, "Of the model’s control vector.", message.control_least[i], 1, 0.01, (value) => {
         now.control[i] = value;
         change({ control: now.control });
       })),
     );
     form.onsubmit = (event) => event.preventDefault();
-    set(said.settings);
+    set(message.settings);
   }
 
-  // What another page set is shown here, but not under the finger that moves a slider.
+  // Shows changes by other pages, except on a slider that is being moved.
   function set(settings) {
     now = settings;
     const values = { strength: settings.strength, steps: settings.steps, seed: settings.seed, prompt: settings.prompt };
