@@ -82,7 +82,7 @@ def test_the_folder_of_a_training_and_a_number_of_steps_are_taken(
         (("{weights}", ".", "--size", 0), "size must be at least 1 pixel"),
         (("{weights}", ".", "--page", "nowhere/d.html"), "its folder does not exist"),
         (("{weights}", ".", "--sampler", "euler"), "unknown sampler 'euler'"),
-        (("{weights}", "."), "has no images"),
+        (("{weights}", "."), "the folder '.'"),
     ],
 )
 def test_bad_input_is_a_sentence(

@@ -195,7 +195,7 @@ def test_places_that_cannot_be(stream: Callable[..., Seen], tmp_path: Path) -> N
         (["--control", ",".join("1" * 9)], "LSD of width 16 supports at most 8 control numbers, not 9."),
         (["--control", "0,5"], "control “Keep colour cast” must be from 0 to 1, not 5."),
         (["--control", "-1"], "control “Keep darkness” must be from 0 to 1, not -1."),
-        (["--steps", "9"], "the distilled sampler supports 1 to 4 steps, not 9."),
+        (["--steps", "9"], "1 to 4 steps, not 9."),
         (["--steps", "0"], "steps must be a whole number from 1 to 1000, not 0."),
         (["--strength", "2"], "strength must be a number from 0 to 1, not 2.0."),
         (["--sampler", "magic"], "unknown sampler 'magic' (supported: ddim,"),

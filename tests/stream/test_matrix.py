@@ -146,7 +146,7 @@ def test_the_shipped_weights_run_where_they_are_asked_for(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"size": "huge"}, "choose from tiny, light, medium, heavy"),
+        ({"size": "huge"}, "supported: tiny, light, medium, heavy"),
         ({"batch": 4}, "unknown option 'batch' of the live model"),
         ({"frames": 3}, "frames at least 61, not 64 and 3"),
         ({"steps": 0}, "steps must be a whole number"),
