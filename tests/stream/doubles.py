@@ -48,7 +48,26 @@ def fault(text: str = "the camera is gone.") -> SourceFault:
     return SourceFault(text)
 
 
-class Noted:
+class PerFrame:
+    """Base of transforms that compute one frame at a time, in `__call__`."""
+
+    max_in_flight, copies_s = 1, (0.0, 0.0)
+    _frame: Frame
+
+    def begin(self, frame: Frame) -> None:
+        self._frame = frame
+
+    def is_done(self) -> bool:
+        return True
+
+    def finish(self) -> Tensor:
+        return self(self._frame)
+
+    def __call__(self, frame: Frame) -> Tensor:
+        raise NotImplementedError
+
+
+class Noted(PerFrame):
     """A transform that notes sizes and settings, and does `extra` for each frame."""
 
     def __init__(self, extra: Callable[[Frame], object] = lambda frame: None) -> None:
@@ -65,7 +84,7 @@ class Noted:
         return 255 - frame.pixels
 
 
-class Identity:
+class Identity(PerFrame):
     """A transform that returns its input, to measure the latency of the pipeline itself."""
 
     def prepare(self, height: int, width: int) -> None:

@@ -153,7 +153,7 @@ def test_it_runs_through_the_engine_at_any_size(folder: Path) -> None:
         assert not torch.equal(shown(**changes), plain), changes
     assert torch.equal(shown(), plain), "and back"
     with pytest.raises(RedlineError, match=r"does not support --control\.$"):
-        engine.check(Settings(control=(1.0,)))
+        engine.model.check(Settings(control=(1.0,)))
 
 
 def test_a_prompt_is_read_where_it_is_changed_and_never_by_a_frame(folder: Path) -> None:

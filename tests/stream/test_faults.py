@@ -220,7 +220,7 @@ def test_a_transform_that_gives_no_pixels_is_told(wrong: object) -> None:
         def __call__(self, frame):
             return wrong
 
-    with pytest.raises(RedlineError, match=r"^the transform gave .*, not uint8 pixels \(H, W, 3\) on the CPU\.$"):
+    with pytest.raises(RedlineError, match=r"^the transform returned .*, not uint8 pixels \(H, W, 3\) on the CPU\.$"):
         Pipeline(SyntheticClip(4, 4, count=2), Wrong(), NullSink()).run()
 
 

@@ -234,7 +234,7 @@ def test_a_full_disk_leaves_no_empty_file(tmp_path: Path) -> None:
 
 
 def test_samples_are_thinned_and_reach_from_end_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("redline.stream.monitor._MOST_SAMPLES", 16)
+    monkeypatch.setattr("redline.stream.monitor._MAX_SAMPLES", 16)
     watch = Monitor(Latency(), Worker(), torch.device("cpu"))
     for second in range(1000):
         watch._keep(sample(second))
@@ -270,7 +270,7 @@ def test_the_page_holds_every_curve_and_escapes_what_others_wrote() -> None:
 
 
 def test_the_page_names_the_kind_of_device() -> None:
-    for name, kind, said in (("NVIDIA H200", "cuda", "the GPU computed"), ("cpu", "cpu", "the processor computed")):
+    for name, kind, said in (("NVIDIA H200", "cuda", "the GPU computed"), ("cpu", "cpu", "the CPU computed")):
         about = StreamInfo("film", "null", "LSD tiny", name, kind, "channels_last", "64×48", "strength 1", 1.5)
         page = render_page(about, Latency().report(), [sample(second) for second in range(3)], sample(3))
         assert said in page and name in page

@@ -22,7 +22,7 @@ from redline.stream.sources.paced import Paced
 from redline.stream.sources.synthetic import SyntheticClip
 from redline.stream.sources.video_file import VideoFile
 from stream.clocks import ManualClock
-from stream.doubles import Identity, Kept, Noted, ScriptedSource
+from stream.doubles import Identity, Kept, Noted, PerFrame, ScriptedSource
 from upscale.video.clips import make_clip
 
 pytestmark = pytest.mark.timeout(HANGS_S)
@@ -164,7 +164,7 @@ def test_a_setting_that_cannot_be_changes_nothing(changes: dict) -> None:
 def test_stages_add_up_to_the_latency() -> None:
     clock = ManualClock()
 
-    class Timed:
+    class Timed(PerFrame):
         copies_s = (0.25, 0.5)
 
         def prepare(self, height: int, width: int) -> None:

@@ -56,9 +56,9 @@ def test_a_line(line: str, changes: dict[str, object]) -> None:
     ("line", "said"),
     [
         ("strength", "invalid change 'strength': write a name and a value, as in strength=0.4"),
-        ("strength=much", "strength cannot be 'much'"),
-        ("steps=1.5", "steps cannot be '1.5'"),
-        ("control=1,,2", "control cannot be '1,,2'"),
+        ("strength=much", "invalid value 'much' for strength"),
+        ("steps=1.5", "invalid value '1.5' for steps"),
+        ("control=1,,2", "invalid value '1,,2' for control"),
         ('prompt="open', "no closing quotation"),
     ],
 )

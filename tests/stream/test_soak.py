@@ -188,7 +188,7 @@ def test_a_soak() -> None:
     # Libraries open some things once, for good.
     engine.prepare(Unsteady.height, Unsteady.width)
     before, threads_before = descriptors(), threading.active_count()
-    settings, latency, stop = LiveSettings(full, engine.check), Latency(), threading.Event()
+    settings, latency, stop = LiveSettings(full, engine.model.check), Latency(), threading.Event()
     source, mjpeg = Unsteady(), MjpegSink(port=0)
     page = serve(port=0, as_source=False, as_sink=True, settings=settings, latency=latency)
     pipeline = Pipeline(

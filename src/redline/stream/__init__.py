@@ -1,1 +1,1 @@
-"""Live video through a diffusion model. `redline.Stream` is the entry point; `redline.stream.pipeline` runs the frames."""
+"""Live video through a diffusion model. The entry point is `redline.Stream`."""

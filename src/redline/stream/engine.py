@@ -44,7 +44,7 @@ class _Prepared:
 
 
 class Engine:
-    """A `Transform` that is also `Overlapping`.
+    """A `Transform` that runs a model.
 
     `settings` are those of the warm-up. With `cut_threshold`, the previous output is cleared when the scene changes.
     """
@@ -74,10 +74,6 @@ class Engine:
         self._in_flight: deque[Tensor | None] = deque()
         self._was_passed_through = False
         model.check(self._settings)
-
-    def check(self, settings: Settings) -> None:
-        """Raises RedlineError if the model does not support the settings. May be called from any thread."""
-        self.model.check(settings)
 
     @torch.inference_mode()
     def prepare(self, height: int, width: int) -> None:

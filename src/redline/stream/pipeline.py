@@ -21,7 +21,7 @@ from redline.stream.reader import Backoff, Reader
 from redline.stream.settings import LiveSettings
 from redline.stream.sinks import Idles, Sink
 from redline.stream.sources import Source
-from redline.stream.transform import Overlapping, TimesCopies, Transform
+from redline.stream.transform import Transform
 
 COMPUTE_BUSY, SINK_BUSY = "compute busy", "sink busy"
 # Enough to keep three threads busy; longer queues would only add latency.
@@ -146,9 +146,7 @@ class Pipeline:
     def _compute(self) -> None:
         transform, size = self._transform, (self._source.height, self._source.width)
         # A live frame is finished before the next one is taken, because a waiting frame would only age.
-        max_in_flight = 1
-        if isinstance(transform, Overlapping) and not self._source.is_live:
-            max_in_flight = transform.max_in_flight
+        max_in_flight = 1 if self._source.is_live else transform.max_in_flight
         in_flight: deque[_Begun] = deque()
         while True:
             queued = self._next_before_done() if in_flight else self._input.take()
@@ -167,24 +165,21 @@ class Pipeline:
                 transform.prepare(*size)
             # After the preparation, which does not count as this frame's own work.
             begun_s = self._clock.now_s()
-            if isinstance(transform, Overlapping):
-                transform.begin(frame)
+            transform.begin(frame)
             in_flight.append(_Begun(frame, queued.offered_s, begun_s))
             if len(in_flight) >= max_in_flight:
                 self._finish(in_flight.popleft())
 
     def _next_before_done(self) -> _Queued | None:
         """Returns the next frame if one comes before the oldest frame in flight is done."""
-        while isinstance(self._transform, Overlapping) and not self._transform.is_done():
+        while not self._transform.is_done():
             queued = self._input.take(_POLL_S)
             if queued is not None or self._input.closed:
                 return queued
         return self._input.take(0)
 
     def _finish(self, begun: _Begun) -> None:
-        transform = self._transform
-        computed = transform.finish() if isinstance(transform, Overlapping) else transform(begun.frame)
-        pixels = check_pixels(computed, "the transform")
+        pixels = check_pixels(self._transform.finish(), "the transform")
         height, width = pixels.shape[:2]
         before = self._output_size or (height, width)
         if before != (height, width) and not self._sink.takes_new_size:
@@ -193,9 +188,8 @@ class Pipeline:
                 f"{before[1]}x{before[0]}."
             )
         self._output_size = (height, width)
-        copies_s = transform.copies_s if isinstance(transform, TimesCopies) else (0.0, 0.0)
         frame = replace(begun.frame, pixels=pixels)
-        result = _Computed(frame, begun.offered_s, begun.begun_s, self._clock.now_s(), copies_s)
+        result = _Computed(frame, begun.offered_s, begun.begun_s, self._clock.now_s(), self._transform.copies_s)
         while not self._output.put(result, self._limits.sink_s) and not self._output.closed:
             self._check_sink()
         self._check_sink()

@@ -1,6 +1,6 @@
 """The interface between the pipeline and whatever computes a new image from each frame."""
 
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from torch import Tensor
 
@@ -8,40 +8,25 @@ from redline.stream.frames import Frame
 
 
 class Transform(Protocol):
-    """Called only by the thread that runs the pipeline."""
+    """Called only by the thread that runs the pipeline.
+
+    A frame may begin before the previous one is finished, so that copies and computation overlap. `max_in_flight`
+    limits how many frames have begun and are not finished.
+    """
+
+    @property
+    def max_in_flight(self) -> int: ...
+
+    @property
+    def copies_s(self) -> tuple[float, float]:
+        """Seconds that the last finished frame spent in copies to the device and back."""
+        ...
 
     def prepare(self, height: int, width: int) -> None:
         """Called before the first frame of a size: allocates, compiles, warms up.
 
         Raises RedlineError if the size is not supported. Frames of an earlier size do not affect those that follow.
         """
-        ...
-
-    def __call__(self, frame: Frame) -> Tensor:
-        """Returns new pixels, uint8 (H, W, 3) on the CPU, of any size, computed with `frame.settings`.
-
-        Another thread writes them later, so the next call must not reuse their buffer.
-        """
-        ...
-
-
-@runtime_checkable
-class TimesCopies(Protocol):
-    """A transform that measures its copies."""
-
-    @property
-    def copies_s(self) -> tuple[float, float]:
-        """Seconds that the last call spent copying to the device and back."""
-        ...
-
-
-@runtime_checkable
-class Overlapping(Protocol):
-    """A transform that can begin a frame before the previous one is finished, so that copies and compute overlap."""
-
-    @property
-    def max_in_flight(self) -> int:
-        """How many frames may have begun and not finished."""
         ...
 
     def begin(self, frame: Frame) -> None: ...
@@ -51,5 +36,8 @@ class Overlapping(Protocol):
         ...
 
     def finish(self) -> Tensor:
-        """Returns the pixels of the oldest frame that has begun, as a call would."""
+        """Returns new pixels of the oldest frame in flight, uint8 (H, W, 3) on the CPU, of any size.
+
+        Another thread writes them later, so the next frame must not reuse their buffer.
+        """
         ...

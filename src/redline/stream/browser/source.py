@@ -66,10 +66,6 @@ class CameraFeed:
         self._lateness = Lateness()
         self.why_ended = _NOT_SENDING
 
-    @property
-    def arrived(self) -> int:
-        return self._arrived
-
     def put(self, image: VideoFrame) -> None:
         if image.width * image.height > MAX_CAMERA_PIXELS:
             raise RedlineError(
