@@ -287,7 +287,7 @@ def test_a_stream_that_cannot_start_leaves_what_was_there(
     monkeypatch.setattr(memory_check, "free_bytes", lambda device: 6 * 2**20)
     for metrics in ("old.jsonl", "new.jsonl"):
         assert "needs about" in sentence(stream("synthetic:16000x16000", "null", "--metrics", metrics))
-    assert "at most 16384 pixels a side" in sentence(stream("synthetic:20000x20000", "null"))
+    assert "a side has at most 16384 pixels" in sentence(stream("synthetic:20000x20000", "null"))
     assert [path.read_text() for path in tmp_path.iterdir()] == ["older"]
 
 

@@ -299,7 +299,7 @@ def test_a_unet_that_needs_more_than_a_picture_is_told(folder: Path, tmp_path: P
 
 def test_without_the_extra_it_says_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("redline.stream.diffusers_folder.find_spec", lambda name: None if name == "diffusers" else name)
-    with pytest.raises(RedlineError, match=r"read with diffusers, not .*: pip install 'redline\[diffusers\]'\.$"):
+    with pytest.raises(RedlineError, match=r"pipeline needs diffusers: pip install 'redline\[diffusers\]'\.$"):
         loaded(folder)
 
 
