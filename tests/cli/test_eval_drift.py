@@ -52,7 +52,7 @@ def test_photos_make_three_cases_and_controls_are_refused_over_a_cut_of_their_ow
     assert len(over_a_cut) == 4, "of the model and of three controls"
 
 
-def test_a_film_is_watched_to_its_end(weights: Path, tmp_path: Path, command: Callable[..., Seen]) -> None:
+def test_a_video_is_watched_to_its_end(weights: Path, tmp_path: Path, command: Callable[..., Seen]) -> None:
     make_clip(tmp_path / "film.mp4", frames=70, size=(51, 35), pixel_format="yuv444p")
     seen = command("eval", "drift", weights, tmp_path / "film.mp4", *OPTIONS, "--no-controls", "--json").json()
     names = {finding["name"] for finding in seen["findings"]}

@@ -96,7 +96,7 @@ def test_the_table(stream: Callable[..., Seen]) -> None:
     assert seen.code == 0 and "latency" in seen.out and "5 frames" in seen.out and "none dropped" in seen.out
 
 
-def test_a_film_keeps_its_times_and_sound(stream: Callable[..., Seen], tmp_path: Path) -> None:
+def test_a_video_keeps_its_times_and_audio(stream: Callable[..., Seen], tmp_path: Path) -> None:
     make_clip(tmp_path / "in.mp4", frames=6, size=(48, 32), sound="aac")
     assert (
         stream("in.mp4", "out.mkv", "--steps", "1", "--strength", "0.5", "--seed", "3", "--control", "0.5,1").code == 0
@@ -133,7 +133,7 @@ def test_variable_frame_rate(stream: Callable[..., Seen], tmp_path: Path) -> Non
     assert [frame.time_s for frame in VideoFile(tmp_path / "out.mp4").frames()] == [Fraction(t, 12800) for t in ticks]
 
 
-def test_a_size_that_changes_in_mid_stream_is_said_and_leaves_no_half_film(
+def test_a_size_that_changes_during_a_stream_is_reported_and_leaves_no_half_video(
     stream: Callable[..., Seen], tmp_path: Path
 ) -> None:
     (tmp_path / "in").mkdir()
@@ -147,7 +147,7 @@ def test_a_size_that_changes_in_mid_stream_is_said_and_leaves_no_half_film(
     assert size(tmp_path / "out" / "frame_00000002.png") == (24, 24)
 
 
-def test_damage_is_told_with_what_would_leave_it_out(stream: Callable[..., Seen], tmp_path: Path) -> None:
+def test_damage_is_reported_with_what_would_leave_it_out(stream: Callable[..., Seen], tmp_path: Path) -> None:
     make_clip(tmp_path / "a.mkv", frames=30, options={"preset": "ultrafast", "g": "1", "crf": "5"})
     data = bytearray((tmp_path / "a.mkv").read_bytes())
     middle = len(data) // 2
@@ -169,7 +169,7 @@ def test_a_truncated_video_is_an_error_unless_it_is_to_go_on(stream: Callable[..
     assert seen.code == 0 and "dropped (missing)" in seen.out
 
 
-def test_places_that_cannot_be(stream: Callable[..., Seen], tmp_path: Path) -> None:
+def test_invalid_endpoints(stream: Callable[..., Seen], tmp_path: Path) -> None:
     assert sentence(stream("/dev/video99", "null")).startswith("there is no camera '/dev/video99'")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -206,7 +206,7 @@ def test_places_that_cannot_be(stream: Callable[..., Seen], tmp_path: Path) -> N
         (["--report", "."], "cannot write '.': it is a folder."),
     ],
 )
-def test_options_that_cannot_be(stream: Callable[..., Seen], tmp_path: Path, options: list[str], said: str) -> None:
+def test_options_that_are_invalid(stream: Callable[..., Seen], tmp_path: Path, options: list[str], said: str) -> None:
     assert said in sentence(stream("synthetic:8x8,1", "out.mp4", *options))
     assert list(tmp_path.iterdir()) == []
 
@@ -243,7 +243,7 @@ def test_a_key_need_not_be_in_the_list_of_processes(
     assert "needs an output that serves viewers" in sentence(stream("synthetic:16x16,0.1", "null", "--key-file", "key"))
 
 
-def test_models_that_cannot_be(command: Callable[..., Seen], tmp_path: Path) -> None:
+def test_models_that_are_invalid(command: Callable[..., Seen], tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "junk.safetensors").write_bytes(b"junk")
     for model, said in [
@@ -268,7 +268,7 @@ def test_the_folder_of_a_training(command: Callable[..., Seen], weights: Path, t
     assert seen.code == 0 and seen.json()["plan"] == "eager"
 
 
-def test_too_little_memory_is_said_before_anything_starts(
+def test_too_little_memory_is_reported_before_anything_starts(
     stream: Callable[..., Seen], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(memory_check, "free_bytes", lambda device: 6 * 2**20)
@@ -291,7 +291,7 @@ def test_a_stream_that_cannot_start_leaves_what_was_there(
     assert [path.read_text() for path in tmp_path.iterdir()] == ["older"]
 
 
-def test_weights_that_do_not_fit_are_told_before_they_are_read(
+def test_weights_that_do_not_fit_are_reported_before_they_are_read(
     stream: Callable[..., Seen], weights: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as small:
@@ -310,7 +310,7 @@ def test_weights_that_do_not_fit_are_told_before_they_are_read(
     assert said.endswith("is out of memory on cpu with the plan channels_last: use a smaller model or another plan.")
 
 
-def test_figures_that_cannot_be_written_are_told_and_leave_no_half_film(
+def test_figures_that_are_invalid_written_are_reported_and_leave_no_half_video(
     stream: Callable[..., Seen], tmp_path: Path
 ) -> None:
     seen = stream("synthetic:16x16", "out.mp4", "--duration", "60s", "--metrics", "/dev/full")
@@ -319,7 +319,7 @@ def test_figures_that_cannot_be_written_are_told_and_leave_no_half_film(
     assert "Traceback" not in text and list(tmp_path.iterdir()) == []
 
 
-def test_a_page_that_cannot_be_written_costs_no_table(
+def test_a_page_that_are_invalid_written_costs_no_table(
     stream: Callable[..., Seen], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(path: Path, text: str) -> None:
@@ -358,7 +358,7 @@ def test_ctrl_c_keeps_what_was_recorded(weights: Path, tmp_path: Path) -> None:
     assert len(list(VideoFile(tmp_path / "out.mp4").frames())) > 3
 
 
-def test_a_film_made_by_us_goes_in_again(stream: Callable[..., Seen], tmp_path: Path) -> None:
+def test_a_video_made_by_us_goes_in_again(stream: Callable[..., Seen], tmp_path: Path) -> None:
     sink = VideoFileSink(tmp_path / "a.mp4", Fraction(25))
     for frame in SyntheticClip(17, 23, count=4).frames():
         sink.write(frame)
@@ -367,7 +367,7 @@ def test_a_film_made_by_us_goes_in_again(stream: Callable[..., Seen], tmp_path: 
     assert (tmp_path / "b.mp4").exists()
 
 
-def test_of_nothing_there_is_no_report(
+def test_without_frames_no_report_is_written(
     tmp_path: Path, stream: Callable[..., Seen], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C before a first frame came."""

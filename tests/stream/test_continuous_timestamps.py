@@ -31,19 +31,19 @@ def test_the_next_recording_begins_where_the_last_one_ended() -> None:
     assert times == [100, 110, 120, 130, 140]
 
 
-def test_equal_times_are_no_joint_and_other_containers_are_left_alone() -> None:
+def test_equal_times_and_other_containers_are_not_shifted() -> None:
     assert moved(ContinuousTimestamps("mpegts"), packet(100), packet(100)) == [100, 100]
     assert moved(ContinuousTimestamps("mov"), packet(100), packet(50)) == [100, 50]
 
 
-def test_all_streams_are_moved_by_the_same() -> None:
+def test_all_streams_are_shifted_by_the_same_amount() -> None:
     joined = ContinuousTimestamps("mpegts")
     assert moved(joined, packet(100), packet(104, stream=1), packet(50)) == [100, 104, 114]
     # The other stream gets there a packet later, and a third one begins in the new recording.
     assert moved(joined, packet(110, stream=1), packet(52, stream=1), packet(54, stream=2)) == [110, 116, 118]
 
 
-def test_a_stream_that_rests_across_the_joint_is_moved_too() -> None:
+def test_a_stream_that_pauses_at_the_boundary_is_shifted_too() -> None:
     joined = ContinuousTimestamps("mpegts")
     assert moved(joined, packet(100), packet(20, stream=1), packet(110), packet(10)) == [100, 20, 110, 120]
     # Without falling: it rests for exactly a second, which may be the same recording, and for more, which may not.
@@ -51,7 +51,7 @@ def test_a_stream_that_rests_across_the_joint_is_moved_too() -> None:
     assert moved(joined, packet(221, stream=1)) == [331]
 
 
-def test_a_damaged_packet_decides_nothing() -> None:
+def test_a_corrupt_packet_starts_no_new_recording() -> None:
     joined = ContinuousTimestamps("mpegts")
     assert moved(joined, packet(100), packet(3, corrupt=True), packet(110)) == [100, 3, 110]
     assert moved(joined, packet(0), packet(5, corrupt=True), packet(7, stream=3, corrupt=True)) == [120, 125, 127]

@@ -234,7 +234,7 @@ def test_a_folder_by_itself_is_known_for_what_it_is(folder: Path, tmp_path: Path
         ),
     ],
 )
-def test_a_folder_that_is_no_pipeline_is_told(folder: Path, tmp_path: Path, damage: Any, sentence: str) -> None:
+def test_a_folder_that_is_no_pipeline_is_reported(folder: Path, tmp_path: Path, damage: Any, sentence: str) -> None:
     place = tmp_path / "broken"
     shutil.copytree(folder, place)
     damage(place)
@@ -286,7 +286,7 @@ def test_weights_in_half_precision_alone_are_found(folder: Path, tmp_path: Path)
     assert made[0].dtype == torch.float32 and 0 < (made[0] - made[1]).abs().max() < 0.05
 
 
-def test_a_unet_that_needs_more_than_a_picture_is_told(folder: Path, tmp_path: Path) -> None:
+def test_a_unet_that_needs_more_than_a_frame_is_reported(folder: Path, tmp_path: Path) -> None:
     place = tmp_path / "more"
     shutil.copytree(folder, place)
     with warnings.catch_warnings():
@@ -314,7 +314,7 @@ def test_on_a_gpu_it_is_one_graph(folder: Path, plan: str) -> None:
     assert engine.captures == 1 and all(torch.equal(one, made[0]) for one in made)
 
 
-def test_weights_that_do_not_fit_are_told_before_they_are_read(
+def test_weights_that_do_not_fit_are_reported_before_they_are_read(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     both = tmp_path / "tiny-turbo"

@@ -35,7 +35,7 @@ from upscale.video.clips import make_clip
         ("synthetic:,0.2", (256, 256), Fraction(25), 5),
     ],
 )
-def test_test_clips(text: str, size: tuple[int, int], rate: Fraction, frames: int) -> None:
+def test_synthetic_clips(text: str, size: tuple[int, int], rate: Fraction, frames: int) -> None:
     source = open_source(text)
     assert isinstance(source, SyntheticClip) and not source.is_live
     assert ((source.height, source.width), source.rate) == (size, rate)
@@ -49,7 +49,7 @@ def test_a_test_clip_without_a_length_never_ends() -> None:
     source.close()
 
 
-def test_films_and_folders(tmp_path: Path) -> None:
+def test_videos_and_folders(tmp_path: Path) -> None:
     make_clip(tmp_path / "a.mp4", frames=3, size=(48, 32))
     folder = tmp_path / "pictures"
     sink = open_sink(f"{folder}/", open_source("synthetic"))
@@ -139,7 +139,7 @@ def test_unknown_sinks_are_answered_with_the_choices(text: str) -> None:
         ("none.mp4", "does not exist"),
     ],
 )
-def test_bad_words_are_told(text: str, sentence: str) -> None:
+def test_invalid_source_names_are_refused(text: str, sentence: str) -> None:
     with pytest.raises(RedlineError, match=sentence):
         open_source(text)
 
@@ -151,7 +151,7 @@ def test_bad_words_are_told(text: str, sentence: str) -> None:
         ("browser:abc", "invalid port 'abc': write one as in browser:8181 or browser:HOST:PORT."),
     ],
 )
-def test_a_bad_port_is_told(sink: str, sentence: str) -> None:
+def test_a_bad_port_is_reported(sink: str, sentence: str) -> None:
     with pytest.raises(RedlineError) as caught:
         open_endpoints("synthetic", sink, EndpointOptions(), LiveSettings(), Latency())
     assert str(caught.value) == sentence
@@ -182,7 +182,7 @@ def test_a_camera_does_not_wait_for_a_page(pages: list["FakePage"], monkeypatch:
 
 
 @pytest.mark.parametrize("sound", ["aac", None])
-def test_sound_that_is_lost_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sound: str | None) -> None:
+def test_audio_that_is_lost_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sound: str | None) -> None:
     make_clip(tmp_path / "a.mkv", frames=3, sound=sound)
     camera = LiveInput(Address(f"file:{tmp_path / 'a.mkv'}", "'rtsp://camera'"))
     monkeypatch.setattr("redline.stream.endpoints.open_network", lambda url, drop, size: Paced(camera, drop=drop))
@@ -197,7 +197,7 @@ def _inner(source: object, kind: type) -> bool:
     return isinstance(source, kind) or isinstance(getattr(source, "inner", None), kind)
 
 
-def test_a_sink_that_cannot_be_closes_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sink_that_are_invalid_closes_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[bool] = []
     monkeypatch.setattr(SyntheticClip, "close", lambda self: closed.append(True))
     with pytest.raises(RedlineError, match="unknown output"):
@@ -325,7 +325,7 @@ def test_an_address_may_begin_with_capitals(monkeypatch: pytest.MonkeyPatch) -> 
     assert asked == ["http://Host/A.mjpeg", "rtsp://host/live"]
 
 
-def test_a_page_that_cannot_be_served_lets_go_of_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_that_are_invalid_served_releases_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[str] = []
 
     def refuse(*_: object, **__: object) -> None:

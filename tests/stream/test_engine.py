@@ -97,7 +97,7 @@ def test_any_size_is_mirrored_and_cut(height: int, width: int) -> None:
 
 
 @pytest.mark.parametrize("sampler", ["distilled", "ddim", "dpm_solver", "flow_euler"])
-def test_every_setting_changes_the_picture_and_is_taken_back(sampler: str) -> None:
+def test_every_setting_changes_the_frame_and_is_taken_back(sampler: str) -> None:
     made = engine(sampler, recorder=Counting)
     frame = clip(1, 16, 16)[0]
     made.prepare(16, 16)
@@ -125,7 +125,7 @@ def test_a_changed_setting_is_what_a_new_engine_makes_of_it() -> None:
     assert torch.equal(changed(frame), fresh(frame))
 
 
-def test_rehearsals_leave_no_history_and_every_number_of_steps_is_recorded_once() -> None:
+def test_warm_ups_leave_no_history_and_every_number_of_steps_is_recorded_once() -> None:
     frames = clip(6, 16, 24)
     plan = [FULL, replace(FULL, steps=1), replace(FULL, steps=3), FULL, replace(FULL, steps=1), FULL]
     recorded, plain = engine("ddim", recorder=Counting), engine("ddim")
@@ -170,7 +170,7 @@ def test_a_new_size_starts_anew() -> None:
         changing(first[0])
 
 
-def test_a_cut_is_seen_and_a_moving_picture_is_none() -> None:
+def test_a_cut_is_seen_and_a_moving_frame_is_none() -> None:
     still = clip(1, 32, 32)[0]
     bright = replace(still, pixels=(still.pixels // 8 + 220))
     dark = replace(still, pixels=still.pixels // 8)
@@ -215,7 +215,7 @@ def test_a_value_that_is_not_finite_shows_the_input_and_is_no_history(value: flo
     assert made.nonfinite_frames == 1
 
 
-def test_a_plan_is_applied_and_graphs_of_its_own_are_left_out() -> None:
+def test_a_plan_is_applied_and_graphs_of_its_own_are_skipped() -> None:
     frames = clip(3, 16, 16)
     laid_out = engine(plan="channels_last")
     assert str(laid_out.model.plan) == "channels_last"
@@ -232,7 +232,7 @@ def test_a_plan_is_applied_and_graphs_of_its_own_are_left_out() -> None:
         without_cuda_graphs(Plan.parse("cuda_graph"), torch.device("cpu"))
 
 
-def test_settings_that_cannot_be_are_refused_before_a_frame_meets_them() -> None:
+def test_settings_that_are_invalid_are_refused_before_a_frame_meets_them() -> None:
     made = engine()
     with pytest.raises(RedlineError, match=r"^LSD of width 16 supports at most 8 control numbers, not 9\.$"):
         made.model.check(replace(FULL, control=(0.5,) * 9))
@@ -277,7 +277,7 @@ def test_strength_is_how_much_of_the_change_is_shown() -> None:
         assert (shown(strength) - torch.lerp(given, whole, strength))[inside].abs().max() <= 1
 
 
-def test_too_little_memory_is_said_with_what_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_is_reported_with_what_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     made = engine()
     fits = memory_check.needed_bytes(made.model, 300, 400)
     monkeypatch.setattr(memory_check, "free_bytes", lambda device: fits)

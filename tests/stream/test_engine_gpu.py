@@ -120,7 +120,7 @@ def test_the_shipped_model_stays_close_and_memory_flat_over_a_thousand_frames(gi
 
 
 @pytest.mark.parametrize(("sampler", "recordings"), [("distilled", 4), ("ddim", 2)])
-def test_settings_change_without_a_recording_and_so_do_few_steps(sampler: str, recordings: int) -> None:
+def test_settings_and_few_steps_change_without_a_new_capture(sampler: str, recordings: int) -> None:
     made = engine(sampler=sampler)
     made.prepare(64, 64)
     frame = clip(1, 64, 64)[0]
@@ -139,7 +139,7 @@ def test_settings_change_without_a_recording_and_so_do_few_steps(sampler: str, r
     assert made.captures == recordings
 
 
-def test_frames_that_are_passed_on_keep_their_place_among_those_under_way() -> None:
+def test_frames_that_are_passed_through_keep_their_place_among_those_in_flight() -> None:
     frames, made = clip(4, 64, 64), engine()
     made.prepare(64, 64)
     strengths = (1.0, 0.0, 0.0, 1.0)
@@ -158,7 +158,7 @@ def test_frames_that_are_passed_on_keep_their_place_among_those_under_way() -> N
     assert all(torch.equal(shown[index], frames[index].pixels) for index in (1, 2))
 
 
-def test_recording_other_steps_leaves_the_history_as_it_was() -> None:
+def test_capturing_other_steps_keeps_the_previous_output() -> None:
     frames, turns = clip(6, 32, 32), [2, 1, 2, 3, 1, 2]
     late, early = engine(sampler="ddim"), engine(sampler="ddim")
     for one in (late, early):

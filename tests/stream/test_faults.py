@@ -103,7 +103,7 @@ def test_a_backoff_that_shrinks_is_refused() -> None:
         Backoff(factor=0.5)
 
 
-def test_a_fault_of_a_file_ends_it_and_leaves_no_film(tmp_path: Path) -> None:
+def test_a_fault_of_a_file_ends_it_and_leaves_no_video(tmp_path: Path) -> None:
     source = ScriptedSource([(16, 16)] * 5 + [fault("the file is damaged.")], live=False)
     with pytest.raises(RedlineError, match=r"^the file is damaged\.$"):
         Pipeline(source, Identity(), VideoFileSink(tmp_path / "a.mp4", Fraction(10))).run()
@@ -148,7 +148,7 @@ def test_ctrl_c_keeps_what_was_recorded_live(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("live", [True, False])
-def test_a_sink_that_hangs_is_told_and_does_not_hang_the_rest(live: bool) -> None:
+def test_a_sink_that_hangs_is_reported_and_does_not_hang_the_rest(live: bool) -> None:
     released = threading.Event()
     sink = Kept(lambda frame: released.wait(PATIENCE_S))
     clip = SyntheticClip(4, 4, count=None, rate=Fraction(500))
@@ -162,7 +162,7 @@ def test_a_sink_that_hangs_is_told_and_does_not_hang_the_rest(live: bool) -> Non
         released.set()
 
 
-def test_a_sink_that_hangs_at_the_end_is_told() -> None:
+def test_a_sink_that_hangs_at_the_end_is_reported() -> None:
     released = threading.Event()
     sink = Kept(lambda frame: released.wait(PATIENCE_S) if frame.index == 2 else None)
     try:
@@ -172,7 +172,7 @@ def test_a_sink_that_hangs_at_the_end_is_told() -> None:
         released.set()
 
 
-def test_a_source_that_hangs_is_told() -> None:
+def test_a_source_that_hangs_is_reported() -> None:
     released = threading.Event()
     source = ScriptedSource([(2, 2)] * 9, live=True)
     source.wait_for = lambda: released.wait(PATIENCE_S)
@@ -186,7 +186,7 @@ def test_a_source_that_hangs_is_told() -> None:
 
 
 @pytest.mark.parametrize("live", [True, False])
-def test_a_film_refuses_another_size_and_a_live_recording_is_kept(tmp_path: Path, live: bool) -> None:
+def test_a_video_refuses_another_size_and_a_live_recording_is_kept(tmp_path: Path, live: bool) -> None:
     source = ScriptedSource([(16, 20)] * 3 + [(6, 8)] * 3, live=live)
     taken = threading.Semaphore(0)
     # The first three are all taken; nobody says so of those that are refused.
@@ -201,7 +201,7 @@ def test_a_film_refuses_another_size_and_a_live_recording_is_kept(tmp_path: Path
         assert all(frame.height == 16 for frame in VideoFile(tmp_path / "a.mp4").frames())
 
 
-def test_a_size_that_the_transform_refuses_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_size_that_the_transform_refuses_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     transform, sink = Noted(), Kept()
 
     def refuse(height: int, width: int) -> None:
@@ -215,7 +215,7 @@ def test_a_size_that_the_transform_refuses_is_told(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("wrong", [torch.zeros(3, 4, 4), torch.zeros(4, 4, dtype=torch.uint8), None])
-def test_a_transform_that_gives_no_pixels_is_told(wrong: object) -> None:
+def test_a_transform_that_gives_no_pixels_is_reported(wrong: object) -> None:
     class Wrong(Identity):
         def __call__(self, frame):
             return wrong

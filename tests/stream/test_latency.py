@@ -62,7 +62,7 @@ def test_a_slow_beginning_is_not_forgotten() -> None:
     assert latency.report_all().latency.p50_s == pytest.approx(0.5, rel=0.006) and latency.report_all().frames_per_s < 3
 
 
-def test_nothing_seen_is_a_report_of_zeros() -> None:
+def test_without_frames_the_report_is_zero() -> None:
     report = Latency().report_all()
     assert report.frames == 0 and report.latency.p99_s == report.jitter_s == report.frames_per_s == 0
 

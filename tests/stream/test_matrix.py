@@ -50,7 +50,7 @@ def test_every_arm_is_a_row(model: Lsd) -> None:
     json.dumps(found["fp32"].as_dict(), allow_nan=False)
 
 
-def test_a_plain_loop_makes_the_same_pictures_one_after_the_other(model: Lsd) -> None:
+def test_a_plain_loop_makes_the_same_frames_one_after_the_other(model: Lsd) -> None:
     found = rows(model, PLAIN, Arm("loop", "eager", overlapped=False))["loop"]
     assert found.least_psnr_db == 200 and not found.failure
     assert found.frames_per_s > 0 and found.p99_ms >= found.p50_ms > found.model_ms / 2
@@ -99,7 +99,7 @@ def test_without_the_plain_arm_there_is_its_row_alone(model: Lsd, monkeypatch: p
         assert list(found) == ["fp32"] and found["fp32"].failure == "no kernel image" and not found["fp32"].device_lost
 
 
-def test_a_lost_device_is_said_in_the_last_row(model: Lsd, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_device_is_reported_in_the_last_row(model: Lsd, monkeypatch: pytest.MonkeyPatch) -> None:
     right = LsdProgram.run
 
     def run(self: LsdProgram, frame: Tensor, previous: Tensor) -> Tensor:
@@ -122,7 +122,7 @@ def test_the_plain_arm_runs_unasked_for(model: Lsd) -> None:
     assert list(found) == ["channels_last"] and found["channels_last"].least_psnr_db is not None
 
 
-def test_a_film_is_read_in_place_of_a_clip(model: Lsd, tmp_path: Path) -> None:
+def test_a_video_is_read_in_place_of_a_clip(model: Lsd, tmp_path: Path) -> None:
     make_clip(tmp_path / "film.mkv", frames=64, size=(48, 32))
     shape = Shape("tiny", side=16, frames=61, film=str(tmp_path / "film.mkv"))
     found = {row.arm.name: row for row in measure(shape, (PLAIN, LAST), CPU, model)}

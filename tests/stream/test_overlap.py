@@ -69,7 +69,7 @@ def test_a_frame_does_not_wait_for_the_next_one() -> None:
     assert in_time == [True] * 4 and sink.indices == [0, 1, 2, 3]
 
 
-def test_a_frame_that_comes_while_another_is_under_way_is_begun_at_once() -> None:
+def test_a_frame_that_comes_while_another_is_in_flight_is_begun_at_once() -> None:
     """A file that gives each frame when the one before has begun, to a device that is done with none before the next
     has begun too."""
     has_begun = threading.Semaphore(0)
@@ -98,7 +98,7 @@ def test_a_frame_that_comes_while_another_is_under_way_is_begun_at_once() -> Non
     assert sink.indices == list(range(6)) and transform.deepest == 2
 
 
-def test_a_frame_that_is_done_is_passed_on_though_none_came_meanwhile() -> None:
+def test_a_frame_that_is_done_is_passed_through_though_none_came_meanwhile() -> None:
     """A file that gives each frame when the last was shown, to a device that takes its time."""
     looks = list[int]()
 

@@ -42,7 +42,7 @@ def test_a_file_loses_nothing_and_keeps_order(seed: int) -> None:
     assert outcome.complete and outcome.report.frames == 60 and outcome.report.drops == {}
 
 
-def test_a_film_goes_through_with_its_times_and_sound(tmp_path: Path) -> None:
+def test_a_video_goes_through_with_its_times_and_audio(tmp_path: Path) -> None:
     ticks = [0, 500, 512, 3000, 3001, 7000, 9000]
     make_clip(tmp_path / "in.mp4", pts=ticks, sound="aac")
     source = VideoFile(tmp_path / "in.mp4")
@@ -154,7 +154,7 @@ def test_a_change_is_in_force_with_the_next_frame() -> None:
         {"steps": "a"},
     ],
 )
-def test_a_setting_that_cannot_be_changes_nothing(changes: dict) -> None:
+def test_a_setting_that_are_invalid_changes_nothing(changes: dict) -> None:
     settings = LiveSettings()
     with pytest.raises(RedlineError, match=r"\.$"):
         settings.change(**{"strength": 0.1, **changes})
@@ -192,7 +192,7 @@ def test_stages_add_up_to_the_latency() -> None:
     )
 
 
-def test_another_size_in_mid_stream_is_prepared_for() -> None:
+def test_another_size_during_a_stream_is_prepared_for() -> None:
     transform, sink, told = Noted(), Kept(), []
     source = ScriptedSource([(4, 6), (4, 6), (8, 2), (4, 6)], live=False)
     Pipeline(source, transform, sink, log=told.append).run()

@@ -66,7 +66,7 @@ def test_a_plan_with_a_precision_is_left_alone(monkeypatch: pytest.MonkeyPatch) 
     assert network.seen[-1][-1] is True
 
 
-def test_fp16_that_fell_back_is_said_to_be_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fp16_that_fell_back_is_reported_to_be_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Machine, "why_slow", lambda *_: "")
     model = small_lsd()
     with torch.no_grad():

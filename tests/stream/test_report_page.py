@@ -17,7 +17,7 @@ def sample(second: int) -> Sample:
     )  # fmt: skip
 
 
-def test_every_figure_stands_where_it_stood() -> None:
+def test_the_report_matches_its_golden_file() -> None:
     latency = Latency(window=64)
     for number in range(100):
         times = [0.001 * (1 + number % 7) * stage for stage in range(1, 7)]

@@ -48,7 +48,7 @@ class Heard(list[str]):
         ("", {}),
     ],
 )
-def test_a_line(line: str, changes: dict[str, object]) -> None:
+def test_a_line_is_parsed(line: str, changes: dict[str, object]) -> None:
     assert parse_change(line) == changes
 
 
@@ -62,7 +62,7 @@ def test_a_line(line: str, changes: dict[str, object]) -> None:
         ('prompt="open', "no closing quotation"),
     ],
 )
-def test_a_line_that_makes_no_sense(line: str, said: str) -> None:
+def test_an_invalid_line_is_refused(line: str, said: str) -> None:
     with pytest.raises(RedlineError, match=said):
         parse_change(line)
 
@@ -91,7 +91,7 @@ def test_a_file_that_grows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "second", ["strength=0.3\n", "strength=0.25\n", "seed=5\n"], ids=["as long", "longer", "shorter"]
 )
-def test_a_file_that_is_written_anew(second: str, tmp_path: Path) -> None:
+def test_a_file_that_is_rewritten(second: str, tmp_path: Path) -> None:
     place, said = tmp_path / "changes", Heard()
     place.write_text("strength=0.9\n")
     settings = LiveSettings(Settings())
@@ -154,7 +154,7 @@ def test_standard_input_ends_and_the_stream_goes_on(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("missing", [True, False])
-def test_what_cannot_be_read_is_said_first(tmp_path: Path, missing: bool) -> None:
+def test_what_cannot_be_read_is_reported_first(tmp_path: Path, missing: bool) -> None:
     place = str(tmp_path / "none") if missing else str(tmp_path)
     with pytest.raises(RedlineError, match="No such file" if missing else "it is neither a file nor a named pipe"):
         SettingsReader(place, LiveSettings(), Heard())

@@ -15,7 +15,7 @@ from redline.video.reading import conversion_threads, declared_rate, enable_fram
 @pytest.mark.parametrize(
     ("cores", "pixels", "threads"), [(8, 0, 1), (8, 2**17, 2), (8, 2**30, 8), (64, 2**30, 16), (1, 2**30, 1)]
 )
-def test_threads_follow_the_size_of_a_picture(
+def test_threads_follow_the_size_of_a_frame(
     cores: int, pixels: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(films, "cores", lambda: cores)
@@ -25,7 +25,7 @@ def test_threads_follow_the_size_of_a_picture(
 @pytest.mark.parametrize(
     ("cores", "codec", "count"), [(2, "h264", 1), (8, "h264", 4), (8, "prores", 1), (64, "vp9", 6)]
 )
-def test_several_pictures_are_decoded_at_once_where_a_decoder_can(
+def test_several_frames_are_decoded_at_once_where_a_decoder_can(
     cores: int, codec: str, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(films, "cores", lambda: cores)
@@ -48,14 +48,14 @@ def test_several_pictures_are_decoded_at_once_where_a_decoder_can(
         (Fraction(241), None, None),
     ],
 )
-def test_a_rate_that_cannot_be_one_is_not_believed(
+def test_a_rate_that_are_invalid_one_is_not_believed(
     average: Fraction | None, guessed: Fraction | None, rate: int | None
 ) -> None:
     stream: Any = SimpleNamespace(average_rate=average, guessed_rate=guessed)
     assert declared_rate(stream) == rate
 
 
-def test_a_file_that_cannot_be_opened_says_why(tmp_path: Path) -> None:
+def test_a_file_that_are_invalid_opened_says_why(tmp_path: Path) -> None:
     (tmp_path / "empty.mp4").touch()
     (tmp_path / "text.mp4").write_text("no video")
     for name, sentence in (

@@ -62,7 +62,7 @@ def fallen(case: Case, begin: NewModel) -> set[str]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_right_restorer_passes(name: str, cases: dict[str, Case]) -> None:
+def test_a_perfect_restoration_passes(name: str, cases: dict[str, Case]) -> None:
     findings = judge(run_case(restoring(cases[name]), cases[name]))
     assert [finding.sentence for finding in findings if not finding.holds] == []
     asked = {finding.name for finding in findings}
@@ -130,7 +130,7 @@ def dawn(frames: int = 96, growth: float = 0.6) -> Case:
     return video_case("dawn", lambda: iter(pictures), frames)
 
 
-def test_what_comes_with_the_picture_is_no_drift() -> None:
+def test_what_comes_with_the_frame_is_no_drift() -> None:
     """A curve that brightens dark pictures more: far from its own first frames in the end, and drifting nowhere."""
     watched = run_case(lambda: lambda frame, previous: frame**0.8, dawn())
     assert len(watched.restarted) == len(watched.last) == 8
@@ -158,14 +158,14 @@ def test_what_feeds_on_itself_and_settles_at_once_is_found(name: str, cases: dic
     assert "colour of its own making" in red and "colour drift" not in red
 
 
-def test_a_ghost_after_a_cut_is_found(cases: dict[str, Case]) -> None:
+def test_a_remaining_old_scene_is_found(cases: dict[str, Case]) -> None:
     def ghost(clean: Tensor, previous: Tensor, index: int) -> Tensor:
         return torch.lerp(clean, previous, 0.93) if index >= FRAMES // 2 else clean
 
     assert "gets over a cut" in fallen(cases["cut"], restoring(cases["cut"], ghost))
 
 
-def test_of_a_film_only_its_frames_are_known() -> None:
+def test_of_a_video_only_its_frames_are_known() -> None:
     torch.manual_seed(1)
     pictures = F.interpolate(torch.rand(64, 3, 6, 6), size=(33, 47)).mul(255).byte().permute(0, 2, 3, 1)
     case = video_case("film", lambda: iter(pictures), len(pictures))
@@ -175,7 +175,7 @@ def test_of_a_film_only_its_frames_are_known() -> None:
     assert fallen(case, lambda: CONTROLS["identity"]) == {"does something"}
 
 
-def test_few_frames_and_other_sizes_are_refused(cases: dict[str, Case]) -> None:
+def test_too_few_frames_and_other_sizes_are_refused(cases: dict[str, Case]) -> None:
     short = video_case("short", lambda: iter(torch.zeros(3, 16, 16, 3, dtype=torch.uint8)), 3)
     with pytest.raises(RedlineError, match="needs at least 64 frames, not 3"):
         run_case(lambda: CONTROLS["identity"], short)

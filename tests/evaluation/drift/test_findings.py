@@ -76,7 +76,7 @@ def test_what_gets_better_is_no_drift() -> None:
         ("steadier than its input", "flicker", 0.02, 0.021),
     ],
 )
-def test_a_figure_has_a_limit(name: str, figure: str, holds: float, fails: float) -> None:
+def test_every_metric_has_a_limit(name: str, figure: str, holds: float, fails: float) -> None:
     assert findings(watched(**{figure: holds}))[name].holds
     assert not findings(watched(**{figure: fails}))[name].holds
 

@@ -34,7 +34,7 @@ def test_a_viewer_gets_the_newest_and_knows_what_it_missed() -> None:
     asyncio.run(main())
 
 
-def test_a_standing_picture_comes_again_and_is_not_counted() -> None:
+def test_a_standing_frame_comes_again_and_is_not_counted() -> None:
     async def main() -> None:
         broadcast = Broadcast()
         view = broadcast.add_viewer()
@@ -103,7 +103,7 @@ def test_viewers_that_never_look_cost_nothing_and_a_dead_loop_is_forgotten() -> 
     assert broadcast.ended
 
 
-def test_times_are_from_capture_and_from_the_hand_over_until_a_picture_is_sent() -> None:
+def test_times_are_from_capture_and_from_the_hand_over_until_a_frame_is_sent() -> None:
     async def main() -> None:
         clock = ManualClock()
         view = Broadcast(clock).add_viewer()

@@ -196,7 +196,7 @@ SEEN = """(id) => {
 }"""
 
 
-def test_a_film_with_wide_pixels_is_seen_in_its_own_shape(run_stream: Callable[..., Running], tmp_path: Path) -> None:
+def test_a_video_with_wide_pixels_is_seen_in_its_own_shape(run_stream: Callable[..., Running], tmp_path: Path) -> None:
     make_clip(tmp_path / "wide.mp4", frames=400, size=(144, 116), pixel_aspect=Fraction(16, 9))
     stream = run_stream(source=Paced(VideoFile(tmp_path / "wide.mp4")))
 

@@ -57,7 +57,7 @@ def test_pixels_are_shown_as_wide_as_they_are(size: tuple[int, int], aspect: Fra
     assert np.abs(back - pixels.numpy()[rows][:, columns]).mean() < NEAR
 
 
-def test_a_large_picture_is_scaled_and_not_cut() -> None:
+def test_a_large_frame_is_scaled_and_not_cut() -> None:
     pixels = torch.zeros(1400, 2000, 3, dtype=torch.uint8)
     pixels[:, 1000:] = 255
     picture = to_codec_frame(pixels).to_ndarray(format="rgb24")
@@ -78,13 +78,13 @@ def test_what_is_sent_covers_what_is_wanted_from_its_middle(height: int, width: 
 
 
 @pytest.mark.parametrize("sent", [(2, 9000), (9000, 2), (1, 1), (1, 16_000)])
-def test_a_picture_of_any_shape_takes_no_more_memory_than_the_wanted_one(sent: tuple[int, int]) -> None:
+def test_a_frame_of_any_shape_takes_no_more_memory_than_the_wanted_one(sent: tuple[int, int]) -> None:
     picture = VideoFrame.from_ndarray(np.full((*sent, 3), 200, np.uint8), format="rgb24")
     pixels = crop_and_scale(picture, 1024, 1024)
     assert pixels.shape == (1024, 1024, 3) and int(pixels.min()) == int(pixels.max()) == 200
 
 
-def test_a_picture_of_the_wanted_size_is_not_scaled() -> None:
+def test_a_frame_of_the_wanted_size_is_not_scaled() -> None:
     rgb = np.random.default_rng().integers(0, 256, (34, 48, 3), dtype=np.uint8)
     picture = VideoFrame.from_ndarray(rgb, format="rgb24")
     assert torch.equal(crop_and_scale(picture, 34, 48), torch.from_numpy(rgb))

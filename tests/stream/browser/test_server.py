@@ -117,17 +117,17 @@ def test_every_request_needs_the_key_and_the_address_bar_does_not_keep_it(open_s
         ({"certificate": Path("missing.pem")}, r"^'missing\.pem' is not a PEM file with a key and its certificate"),
     ],
 )
-def test_what_cannot_be_served_is_said(options: dict, sentence: str) -> None:
+def test_what_cannot_be_served_is_reported(options: dict, sentence: str) -> None:
     with pytest.raises(RedlineError, match=sentence):
         serve(**(NEEDED | {"port": 0} | options))
 
 
-def test_a_port_in_use_is_said() -> None:
+def test_a_port_in_use_is_reported() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(RedlineError, match=r"cannot listen on"):
         serve(port=taken.getsockname()[1], **NEEDED)
 
 
-def test_missing_packages_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(browser, "find_spec", lambda name: None)
     with pytest.raises(RedlineError, match=r"needs aiortc and aiohttp: pip install 'redline\[browser\]'\.$"):
         serve(port=0, **NEEDED)
@@ -212,7 +212,7 @@ def test_a_flood_ends_that_page_only(open_server: Callable[..., Page]) -> None:
     asyncio.run(main())
 
 
-def test_so_many_pages_and_no_more(open_server: Callable[..., Page]) -> None:
+def test_the_number_of_pages_is_limited(open_server: Callable[..., Page]) -> None:
     async def main() -> None:
         page = open_server()
         async with ClientSession() as http:

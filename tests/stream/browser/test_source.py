@@ -29,7 +29,7 @@ def made(latency: Latency | None = None, **options) -> BrowserSource:
     return BrowserSource("browser", 24, 32, Fraction(30), latency or Latency(), **options)
 
 
-def test_the_newest_picture_wins_and_the_others_are_counted() -> None:
+def test_the_newest_frame_wins_and_the_others_are_counted() -> None:
     latency, clock = Latency(), ManualClock()
     source = made(latency, clock=clock)
     line = source.connect()
@@ -81,7 +81,7 @@ def test_closing_ends_the_wait_for_a_page() -> None:
     assert source.connect().ended, "a page that comes later is not kept"
 
 
-def test_silence_is_a_fault_but_the_first_picture_may_take_its_time() -> None:
+def test_silence_is_a_fault_but_the_first_frame_may_take_its_time() -> None:
     source = made(silence_s=0.05)
     line = source.connect()
     timer = threading.Timer(0.2, lambda: line.put(picture(3)))
@@ -93,7 +93,7 @@ def test_silence_is_a_fault_but_the_first_picture_may_take_its_time() -> None:
     timer.join()
 
 
-def test_a_picture_that_is_too_large_is_refused() -> None:
+def test_a_frame_that_is_too_large_is_refused() -> None:
     class Huge:
         width, height = 8192, 4320
 
@@ -107,7 +107,7 @@ def test_an_impossible_size_is_refused(size: tuple[int, int]) -> None:
         BrowserSource("browser", *size, Fraction(30), Latency())
 
 
-def test_a_tapped_source_is_the_same_and_shows_its_frames() -> None:
+def test_a_previewed_source_passes_its_frames_on() -> None:
     seen = []
     clip = SyntheticClip(8, 10, count=4)
     tapped = Previewed(clip, seen.append)

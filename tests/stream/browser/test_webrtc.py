@@ -174,7 +174,7 @@ def test_two_viewers_see_the_same_and_one_vanishes(run_stream: Callable[..., Run
     assert stream.is_alive
 
 
-def test_a_page_that_falls_silent_is_let_go(
+def test_a_page_that_falls_silent_is_released(
     run_stream: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "_HEARTBEAT_S", 0.2)
@@ -209,7 +209,7 @@ def test_a_viewer_that_never_answers_does_not_slow_the_stream(run_stream: Callab
     asyncio.run(main())
 
 
-def test_pages_that_come_and_go_leave_nothing_behind(run_stream: Callable[..., Running]) -> None:
+def test_pages_that_come_and_go_leave_nothing_after(run_stream: Callable[..., Running]) -> None:
     stream = run_stream(size=(48, 64))
     grey = np.full((48, 64, 3), 99, np.uint8)
 
@@ -245,7 +245,7 @@ def test_pages_that_come_and_go_leave_nothing_behind(run_stream: Callable[..., R
     assert stream.is_alive
 
 
-def test_no_more_viewers_than_can_be_served(run_stream: Callable[..., Running]) -> None:
+def test_the_number_of_connections_is_limited(run_stream: Callable[..., Running]) -> None:
     stream = run_stream(source=clip())
 
     async def main() -> None:
@@ -267,7 +267,7 @@ def test_no_more_viewers_than_can_be_served(run_stream: Callable[..., Running]) 
     asyncio.run(main())
 
 
-def test_the_end_of_the_stream_is_told(run_stream: Callable[..., Running]) -> None:
+def test_the_end_of_the_stream_is_reported(run_stream: Callable[..., Running]) -> None:
     seen = threading.Event()
 
     class EndsWhenSeen(SyntheticClip):
@@ -302,7 +302,7 @@ def test_closing_under_a_running_stream_harms_nobody(run_stream: Callable[..., R
 
 
 @pytest.mark.parametrize("is_watched", [True, False])
-def test_a_film_begins_when_a_page_is_connected_and_runs_at_its_pace(is_watched: bool) -> None:
+def test_a_video_begins_when_a_page_is_connected_and_runs_at_its_pace(is_watched: bool) -> None:
     latency, settings = Latency(), LiveSettings()
     places = open_endpoints("synthetic:32x32@50,2", "browser:0", EndpointOptions(), settings, latency)
     pipeline = Pipeline(places.source, Inverted(), places.sink, settings=settings, latency=latency)

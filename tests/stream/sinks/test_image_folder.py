@@ -32,7 +32,9 @@ def test_a_folder_that_is_not_empty_is_refused(tmp_path: Path) -> None:
         ImageFolderSink(tmp_path / "file")
 
 
-def test_a_folder_that_may_not_be_written_to_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_may_not_be_written_to_is_reported_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("os.access", lambda path, mode: False)
     for folder in (tmp_path, tmp_path / "new" / "pictures"):
         with pytest.raises(RedlineError, match=r"^cannot write into '.*': permission denied\.$"):

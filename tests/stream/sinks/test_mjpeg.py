@@ -78,7 +78,7 @@ def test_pixels_are_seen_as_wide_as_they_are(aspect: Fraction, size: tuple[int, 
     sink.close()
 
 
-def test_whoever_comes_sees_the_next_picture_first() -> None:
+def test_whoever_comes_sees_the_next_frame_first() -> None:
     """Nothing is encoded while nobody looks: the last one was for those who looked before."""
     sink = MjpegSink(port=0)
     before = connected(sink)
@@ -95,7 +95,7 @@ def test_whoever_comes_sees_the_next_picture_first() -> None:
     sink.close()
 
 
-def test_the_last_picture_is_seen_before_the_end() -> None:
+def test_the_last_frame_is_seen_before_the_end() -> None:
     for _ in range(5):  # whichever thread is first
         sink = MjpegSink(port=0)
         response = connected(sink)
@@ -226,7 +226,7 @@ def test_silent_connections_do_not_keep_a_viewer_out() -> None:
     sink.close()
 
 
-def test_an_address_that_cannot_be_parsed_is_a_bad_request() -> None:
+def test_an_address_that_are_invalid_parsed_is_a_bad_request() -> None:
     sink = MjpegSink(port=0)
     with socket.create_connection(("127.0.0.1", sink.port), PATIENCE_S) as viewer:
         viewer.sendall(b"GET http://[::1 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
@@ -266,7 +266,7 @@ def test_the_newer_kind_of_address() -> None:
     sink.close()
 
 
-def test_pages_of_others_do_not_show_it() -> None:
+def test_other_web_sites_cannot_embed_the_stream() -> None:
     sink = MjpegSink(port=0)
     assert connected(sink, **{"Sec-Fetch-PageServer": "cross-site"}).status == 403
     own = connected(sink, "/", **{"Sec-Fetch-PageServer": "same-origin"})
@@ -274,7 +274,7 @@ def test_pages_of_others_do_not_show_it() -> None:
     sink.close()
 
 
-def test_a_port_that_is_taken_is_told() -> None:
+def test_a_port_that_is_taken_is_reported() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(RedlineError, match=rf"^cannot listen on 127\.0\.0\.1:{port}: .*\.$"):

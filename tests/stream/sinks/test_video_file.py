@@ -109,7 +109,7 @@ def test_a_full_disk_does_not_take_a_live_recording_away(tmp_path: Path, is_live
         assert len(seen) > 10 and seen == [Fraction(index, 5) for index in range(len(seen))]
 
 
-def test_a_recording_that_has_no_picture_yet_is_not_kept(tmp_path: Path) -> None:
+def test_a_recording_that_has_no_frame_yet_is_not_kept(tmp_path: Path) -> None:
     sink = VideoFileSink(tmp_path / "a.mp4", Fraction(25), is_live=True)
     with small_disk(100), pytest.raises(RedlineError, match=r"^cannot write '.*': File too large\.$"):
         write(sink, clip([0, 1, 2], Fraction(1, 25)))
@@ -119,7 +119,7 @@ def test_a_recording_that_has_no_picture_yet_is_not_kept(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("suffix", [".mp4", ".mkv"])
 @pytest.mark.parametrize("is_live", [True, False])
-def test_sound_is_copied_in_step(tmp_path: Path, is_live: bool, suffix: str) -> None:
+def test_audio_is_copied_in_step(tmp_path: Path, is_live: bool, suffix: str) -> None:
     make_clip(tmp_path / "in.mp4", frames=25, sound="aac")
     source = VideoFile(tmp_path / "in.mp4")
     target = tmp_path / f"out{suffix}"
@@ -132,7 +132,7 @@ def test_sound_is_copied_in_step(tmp_path: Path, is_live: bool, suffix: str) -> 
     assert [f.time_s for f in VideoFile(target).frames()] == [f.time_s for f in source.frames()]
 
 
-def test_sound_of_a_broadcast_stays_in_step_when_its_clock_is_taken_off(tmp_path: Path) -> None:
+def test_audio_of_a_broadcast_stays_in_step_when_its_clock_is_taken_off(tmp_path: Path) -> None:
     make_clip(tmp_path / "in.ts", frames=25, sound="mp2")
     source = VideoFile(tmp_path / "in.ts")
     write(
@@ -146,7 +146,7 @@ def test_sound_of_a_broadcast_stays_in_step_when_its_clock_is_taken_off(tmp_path
 
 
 @pytest.mark.parametrize("suffix", [".mp4", ".mkv"])
-def test_recordings_that_were_joined_follow_each_other_with_their_sound(tmp_path: Path, suffix: str) -> None:
+def test_recordings_that_were_concatenated_follow_each_other_with_their_audio(tmp_path: Path, suffix: str) -> None:
     """`cat in.ts in.ts`: the second counts anew, and so do its sound and its pictures."""
     make_clip(tmp_path / "in.ts", frames=25, sound="mp2", options={"bf": "0"})
     (tmp_path / "two.ts").write_bytes(2 * (tmp_path / "in.ts").read_bytes())
@@ -162,7 +162,7 @@ def test_recordings_that_were_joined_follow_each_other_with_their_sound(tmp_path
     assert abs(gaps[0] - gaps[1]) <= slack and all(a < b for a, b in pairwise(sound))
 
 
-def test_the_last_picture_lasts_as_long_as_it_did(tmp_path: Path) -> None:
+def test_the_last_frame_lasts_as_long_as_it_did(tmp_path: Path) -> None:
     for suffix in (".mp4", ".mkv"):
         ticks, lasts = [0, 2000, 2100, 6000], [2000, 100, 3900, 33]
         frames = [replace(f, duration=long) for f, long in zip(clip(ticks, Fraction(1, 1000)), lasts, strict=True)]
@@ -171,7 +171,7 @@ def test_the_last_picture_lasts_as_long_as_it_did(tmp_path: Path) -> None:
             assert abs(container.duration / av.time_base - 6.033) < 0.002, suffix
 
 
-def test_a_film_that_was_stopped_ends_with_its_pictures(tmp_path: Path) -> None:
+def test_a_video_that_was_stopped_ends_with_its_frames(tmp_path: Path) -> None:
     make_clip(tmp_path / "in.mp4", frames=50, sound="aac")
     source = VideoFile(tmp_path / "in.mp4")
     sink = VideoFileSink(tmp_path / "o.mp4", source.rate, audio=source.path)
@@ -179,7 +179,7 @@ def test_a_film_that_was_stopped_ends_with_its_pictures(tmp_path: Path) -> None:
     assert Fraction(37, 100) < sound_of(tmp_path / "o.mp4")[-1][0] < Fraction(4, 10)
 
 
-def test_an_abandoned_film_leaves_no_trace_and_the_old_one_stays(tmp_path: Path) -> None:
+def test_an_abandoned_video_leaves_no_trace_and_the_old_one_stays(tmp_path: Path) -> None:
     target = tmp_path / "a.mp4"
     target.write_bytes(b"old")
     sink = VideoFileSink(target, Fraction(25))
@@ -257,7 +257,7 @@ def left_by_killed(path: Path, monkeypatch: pytest.MonkeyPatch, process: int = 2
         return recording_path(path)
 
 
-def test_a_killed_recording_without_a_picture_is_deleted_with_a_note(
+def test_a_killed_recording_without_a_frame_is_deleted_with_a_note(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = left_by_killed(tmp_path / "a.mp4", monkeypatch)
@@ -309,7 +309,7 @@ def test_another_size_is_refused_and_leaves_no_trace(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: object, packet: object) -> None:
         raise OSError(28, "No space left on device")
 

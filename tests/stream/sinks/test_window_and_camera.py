@@ -109,7 +109,7 @@ def test_a_window_can_be_closed_while_nothing_comes(tk: FakeTk) -> None:
     assert outcome.report.frames == 1 and not outcome.complete
 
 
-def test_a_missing_screen_and_a_missing_library_are_told(tk: FakeTk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_screen_and_a_missing_library_are_reported(tk: FakeTk, monkeypatch: pytest.MonkeyPatch) -> None:
     tk.has_screen = False
     with pytest.raises(RedlineError, match=r"^cannot open a window \(no display.*\): use browser"):
         WindowSink()

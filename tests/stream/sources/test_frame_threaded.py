@@ -111,7 +111,7 @@ def careful(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("name", list(FILMS))
-def test_whole_films_are_the_same_and_never_need_care(tmp_path: Path, name: str, careful: list[int]) -> None:
+def test_whole_videos_are_the_same_and_never_need_care(tmp_path: Path, name: str, careful: list[int]) -> None:
     path = make(tmp_path / name)
     given, left_out, said = outcome(path, at_once=4)
     assert not careful and not left_out and not said
@@ -119,7 +119,7 @@ def test_whole_films_are_the_same_and_never_need_care(tmp_path: Path, name: str,
     assert len(given) == {"one.mp4": 1, "two.mkv": 2, "pauses.avi": 51}.get(name, 60)
 
 
-def test_a_film_that_was_trimmed_needs_no_care(tmp_path: Path, careful: list[int]) -> None:
+def test_a_trimmed_video_is_not_taken_for_damaged(tmp_path: Path, careful: list[int]) -> None:
     """What lies behind its end is in the file, and is decoded for nobody."""
     path = make(tmp_path / "reordered.mp4")
     data = bytearray(path.read_bytes())
@@ -131,7 +131,7 @@ def test_a_film_that_was_trimmed_needs_no_care(tmp_path: Path, careful: list[int
     assert (given, left_out, said) == outcome(path, at_once=1)
 
 
-def test_the_decoder_of_a_whole_film_works_on_several_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_decoder_of_a_whole_video_works_on_several_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     streams = list[Any]()
     monkeypatch.setattr(films, "cores", lambda: 16)
     monkeypatch.setattr(
@@ -146,7 +146,7 @@ def test_the_decoder_of_a_whole_film_works_on_several_pictures(tmp_path: Path, m
 
 
 @pytest.mark.parametrize(("cores", "at_once"), [(16, 6), (8, 4), (2, 1), (1, 0)])
-def test_pictures_at_once(monkeypatch: pytest.MonkeyPatch, cores: int, at_once: int) -> None:
+def test_frames_at_once(monkeypatch: pytest.MonkeyPatch, cores: int, at_once: int) -> None:
     monkeypatch.setattr(films, "cores", lambda: cores)
     assert films.frame_threads() == at_once
 
@@ -163,7 +163,7 @@ def test_decoders_that_are_better_with_slices_keep_them(
 
 @pytest.mark.parametrize("name", ["intra.mp4", "reordered.mp4", "reordered.mkv", "open.mp4", "sound.avi", "vp9.webm"])
 @pytest.mark.parametrize("picture", [0, 1, 30, -3, -1])
-def test_damage_is_told_as_with_care_alone(tmp_path: Path, name: str, picture: int) -> None:
+def test_damage_is_reported_as_by_the_sequential_decoder(tmp_path: Path, name: str, picture: int) -> None:
     path = make(tmp_path / name)
     damaged(path, picture)
     left_out, said = assert_same_both_ways(path)
@@ -174,7 +174,7 @@ def test_damage_is_told_as_with_care_alone(tmp_path: Path, name: str, picture: i
 
 @pytest.mark.parametrize("name", ["hevc.mkv", "reordered.flv"])
 @pytest.mark.parametrize("picture", [0, 9, 30, -3, -1])
-def test_damage_that_is_not_marked_spoils_pixels_alone(tmp_path: Path, name: str, picture: int) -> None:
+def test_unmarked_damage_only_spoils_pixels(tmp_path: Path, name: str, picture: int) -> None:
     """What FFmpeg says nothing of, or too late, comes out as its threads have it."""
     path = make(tmp_path / name)
     damaged(path, picture)
@@ -183,7 +183,7 @@ def test_damage_that_is_not_marked_spoils_pixels_alone(tmp_path: Path, name: str
 
 @pytest.mark.parametrize("name", ["intra.mp4", "reordered.mkv"])
 @pytest.mark.parametrize("pair", [(20, 50), (-3, -1), (0, -2), (40, 41)])
-def test_damage_in_several_places_is_told_once_each(tmp_path: Path, name: str, pair: tuple[int, int]) -> None:
+def test_damage_in_several_places_is_reported_once_each(tmp_path: Path, name: str, pair: tuple[int, int]) -> None:
     path = make(tmp_path / name)
     for picture in pair:
         damaged(path, picture)
@@ -193,7 +193,7 @@ def test_damage_in_several_places_is_told_once_each(tmp_path: Path, name: str, p
 
 @pytest.mark.parametrize("name", ["reordered.mkv", "broadcast.ts", "plain.avi", "sound.avi"])
 @pytest.mark.parametrize("tenths", [1, 5, 9])
-def test_holes_are_told_as_with_care_alone(tmp_path: Path, name: str, tenths: int) -> None:
+def test_gaps_are_reported_as_by_the_sequential_decoder(tmp_path: Path, name: str, tenths: int) -> None:
     path = make(tmp_path / name)
     data = path.read_bytes()
     start = len(data) * tenths // 10
@@ -203,7 +203,7 @@ def test_holes_are_told_as_with_care_alone(tmp_path: Path, name: str, tenths: in
 
 
 @pytest.mark.parametrize("name", ["reordered.mkv", "broadcast.ts", "plain.avi", "reordered.flv"])
-def test_films_without_their_end_or_their_start(tmp_path: Path, name: str) -> None:
+def test_videos_without_their_end_or_their_start(tmp_path: Path, name: str) -> None:
     path = make(tmp_path / name)
     data = path.read_bytes()
     path.write_bytes(data[: len(data) * 3 // 4])
@@ -214,7 +214,7 @@ def test_films_without_their_end_or_their_start(tmp_path: Path, name: str) -> No
         assert_same_both_ways(path)
 
 
-def test_recordings_that_were_joined_with_another_size(tmp_path: Path) -> None:
+def test_recordings_that_were_concatenated_with_another_size(tmp_path: Path) -> None:
     for name, size in (("a.ts", (64, 48)), ("b.ts", (96, 80))):
         make_clip(tmp_path / name, frames=20, size=size)
     (tmp_path / "both.ts").write_bytes((tmp_path / "a.ts").read_bytes() + (tmp_path / "b.ts").read_bytes())
@@ -222,7 +222,7 @@ def test_recordings_that_were_joined_with_another_size(tmp_path: Path) -> None:
     assert len(outcome(tmp_path / "both.ts", at_once=4)[0]) == 40
 
 
-def test_a_file_that_cannot_be_read_on_gives_all_pictures_before(
+def test_a_file_that_are_invalid_read_on_gives_all_frames_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(container: Any, stream: Any, name: str) -> Iterator[Any]:
@@ -237,9 +237,7 @@ def test_a_file_that_cannot_be_read_on_gives_all_pictures_before(
     assert "cannot be read to its end" in said and len(outcome(path, at_once=4)[0]) >= 35
 
 
-def test_no_picture_that_was_made_of_a_damaged_one_is_given_before_care_is_taken(
-    tmp_path: Path, careful: list[int]
-) -> None:
+def test_frame_threads_stop_before_a_spoiled_frame(tmp_path: Path, careful: list[int]) -> None:
     """They may be shown before it, and come after it."""
     path = make(tmp_path / "reordered.mp4")
     times = [packet.pts for packet in pictures(path)]
@@ -249,7 +247,7 @@ def test_no_picture_that_was_made_of_a_damaged_one_is_given_before_care_is_taken
     assert len(careful) == 1 and 20 < careful[0] <= sorted(times).index(min(times[place + 1 :]))
 
 
-def test_no_picture_behind_a_hole_is_given_before_care_is_taken(tmp_path: Path, careful: list[int]) -> None:
+def test_frame_threads_stop_before_a_gap(tmp_path: Path, careful: list[int]) -> None:
     """A decoder goes on with the picture before the hole, and AVI has no times that would tell."""
     path = make(tmp_path / "sound.avi")
     places, data = [packet.pos for packet in pictures(path)], bytearray(path.read_bytes())
@@ -259,7 +257,7 @@ def test_no_picture_behind_a_hole_is_given_before_care_is_taken(tmp_path: Path, 
     assert len(careful) == 1 and careful[0] <= 30
 
 
-def test_a_picture_that_was_given_and_turns_out_to_be_damaged_is_told_and_no_other_is_lost(tmp_path: Path) -> None:
+def test_a_frame_that_was_given_and_turns_out_to_be_damaged_is_reported_and_no_other_is_lost(tmp_path: Path) -> None:
     path = make(tmp_path / "reordered.mp4")
     whole = list(VideoFile(path).frames())
     damaged(path, 30)
@@ -286,7 +284,9 @@ def test_closing_ends_the_frames_in_either_way(
 
 
 @pytest.mark.parametrize("at_once", [1, 3])
-def test_a_picture_is_as_old_as_the_wish_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+def test_the_capture_time_is_when_the_frame_was_requested(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
     """However long its packet may have been with the decoder, which reorders and works ahead."""
     monkeypatch.setattr(films, "frame_threads", lambda: at_once)
     clock, path = ManualClock(), make(tmp_path / "reordered.mp4")
@@ -296,7 +296,7 @@ def test_a_picture_is_as_old_as_the_wish_for_it(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("live", [False, True])
-def test_a_film_that_is_looked_at_never_begins_again(
+def test_a_video_that_is_looked_at_never_begins_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, careful: list[int], live: bool
 ) -> None:
     """Whoever looks would wait for all of it to be decoded twice."""

@@ -78,7 +78,7 @@ def test_our_own_mjpeg_is_read_as_a_live_stream() -> None:
     assert moments == sorted(moments) and abs(moments[-1] - time.monotonic()) < 10
 
 
-def test_live_pictures_come_in_the_size_that_is_asked_for() -> None:
+def test_live_frames_come_in_the_size_that_is_asked_for() -> None:
     sink = MjpegSink(port=0)
     with shown(sink) as url:
         source = open_network(url, read_s=2.0, size=(30, 20))
@@ -90,7 +90,7 @@ def test_live_pictures_come_in_the_size_that_is_asked_for() -> None:
     assert {frame.pixels.shape for frame in frames} == {(30, 20, 3)}
 
 
-def test_a_stream_that_ends_is_a_fault_and_is_opened_anew() -> None:
+def test_a_stream_that_ends_is_a_fault_and_is_reopened() -> None:
     sink = MjpegSink(port=0)
     port = sink.port
     with shown(sink) as url:
@@ -112,7 +112,7 @@ def test_a_stream_that_ends_is_a_fault_and_is_opened_anew() -> None:
     again.close()
 
 
-def test_an_address_that_cannot_be_reached_is_told_without_the_password() -> None:
+def test_an_address_that_are_invalid_reached_is_reported_without_the_password() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
@@ -132,7 +132,7 @@ def test_a_server_that_never_answers_is_given_up() -> None:
 
 
 @pytest.mark.parametrize("text", ["http://", "ftp://host/film.mp4", "http://host:99999/x"])
-def test_what_is_no_address_is_told(text: str) -> None:
+def test_what_is_no_address_is_reported(text: str) -> None:
     with pytest.raises(RedlineError, match=r"invalid address.*\.$"):
         open_network(text)
 
@@ -171,7 +171,7 @@ def served(path: Path, breaks: int = 0, ranges: bool = False) -> Iterator[str]:
 
 @pytest.mark.parametrize("ranges", [True, False])
 @pytest.mark.parametrize("name", ["a.mkv", "a.mp4"])
-def test_a_film_that_breaks_off_goes_on_where_it_was(tmp_path: Path, name: str, ranges: bool) -> None:
+def test_a_video_that_breaks_off_goes_on_where_it_was(tmp_path: Path, name: str, ranges: bool) -> None:
     fast = {"movflags": "+faststart"} if name == "a.mp4" else None
     options = {"preset": "ultrafast", "g": "10", "crf": "5", "bf": "0"}
     times = make_clip(tmp_path / name, frames=100, size=(96, 64), options=options, muxer=fast)
@@ -188,7 +188,7 @@ def test_a_film_that_breaks_off_goes_on_where_it_was(tmp_path: Path, name: str, 
     assert len(seen) >= (99 if ranges or name == "a.mp4" else 75) and seen[-1] == pytest.approx(3.96)
 
 
-def test_a_film_that_cannot_be_sought_in_is_read_again_from_its_start(
+def test_a_video_that_are_invalid_sought_in_is_read_again_from_its_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_clip(tmp_path / "a.mkv", frames=9)
@@ -229,7 +229,7 @@ def test_motion_jpeg_has_the_times_at_which_it_came() -> None:
     assert [frame.pts for frame in seen] == sorted({frame.pts for frame in seen}) and seen[0].duration == 0
 
 
-def test_a_film_on_a_server_comes_at_its_own_pace_and_ends(tmp_path: Path) -> None:
+def test_a_video_on_a_server_comes_at_its_own_pace_and_ends(tmp_path: Path) -> None:
     make_clip(tmp_path / "a.mkv", frames=5)
     with served(tmp_path / "a.mkv") as url:
         source = open_network(url)
@@ -240,13 +240,13 @@ def test_a_film_on_a_server_comes_at_its_own_pace_and_ends(tmp_path: Path) -> No
 PLAIN = {"preset": "ultrafast", "tune": "zerolatency"}
 
 
-def test_an_address_without_pictures_is_told(tmp_path: Path) -> None:
+def test_an_address_without_frames_is_reported(tmp_path: Path) -> None:
     (tmp_path / "page.html").write_text("<html>hello</html>" * 40)
     with served(tmp_path / "page.html") as url, pytest.raises(RedlineError, match=r"cannot be opened: .*\.$"):
         open_network(url)
 
 
-def test_a_camera_that_comes_back_without_a_picture_is_tried_again(
+def test_a_camera_that_comes_back_without_a_frame_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_clip(tmp_path / "a.mkv", frames=3, options=PLAIN)
@@ -261,7 +261,7 @@ def test_a_camera_that_comes_back_without_a_picture_is_tried_again(
         list(source.frames())
 
 
-def test_closing_lets_go_of_what_was_never_read() -> None:
+def test_closing_releases_what_was_never_read() -> None:
     sink = MjpegSink(port=0)
     with shown(sink) as url:
         source = open_network(url)
@@ -271,7 +271,7 @@ def test_closing_lets_go_of_what_was_never_read() -> None:
     sink.close()
 
 
-def test_a_size_may_change_in_mid_stream(tmp_path: Path) -> None:
+def test_a_size_may_change_during_a_stream(tmp_path: Path) -> None:
     """A pipe of JPEGs of two sizes, as a camera that is turned gives."""
     sink = MjpegSink(port=0)
     with shown(sink) as url:
@@ -288,7 +288,7 @@ def test_a_size_may_change_in_mid_stream(tmp_path: Path) -> None:
     assert (32, 48) in sizes and (40, 24) in sizes
 
 
-def test_damaged_pictures_are_left_out(tmp_path: Path) -> None:
+def test_damaged_frames_are_skipped(tmp_path: Path) -> None:
     make_clip(tmp_path / "a.mkv", frames=30, options={"preset": "ultrafast", "g": "1", "crf": "5"})
     data = bytearray((tmp_path / "a.mkv").read_bytes())
     middle = len(data) // 2
@@ -319,6 +319,6 @@ def test_the_formats_are_there() -> None:
     assert {"rtsp", "mpjpeg"} <= av.formats_available and "video4linux2,v4l2" in av.formats_available
 
 
-def test_a_host_that_nobody_knows_is_told() -> None:
+def test_a_host_that_nobody_knows_is_reported() -> None:
     with pytest.raises(RedlineError, match=r"cannot be opened: unknown host 'no\.such\.host\.invalid'\.$"):
         open_network("http://no.such.host.invalid/x")

@@ -43,7 +43,7 @@ def filmed(camera: RtspCamera, greys: Callable[[], int]) -> Iterator[None]:
         thread.join()
 
 
-def test_rtsp_brings_every_picture_in_its_order_and_is_opened_anew() -> None:
+def test_rtsp_brings_every_frame_in_its_order_and_is_reopened() -> None:
     shown = count()
     with RtspCamera(48, 64) as camera, filmed(camera, lambda: 20 + next(shown) % 200):
         source = open_network(camera.url)
@@ -61,7 +61,7 @@ def test_rtsp_brings_every_picture_in_its_order_and_is_opened_anew() -> None:
     assert [round(float(frame.time_s - seen[0].time_s), 2) for frame in seen[:8]] == [0.04 * n for n in range(8)]
 
 
-def test_what_came_before_the_first_frame_was_asked_for_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_came_before_the_first_frame_was_asked_for_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     """While a model is set up, a camera goes on: its first frame would be as old as that took, and said to be new."""
     monkeypatch.setattr("redline.stream.sources.backlog._WAITED_S", 0.1)
     monkeypatch.setattr("redline.stream.sources.backlog._LONGEST_S", PATIENCE_S)
@@ -98,7 +98,7 @@ def scripted(path: Path, before: Callable[[int], object], form: str) -> Callable
 
 
 @pytest.mark.parametrize(("form", "lag_s"), [("rtsp", 1.0), ("flv", 0.0)])
-def test_a_picture_that_ends_with_the_next_is_as_old_as_its_first_bytes(
+def test_a_frame_that_ends_with_the_next_is_as_old_as_its_first_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, lag_s: float
 ) -> None:
     clock = ManualClock()
@@ -113,7 +113,7 @@ def test_a_picture_that_ends_with_the_next_is_as_old_as_its_first_bytes(
     frames.close()
 
 
-def test_a_stall_is_told_when_its_time_is_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stall_is_reported_when_its_time_is_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Told to stop, FFmpeg gives the picture that it has in hand, and only the next read would fail: as late again."""
     passed = [0.0]
 

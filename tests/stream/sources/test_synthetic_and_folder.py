@@ -133,7 +133,7 @@ def test_a_folder_is_read_in_the_order_of_its_numbers(tmp_path: Path) -> None:
     assert frames[3].time_s == Fraction(1, 10) and (source.height, source.width) == (4, 5)
 
 
-def test_folders_that_are_none_are_told(tmp_path: Path) -> None:
+def test_folders_that_are_none_are_reported(tmp_path: Path) -> None:
     with pytest.raises(RedlineError, match=r"^no folder '.*gone'\.$"):
         ImageFolder(tmp_path / "gone")
     with pytest.raises(RedlineError, match=r"has no images \(.*\)\.$"):

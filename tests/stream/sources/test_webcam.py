@@ -14,7 +14,7 @@ from redline.stream.sources.webcam import CameraMode, open_webcam
 pytestmark = pytest.mark.timeout(HANGS_S)
 
 
-def test_missing_cameras_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_cameras_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("redline.stream.sources.webcam._DEVICES", tmp_path)
     with pytest.raises(RedlineError, match=r"^there is no camera '.*video3' \(found: none\)\.$"):
         open_webcam(3)
@@ -30,7 +30,7 @@ def test_missing_cameras_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         open_webcam(0)
 
 
-def test_a_camera_that_gives_something_else_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_camera_that_gives_something_else_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Address] = []
 
     def opened(address: Address, clock: object, drop: object, size: object) -> SimpleNamespace:
