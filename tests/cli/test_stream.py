@@ -310,7 +310,7 @@ def test_weights_that_do_not_fit_are_reported_before_they_are_read(
     assert said.endswith("is out of memory on cpu with the plan channels_last: use a smaller model or another plan.")
 
 
-def test_figures_that_are_invalid_written_are_reported_and_leave_no_half_video(
+def test_figures_that_cannot_be_written_are_reported_and_leave_no_half_video(
     stream: Callable[..., Seen], tmp_path: Path
 ) -> None:
     seen = stream("synthetic:16x16", "out.mp4", "--duration", "60s", "--metrics", "/dev/full")
@@ -319,7 +319,7 @@ def test_figures_that_are_invalid_written_are_reported_and_leave_no_half_video(
     assert "Traceback" not in text and list(tmp_path.iterdir()) == []
 
 
-def test_a_page_that_are_invalid_written_costs_no_table(
+def test_a_page_that_cannot_be_written_costs_no_table(
     stream: Callable[..., Seen], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(path: Path, text: str) -> None:

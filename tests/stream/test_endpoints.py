@@ -197,7 +197,7 @@ def _inner(source: object, kind: type) -> bool:
     return isinstance(source, kind) or isinstance(getattr(source, "inner", None), kind)
 
 
-def test_a_sink_that_are_invalid_closes_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_output_closes_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[bool] = []
     monkeypatch.setattr(SyntheticClip, "close", lambda self: closed.append(True))
     with pytest.raises(RedlineError, match="unknown output"):
@@ -325,7 +325,7 @@ def test_an_address_may_begin_with_capitals(monkeypatch: pytest.MonkeyPatch) -> 
     assert asked == ["http://Host/A.mjpeg", "rtsp://host/live"]
 
 
-def test_a_page_that_are_invalid_served_releases_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_that_cannot_be_served_releases_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[str] = []
 
     def refuse(*_: object, **__: object) -> None:

@@ -179,7 +179,7 @@ def test_figures_are_there_from_the_first_line_on(tmp_path: Path) -> None:
     assert path.read_text() == "one\ntwo\n"
 
 
-def test_figures_that_are_invalid_written_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_that_cannot_be_written_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full = MetricsFile(Path("/dev/full"))
     with pytest.raises(RedlineError, match=r"^cannot write '/dev/full': No space left on device\.$"):
         full.write("one\n")

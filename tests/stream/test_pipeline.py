@@ -154,7 +154,7 @@ def test_a_change_is_in_force_with_the_next_frame() -> None:
         {"steps": "a"},
     ],
 )
-def test_a_setting_that_are_invalid_changes_nothing(changes: dict) -> None:
+def test_an_invalid_setting_changes_nothing(changes: dict) -> None:
     settings = LiveSettings()
     with pytest.raises(RedlineError, match=r"\.$"):
         settings.change(**{"strength": 0.1, **changes})

@@ -47,7 +47,7 @@ def test_values_at_their_limits_are_taken_in_their_own_kind(values: dict[str, An
         ({"strength": "much"}, "invalid settings"),
     ],
 )
-def test_a_change_that_are_invalid_changes_nothing(values: dict[str, Any], sentence: str) -> None:
+def test_an_invalid_change_changes_nothing(values: dict[str, Any], sentence: str) -> None:
     live = LiveSettings(Settings(strength=0.25))
     with pytest.raises(RedlineError, match=sentence):
         live.change(**{"steps": 2, **values})

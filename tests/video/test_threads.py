@@ -48,14 +48,14 @@ def test_several_frames_are_decoded_at_once_where_a_decoder_can(
         (Fraction(241), None, None),
     ],
 )
-def test_a_rate_that_are_invalid_one_is_not_believed(
+def test_an_implausible_rate_is_ignored(
     average: Fraction | None, guessed: Fraction | None, rate: int | None
 ) -> None:
     stream: Any = SimpleNamespace(average_rate=average, guessed_rate=guessed)
     assert declared_rate(stream) == rate
 
 
-def test_a_file_that_are_invalid_opened_says_why(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_opened_says_why(tmp_path: Path) -> None:
     (tmp_path / "empty.mp4").touch()
     (tmp_path / "text.mp4").write_text("no video")
     for name, sentence in (

@@ -226,7 +226,7 @@ def test_silent_connections_do_not_keep_a_viewer_out() -> None:
     sink.close()
 
 
-def test_an_address_that_are_invalid_parsed_is_a_bad_request() -> None:
+def test_an_address_that_cannot_be_parsed_is_a_bad_request() -> None:
     sink = MjpegSink(port=0)
     with socket.create_connection(("127.0.0.1", sink.port), PATIENCE_S) as viewer:
         viewer.sendall(b"GET http://[::1 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")

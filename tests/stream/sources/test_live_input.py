@@ -112,7 +112,7 @@ def test_a_stream_that_ends_is_a_fault_and_is_reopened() -> None:
     again.close()
 
 
-def test_an_address_that_are_invalid_reached_is_reported_without_the_password() -> None:
+def test_an_address_that_cannot_be_reached_is_reported_without_the_password() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
@@ -188,7 +188,7 @@ def test_a_video_that_breaks_off_goes_on_where_it_was(tmp_path: Path, name: str,
     assert len(seen) >= (99 if ranges or name == "a.mp4" else 75) and seen[-1] == pytest.approx(3.96)
 
 
-def test_a_video_that_are_invalid_sought_in_is_read_again_from_its_start(
+def test_a_video_that_cannot_be_sought_in_is_read_again_from_its_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_clip(tmp_path / "a.mkv", frames=9)

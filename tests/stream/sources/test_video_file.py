@@ -87,7 +87,7 @@ def test_a_size_is_what_scaling_the_whole_frame_gives(
 
 
 @pytest.mark.parametrize("size", [None, (8, 8)])
-def test_frames_that_are_invalid_shown_are_reported_before_the_start(
+def test_frames_that_cannot_be_shown_are_reported_before_the_start(
     tmp_path: Path, size: tuple[int, int] | None
 ) -> None:
     with av.open(str(tmp_path / "four_bits.nut"), "w") as container:
