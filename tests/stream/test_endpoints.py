@@ -163,8 +163,8 @@ def test_what_is_looked_at_comes_at_the_pace_of_its_source(
 ) -> None:
     for name in ("WindowSink", "VirtualCameraSink"):
         monkeypatch.setattr(f"redline.stream.endpoints.{name}", lambda *_: NullSink())
-    for wishes in (EndpointOptions(), EndpointOptions(size=(8, 8))):
-        places = open_endpoints("synthetic:16x16,1", sink, wishes, LiveSettings(), Latency())
+    for options in (EndpointOptions(), EndpointOptions(size=(8, 8))):
+        places = open_endpoints("synthetic:16x16,1", sink, options, LiveSettings(), Latency())
         assert places.source.is_live and _inner(places.source, Paced)
         places.sink.close()
         assert bool(places.notes) == (sink == "browser")
@@ -241,8 +241,8 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> list[FakePage]:
 
 def test_a_browser_at_either_end_or_both(pages: list[FakePage]) -> None:
     share = {"device": torch.device("cuda:1"), "busy_share": lambda: 0.5}
-    wishes = EndpointOptions(size=(24, 40), key="k", controls=ModelControls(4, ("a",)), **share)
-    both = open_endpoints("browser:9000", "browser", wishes, LiveSettings(), Latency())
+    options = EndpointOptions(size=(24, 40), key="k", controls=ModelControls(4, ("a",)), **share)
+    both = open_endpoints("browser:9000", "browser", options, LiveSettings(), Latency())
     page = pages[-1]
     assert (both.source, both.sink, both.urls) == (page.source, page.sink, ("http://127.0.0.1:9000/",))
     assert (
@@ -303,13 +303,13 @@ def test_a_folder_has_a_rate(tmp_path: Path) -> None:
 
 
 def test_a_certificate_is_for_a_page(pages: list[FakePage]) -> None:
-    wishes = EndpointOptions(certificate=Path("page.pem"))
-    open_endpoints("synthetic:16x16", "browser", wishes, LiveSettings(), Latency())
+    options = EndpointOptions(certificate=Path("page.pem"))
+    open_endpoints("synthetic:16x16", "browser", options, LiveSettings(), Latency())
     assert pages[-1].options["certificate"] == Path("page.pem")
     with pytest.raises(
         RedlineError, match=r"^--certificate needs a browser as source or output, and this stream has none\.$"
     ):
-        open_endpoints("synthetic:16x16", "null", wishes, LiveSettings(), Latency())
+        open_endpoints("synthetic:16x16", "null", options, LiveSettings(), Latency())
 
 
 def test_a_key_is_for_viewers() -> None:

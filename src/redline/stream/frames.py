@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from redline.errors import RedlineError
@@ -51,6 +52,15 @@ def square_size(height: int, width: int, pixel_aspect: Fraction) -> tuple[int, i
     if pixel_aspect >= 1:
         return height, round(width * pixel_aspect)
     return round(height / pixel_aspect), width
+
+
+def as_square_pixels(frame: Frame) -> Image.Image:
+    """Returns an image for displays that do not know the pixel aspect ratio."""
+    image = Image.fromarray(frame.pixels.numpy())
+    height, width = square_size(frame.height, frame.width, frame.pixel_aspect)
+    if (height, width) == (frame.height, frame.width):
+        return image
+    return image.resize((width, height), Image.Resampling.BICUBIC)
 
 
 def check_pixels(pixels: Tensor, origin: str) -> Tensor:

@@ -137,10 +137,10 @@ def _chart(
     label: Callable[[float], str] = format_tick,
     top: float | None = None,
 ) -> _Chart:
-    made = [Curve(key, tuple(points), f"c{number % COLOURS}") for number, (key, points) in enumerate(curves.items())]
+    drawn = [Curve(key, tuple(points), f"c{number % COLOURS}") for number, (key, points) in enumerate(curves.items())]
     # The title names a single curve, but not the cause of a drop.
-    legend = tuple((curve.kind, curve.name) for curve in made) if len(made) > 1 or name == "drops" else ()
-    return _Chart(title, note, draw_curves(title, made, name, "seconds", label, (0.0, top)), legend)
+    legend = tuple((curve.kind, curve.name) for curve in drawn) if len(drawn) > 1 or name == "drops" else ()
+    return _Chart(title, note, draw_curves(title, drawn, name, "seconds", label, (0.0, top)), legend)
 
 
 def _over(samples: Sequence[Sample], field: str) -> list[tuple[float, float]]:

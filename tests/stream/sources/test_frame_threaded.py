@@ -222,9 +222,7 @@ def test_recordings_that_were_concatenated_with_another_size(tmp_path: Path) -> 
     assert len(outcome(tmp_path / "both.ts", at_once=4)[0]) == 40
 
 
-def test_a_file_that_cannot_be_read_on_gives_all_frames_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_cannot_be_read_on_gives_all_frames_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(container: Any, stream: Any, name: str) -> Iterator[Any]:
         for number, packet in enumerate(container.demux()):
             if number == 40:

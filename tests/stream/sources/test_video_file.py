@@ -329,10 +329,10 @@ def test_a_video_that_is_looked_at_goes_on_after_what_is_damaged(tmp_path: Path)
     data = bytearray((tmp_path / "a.mkv").read_bytes())
     data[len(data) // 2 : len(data) // 2 + 900] = bytes(900)
     (tmp_path / "a.mkv").write_bytes(data)
-    for wishes in (EndpointOptions(keep_going=True), EndpointOptions(live=True), EndpointOptions()):
+    for options in (EndpointOptions(keep_going=True), EndpointOptions(live=True), EndpointOptions()):
         left_out: list[str] = []
-        source = open_source(str(tmp_path / "a.mkv"), wishes, left_out.append)
-        if wishes == EndpointOptions():
+        source = open_source(str(tmp_path / "a.mkv"), options, left_out.append)
+        if options == EndpointOptions():
             with pytest.raises(RedlineError, match=r"'a\.mkv'"):
                 list(source.frames())
             assert not left_out

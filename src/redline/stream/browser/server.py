@@ -46,7 +46,7 @@ _HEADERS = {
 
 @dataclass(frozen=True)
 class PageInfo:
-    """What the page is told when it connects; the fields are keys of the message `hello`."""
+    """The properties of the stream that a page receives when it connects, as keys of the message `hello`."""
 
     source: bool
     sink: bool

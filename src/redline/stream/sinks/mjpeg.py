@@ -18,8 +18,7 @@ from urllib.parse import parse_qs, quote, urlsplit
 from redline.errors import RedlineError
 from redline.stream.access import Access, urls
 from redline.stream.admission import REQUEST_S, PendingConnections
-from redline.stream.frames import Frame
-from redline.stream.sinks.square_pixels import as_square_pixels
+from redline.stream.frames import Frame, as_square_pixels
 
 PORT, MAX_VIEWERS = 8182, 8
 _STREAM = "/stream.mjpeg"

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from redline.errors import RedlineError
-from redline.stream.frames import Frame
-from redline.stream.sinks.square_pixels import as_square_pixels
+from redline.stream.frames import Frame, as_square_pixels
 
 
 class VirtualCameraSink:

@@ -6,8 +6,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from redline.errors import RedlineError
-from redline.stream.frames import Frame
-from redline.stream.sinks.square_pixels import as_square_pixels
+from redline.stream.frames import Frame, as_square_pixels
 
 _INSTEAD = "use browser, mjpeg or a file as output"
 
