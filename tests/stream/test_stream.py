@@ -75,6 +75,8 @@ def test_stop_ends_a_running_stream(weights: Path) -> None:
     stream = small(weights, "synthetic:16x16@30", live=True)
     result = stream.run(lambda sample: stream.stop())
     assert result.interrupted and not result.complete and result.frames
+    with pytest.raises(RedlineError, match=r"runs only once: create another one\.$"):
+        stream.run()
 
 
 def test_the_page_gets_the_device_and_its_utilization(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from redline.errors import RedlineError
 from redline.ladder.plan import Plan
 from redline.machine.machine import Machine, resolve_device
 from redline.stream.endpoints import EndpointOptions, Endpoints, open_endpoints, serves_viewers
@@ -147,7 +148,7 @@ class Stream:
         `progress` is called once per second. Frames that reached the output by then are kept.
         """
         source, sink = self._endpoints.source, self._endpoints.sink
-        self._log_notes()
+        self._begin()
         pipeline = Pipeline(source, self._engine, sink, settings=self.settings, latency=self.latency, log=self._log)
         if isinstance(sink, WindowSink):
             sink.on_closed = pipeline.stop
@@ -193,7 +194,7 @@ class Stream:
     def __iter__(self) -> Iterator[Frame]:
         """Yields the frames as they are written to the output. A lost connection of the source raises SourceFault."""
         source, sink = self._endpoints.source, self._endpoints.sink
-        self._log_notes()
+        self._begin()
         size, complete = (source.height, source.width), False
         self._engine.prepare(*size)
         try:
@@ -241,7 +242,9 @@ class Stream:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _log_notes(self) -> None:
+    def _begin(self) -> None:
+        if self._is_finished:
+            raise RedlineError("a stream runs only once: create another one.")
         for note in self._endpoints.notes:
             self._log(note)
 
