@@ -1,4 +1,4 @@
-"""Sources, transforms and sinks that misbehave on purpose, and write down what was done to them."""
+"""Sources, transforms and sinks for tests, which misbehave on purpose and record their calls."""
 
 import threading
 import time
@@ -13,7 +13,7 @@ from redline.stream.sources import SourceFault
 
 
 class ScriptedSource:
-    """Gives what the script says at each connection: sizes of frames, or an error to raise."""
+    """Follows a script at each connection: sizes of frames, or errors to raise."""
 
     name, rate = "scripted", Fraction(10)
 
@@ -68,7 +68,7 @@ class PerFrame:
 
 
 class Noted(PerFrame):
-    """A transform that notes sizes and settings, and does `extra` for each frame."""
+    """A transform that records sizes and frames, and calls `extra` for each frame."""
 
     def __init__(self, extra: Callable[[Frame], object] = lambda frame: None) -> None:
         self.sizes: list[tuple[int, int]] = []
@@ -95,7 +95,7 @@ class Identity(PerFrame):
 
 
 class Kept:
-    """A sink that keeps frames, and does `extra` for each."""
+    """A sink that keeps frames, and calls `extra` for each."""
 
     name, takes_new_size = "kept", True
 

@@ -1,4 +1,4 @@
-"""Whoever has waited longest makes room, first among those of the same address."""
+"""The oldest pending connection is closed, first among those of the same address."""
 
 from redline.stream.admission import PendingConnections
 

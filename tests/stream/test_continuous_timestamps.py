@@ -1,4 +1,4 @@
-"""Times that go on rising where a broadcast was joined of several recordings."""
+"""Timestamps of concatenated recordings become continuous."""
 
 from fractions import Fraction
 from types import SimpleNamespace
@@ -8,7 +8,7 @@ from redline.stream.continuous_timestamps import ContinuousTimestamps
 
 
 def packet(dts: int | None, stream: int = 0, duration: int | None = 10, corrupt: bool = False) -> Any:
-    """In hundredths of a second; shown 2 ticks after it is decoded."""
+    """Times are in hundredths of a second; pts is dts + 2."""
     return SimpleNamespace(
         dts=dts,
         pts=None if dts is None else dts + 2,

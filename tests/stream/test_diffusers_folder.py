@@ -1,4 +1,4 @@
-"""A tiny random pipeline, written as diffusers writes it, gives through our engine what diffusers' own gives."""
+"""A tiny random pipeline, saved by diffusers, gives in our engine what diffusers' own pipeline gives."""
 
 import json
 import shutil
@@ -108,7 +108,7 @@ def theirs(folder: Path, latents: Any, steps: int, strength: float, prompt: str,
 
 @pytest.mark.parametrize(("scheduler", "steps"), [("", 1), ("", 2), ("DDIMScheduler", 1), ("DDIMScheduler", 5)])
 def test_a_frame_is_what_diffusers_makes_of_it(folder: Path, scheduler: str, steps: int) -> None:
-    """Half of their steps at a strength of a half, as many as ours; DDIM takes the next time from a rounded width."""
+    """At strength 0.5 diffusers runs half of its steps, as many as ours; DDIM rounds the distance to the next time."""
     frames, picture = loaded(folder), torch.rand(1, 3, 32, 48) * 2 - 1
     program = frames.program(steps, 32, 48)
     program.retune(Settings(0.5, steps, seed=7, prompt="ab a"))
@@ -131,7 +131,7 @@ def test_the_encoder_gives_the_mode_of_theirs(folder: Path) -> None:
 
 
 def test_latents_are_shifted_and_scaled_as_the_pipeline_says(folder: Path) -> None:
-    """No model in these tests has a shift, so it is set here; what goes in comes out again."""
+    """Sets a shift, which no model in these tests has; encoding and decoding must cancel."""
     frames, picture = loaded(folder), torch.randn(1, 4, 2, 2)
     frames._scale, frames._shift = 0.5, 3.0
     frames.encode = frames.decode = lambda given: given
@@ -157,7 +157,7 @@ def test_it_runs_through_the_engine_at_any_size(folder: Path) -> None:
 
 
 def test_a_prompt_is_read_where_it_is_changed_and_never_by_a_frame(folder: Path) -> None:
-    """Each number of steps has its own buffers: going back to one with the prompt it knew shows that prompt."""
+    """Each number of steps has its own buffers, which must all get a changed prompt."""
     frames = loaded(folder)
     read: list[str] = []
     plainly = frames.read_prompt

@@ -1,4 +1,4 @@
-"""Every word of the command line opens what it says, and any other is answered with the choices."""
+"""Names of sources and outputs open the right kind, and unknown ones list the choices."""
 
 from fractions import Fraction
 from pathlib import Path
@@ -209,7 +209,7 @@ def test_an_invalid_output_closes_the_source(tmp_path: Path, monkeypatch: pytest
 
 
 class FakePage:
-    """As much of the browser's page as the places use."""
+    """The part of the browser page that endpoints use."""
 
     def __init__(self, host: str, port: int, key: str | None, **options: Any) -> None:
         self.options = {"host": host, "port": port, "key": key, **options}

@@ -1,4 +1,4 @@
-"""The engine computes what training judges, at any size, and nothing of it is recorded or kept more than once."""
+"""The engine computes what the training evaluates, at any size, and captures each graph once."""
 
 import gc
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ FULL = Settings(strength=1.0, steps=2)
 
 
 class Counting:
-    """Stands in for a recorder of CUDA graphs: replaying is calling again."""
+    """Replaces the recorder of CUDA graphs: a replay is another call."""
 
     def __init__(self, device: torch.device | None = None) -> None:
         self.rehearsals = self.captures = 0
@@ -61,7 +61,7 @@ def as_picture(pixels: Tensor) -> Tensor:
 
 
 def agree(made: Tensor, expected_01: Tensor) -> None:
-    """Bytes: where the value lies between two of them, rounding may take either."""
+    """Bytes may differ by one where rounding is ambiguous."""
     error = (made.permute(2, 0, 1).float() - expected_01[0] * 255).abs()
     assert error.max() < 0.502, error.max()
 
@@ -138,7 +138,7 @@ def test_warm_ups_leave_no_history_and_every_number_of_steps_is_recorded_once() 
 
 
 def test_few_steps_are_all_recorded_before_the_first_frame_at_every_size() -> None:
-    """So that a slider never makes a frame wait."""
+    """A slider must never delay a frame."""
     made, frame = engine(recorder=Counting), clip(1, 16, 24)[0]
     made.prepare(16, 24)
     assert made.captures == 4 and list(made._prepared) == [1, 3, 4, 2] and made._settings == FULL
@@ -244,7 +244,7 @@ def test_settings_that_are_invalid_are_refused_before_a_frame_meets_them() -> No
 
 
 def test_a_strength_of_0_passes_frames_on_and_runs_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between frames that are computed, in their order; the next one that is has no history."""
+    """Order is kept among computed frames, and the next computed frame has no previous output."""
     frames, nothing = clip(6, 13, 9), replace(FULL, strength=0.0)
     made = engine()
     first, *_ = play(made, frames[:1])
@@ -328,7 +328,7 @@ def test_copies_are_timed_and_memory_stays_flat() -> None:
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """Small pictures gain nothing by more, and wait for each other where others are at work."""
+    """More threads do not speed up small frames, and wait for each other on a busy machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -337,7 +337,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.mark.usefixtures("one_thread", "any_precision")
 def test_the_shipped_model_stays_close_in_bf16_frame_after_frame() -> None:
-    """What a GPU shows over a thousand frames with a graph, in little."""
+    """A short version of the GPU test over a thousand frames with a graph."""
     bf16, plain = (
         Engine(LsdFrames(load_lsd(SHIPPED), Plan.parse(plan), "cpu"), FULL) for plan in ("bf16 + channels_last", "")
     )

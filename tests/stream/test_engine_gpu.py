@@ -1,4 +1,4 @@
-"""On a GPU: a graph a frame gives what the CPU gives, settings change without another, memory stays to the byte."""
+"""On a GPU one graph per frame gives what the CPU gives, settings change without a new capture, memory is constant."""
 
 import threading
 import time
@@ -35,7 +35,7 @@ def engine(
 
 
 def same_noise(*engines: Engine) -> None:
-    """Devices draw other numbers for the same seed: for a comparison both get those of the first."""
+    """Gives all engines the noise of the first, because devices draw different numbers for a seed."""
     first, *others = [one._prepared[FULL.steps].program._noise_N for one in engines]
     for other in others:
         with torch.inference_mode():
@@ -102,7 +102,7 @@ def test_plans_stay_close_over_many_frames(plan: str) -> None:
 
 @pytest.mark.parametrize("given", ["", "bf16 + channels_last + compile"])
 def test_the_shipped_model_stays_close_and_memory_flat_over_a_thousand_frames(given: str) -> None:
-    """As it is shipped, graph and all, and compiled besides, against plain fp32 without one."""
+    """Compares the shipped plan with its graph, and a compiled one, with plain fp32."""
     plan = Plan.parse(given) if given else choose_plan(Machine.detect("cuda"))
     fast = Engine(LsdFrames(load_lsd(SHIPPED), plan, "cuda:0"), FULL)
     plain = Engine(LsdFrames(load_lsd(SHIPPED), Plan(), "cuda:0"), FULL, recorder=lambda _device: None)

@@ -1,4 +1,4 @@
-"""Whatever breaks, and in whichever thread: all threads end, the error is raised once, and no half is left behind."""
+"""An error in any thread ends all threads, is raised once, and leaves no unfinished file."""
 
 import threading
 import time
@@ -26,7 +26,7 @@ QUIET = Backoff(first_s=0.5, factor=2, longest_s=3)
 
 
 def in_step(source: ScriptedSource, sink: Kept) -> None:
-    """The source gives its next frame when the last one has been shown."""
+    """Makes the source wait until its last frame was shown."""
     shown = threading.Semaphore(0)
     sink._extra = lambda frame: shown.release()
     source.wait_for = lambda: shown.acquire(timeout=PATIENCE_S)

@@ -1,4 +1,4 @@
-"""A key comes from one place, and what is no key is told."""
+"""A key comes from one place, and an invalid one is refused."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Statistics of latency are those that numpy finds in the same samples, and take no more memory for more frames."""
+"""Latency statistics agree with numpy and take bounded memory."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Sizes × plans of the live model: every arm a row, pictures held against fp32's, and an arm that is off is seen."""
+"""The benchmark of sizes × plans: one row per arm, compared with fp32, and a wrong arm is detected."""
 
 import json
 import time
@@ -59,7 +59,7 @@ def test_a_plain_loop_makes_the_same_frames_one_after_the_other(model: Lsd) -> N
 
 
 def test_an_arm_that_is_off_is_seen(model: Lsd, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that slides away by a level every few frames, after it was right."""
+    """An engine that drifts by one level every few frames."""
     right, calls = LsdProgram.run, 0
 
     def run(self: LsdProgram, frame: Tensor, previous: Tensor) -> Tensor:
@@ -180,7 +180,7 @@ def test_every_arm_runs_on_a_gpu_compiled_too_and_stays_close(steps: int) -> Non
 
 @pytest.mark.gpu
 def test_memory_is_that_of_the_running_stream() -> None:
-    """Set-up has the weights in fp32 and in fp16; then there are those of fp16 alone, whatever ran before."""
+    """The set-up peak includes fp32 and fp16 weights, the running peak only fp16, whatever ran before."""
     gpu, half = torch.device("cuda"), Arm("fp16", "fp16")
     plain, row = measure(Shape("light", frames=61), (PLAIN, half), gpu)
     assert not row.failure and row.peak_bytes < 4 * row.parameters
@@ -194,7 +194,7 @@ def test_psnr_tells_equal_bytes_from_nearly_equal_ones() -> None:
 
 
 def test_the_shipped_plan_is_an_arm() -> None:
-    """Whatever it becomes: what users get is what is measured."""
+    """The benchmark must measure the plan that is shipped."""
     shipped = Plan.load(Path(plans.__file__).parent / "stream-cuda.toml")
     assert [arm.graph for arm in ARMS if Plan.parse(arm.plan) == shipped] == [True]
     shipped = Plan.load(Path(plans.__file__).parent / "stream-cpu.toml")

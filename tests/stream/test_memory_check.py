@@ -1,4 +1,4 @@
-"""What the memory check promises is about what a frame really takes on this machine."""
+"""The memory estimate is close to what a frame takes on this machine."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Who watches a stream sees its figures once a second, ends it in time, and keeps no more than fits."""
+"""The monitor samples a stream once per second, stops it in time, and keeps bounded memory."""
 
 import io
 import json
@@ -29,7 +29,7 @@ class Worker:
 
 
 class Fed(ManualClock):
-    """From the third tick on, five frames come in each."""
+    """Five frames per tick, from the third tick on."""
 
     def __init__(self, latency: Latency, worker: Worker, stop: threading.Event) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ def test_figures_come_and_the_stream_is_stopped_in_time() -> None:
 
 
 def test_the_last_line_is_of_all_frames() -> None:
-    """Not of the last ones: slow frames at the start are in the table at the end, and so in the file."""
+    """The last line covers all frames, so it includes slow frames at the start."""
     latency, lines = Latency(window=10), io.StringIO()
     with Monitor(latency, Worker(), torch.device("cpu"), write=lines.write) as watch:
         for number in range(100):
@@ -153,7 +153,7 @@ def test_a_wanted_stop_and_a_failing_file_end_the_stream(fails: bool) -> None:
 
 
 def test_a_file_that_fails_at_the_end_is_an_error_of_the_watch() -> None:
-    """And raised by nobody, in the middle of whatever else went wrong."""
+    """It is not raised in the thread, where it would hide another error."""
     latency = Latency()
 
     def write(line: str) -> None:
@@ -207,7 +207,7 @@ def test_figures_are_not_written_through_a_link(tmp_path: Path) -> None:
 
 
 def test_figures_go_through_a_link_to_a_pipe() -> None:
-    """As /dev/stdout is, and what a shell puts in the place of >(...)."""
+    """/dev/stdout and a shell's >(...) are such links."""
     read, write = os.pipe()
     file = MetricsFile(Path(f"/dev/fd/{write}"))
     file.write("one\n")

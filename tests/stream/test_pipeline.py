@@ -1,4 +1,4 @@
-"""Files keep every frame in order, live sources keep their pace, and settings change between frames, never inside."""
+"""Files keep every frame in order, live sources their pace, and settings change between frames only."""
 
 import itertools
 import random
@@ -117,7 +117,7 @@ def test_settings_change_between_frames_and_never_inside() -> None:
             time.sleep(0)
 
     def stay(_frame: object) -> None:
-        """Until they were changed again, however late the other thread's turn comes on a busy machine."""
+        """Waits until the settings were changed again, however late the other thread runs."""
         before, deadline = turns, time.monotonic() + PATIENCE_S
         while turns == before and time.monotonic() < deadline:
             time.sleep(1e-3)
@@ -227,7 +227,7 @@ def test_a_pipeline_runs_once() -> None:
 
 
 def test_no_frame_of_a_file_is_read_before_there_is_room_for_it() -> None:
-    """One is worked on and one waits for it; a third would only get old in the reader's hand."""
+    """One frame is computed and one waits; a third would only age in the reader."""
     read: list[int] = []
     ahead: list[int] = []
 

@@ -1,4 +1,4 @@
-"""A plan is reported as it came out, and fp32 is fp32 whatever torch would round by default."""
+"""The resolved plan is reported, and fp32 is strict despite torch's default."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -36,7 +36,7 @@ def as_they_were() -> Iterator[None]:
 
 
 class Watching(nn.Module):
-    """Notes what may be rounded while it runs."""
+    """Records whether TF32 is allowed while it runs."""
 
     def __init__(self) -> None:
         super().__init__()

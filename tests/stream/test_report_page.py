@@ -1,4 +1,4 @@
-"""The page about a stream, against a golden file."""
+"""Compares the report page with a golden file."""
 
 import re
 

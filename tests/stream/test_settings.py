@@ -1,4 +1,4 @@
-"""The settings of a stream: the limits of each, and changes that are taken whole or not at all."""
+"""The limits of settings, and changes that apply completely or not at all."""
 
 from typing import Any
 

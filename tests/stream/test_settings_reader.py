@@ -1,4 +1,4 @@
-"""Settings by lines of text: from a file that grows, a pipe whose writers come and go, and standard input."""
+"""Settings changed by lines from a growing file, a named pipe and stdin."""
 
 import os
 import sys
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(HANGS_S)
 
 
 class Heard(list[str]):
-    """What was said; waits for more of it."""
+    """The logged messages; `wait` waits for more."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Positions beyond a picture's edge."""
+"""Index tensors for padding."""
 
 from redline.video.padding_index import reflected, wrapped
 

@@ -1,4 +1,4 @@
-"""A local video is read from its own file alone."""
+"""Opening a local video opens no other file."""
 
 from fractions import Fraction
 from pathlib import Path

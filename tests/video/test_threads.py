@@ -48,9 +48,7 @@ def test_several_frames_are_decoded_at_once_where_a_decoder_can(
         (Fraction(241), None, None),
     ],
 )
-def test_an_implausible_rate_is_ignored(
-    average: Fraction | None, guessed: Fraction | None, rate: int | None
-) -> None:
+def test_an_implausible_rate_is_ignored(average: Fraction | None, guessed: Fraction | None, rate: int | None) -> None:
     stream: Any = SimpleNamespace(average_rate=average, guessed_rate=guessed)
     assert declared_rate(stream) == rate
 

@@ -1,4 +1,4 @@
-"""A restorer that is right passes on every case; whatever is wrong with one is found by its name; controls fail."""
+"""A perfect restoration passes every case, each defect is found by name, and controls fail."""
 
 import math
 from collections.abc import Callable
@@ -29,7 +29,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def cases(photos: Path) -> dict[str, Case]:
-    """Made once, so that a frame can be known again as the very same tensor."""
+    """Created once, so that a frame can be identified as the same tensor."""
     found = {}
     for case in photo_cases(str(photos), FRAMES, SIDE_PX, torch.device("cpu"), seed=3):
         moments = list(case.inputs())
@@ -38,7 +38,7 @@ def cases(photos: Path) -> dict[str, Case]:
 
 
 def restoring(case: Case, spoil: Spoil = lambda clean, previous, index: clean) -> NewModel:
-    """Gives the clean picture of each frame, spoilt by a function of it, the last output and the frames seen so far."""
+    """Returns the clean image of each frame, spoiled by a function of it, the previous output and the frame count."""
     moments = list(case.inputs())
 
     def begin() -> Model:
@@ -124,14 +124,14 @@ def test_what_is_wrong_is_named(spoil: Spoil, named: str, cases: dict[str, Case]
 
 
 def dawn(frames: int = 96, growth: float = 0.6) -> Case:
-    """A film that begins in the dark and ends in the light; without growth, nothing changes in it."""
+    """A video that becomes brighter; without growth it is constant."""
     texture = torch.rand(24, 32, 3, generator=torch.Generator().manual_seed(2)) * 0.2 + 0.1
     pictures = [(255 * (texture + growth * index / frames)).byte() for index in range(frames)]
     return video_case("dawn", lambda: iter(pictures), frames)
 
 
 def test_what_comes_with_the_frame_is_no_drift() -> None:
-    """A curve that brightens dark pictures more: far from its own first frames in the end, and drifting nowhere."""
+    """A gamma curve brightens dark frames more, so its effect changes with the content, which is no drift."""
     watched = run_case(lambda: lambda frame, previous: frame**0.8, dawn())
     assert len(watched.restarted) == len(watched.last) == 8
     found = {finding.name: finding for finding in judge(watched)}
@@ -140,7 +140,7 @@ def test_what_comes_with_the_frame_is_no_drift() -> None:
 
 
 def test_what_feeds_on_itself_is_found() -> None:
-    """Each output 1% brighter than the mix of the frame and the last one: 16 frames do not show it, a hundred do."""
+    """Each output is 1% brighter than a mix of the frame and the previous output: visible in 100 frames, not in 16."""
 
     def make(frame: Tensor, previous: Tensor) -> Tensor:
         return 1.01 * torch.lerp(previous, frame, 0.06)

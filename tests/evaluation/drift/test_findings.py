@@ -1,4 +1,4 @@
-"""What the figures say: each finding at its limit and just beyond it."""
+"""Tests each finding at its limit and just beyond it."""
 
 import math
 from dataclasses import replace
@@ -21,7 +21,7 @@ GOOD = dict.fromkeys(NAMES, 0.0) | {
 
 
 def watched(late: dict[str, float] | None = None, cut: int | None = None, **always: float) -> CaseRun:
-    """`late` holds in the second half of the frames, by the model that ran through."""
+    """`late` replaces metrics in the second half of the frames."""
     good = {**GOOD, **always}
     rows = tuple({**good, **(late or {})} if frame >= FRAMES // 2 else dict(good) for frame in range(FRAMES))
     return CaseRun("case", cut, rows, (good,) * 5, dict.fromkeys((70, 75), good))

@@ -1,4 +1,4 @@
-"""Pages that are served while a test runs, with or without a stream behind them."""
+"""Serves pages during a test, with or without a stream."""
 
 import logging
 import threading
@@ -23,7 +23,7 @@ collect_ignore_glob = [] if find_spec("aiortc") and find_spec("aiohttp") else ["
 
 @pytest.fixture(autouse=True)
 def nothing_is_swept_under_the_loop(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """Event loops log the errors that nobody awaited."""
+    """Fails on errors that an event loop logged because no task awaited them."""
     yield
     records = caplog.get_records("call") + caplog.get_records("teardown")
     assert [record.getMessage() for record in records if record.levelno >= logging.ERROR] == []
@@ -35,7 +35,7 @@ class Inverted(Identity):
 
 
 class Running:
-    """A page, and the pipeline that runs behind it in a thread of its own."""
+    """A page with a pipeline that runs in its own thread."""
 
     def __init__(self, page: Page, pipeline: Pipeline, told: list[str]) -> None:
         self.page, self.pipeline, self.told = page, pipeline, told
@@ -61,7 +61,7 @@ class Running:
 
 @pytest.fixture
 def open_server() -> Iterator[Callable[..., Page]]:
-    """Serves as `serve` does, on a free port, and closes it at the end."""
+    """Calls `serve` on a free port, and closes the page after the test."""
     pages: list[Page] = []
 
     def open_(**options: object) -> Page:
@@ -76,7 +76,7 @@ def open_server() -> Iterator[Callable[..., Page]]:
 
 @pytest.fixture
 def run_stream(open_server: Callable[..., Page]) -> Iterator[Callable[..., Running]]:
-    """`source`, `sink` and `transform` stand in for the page's where they are given; `tapped` shows the source."""
+    """Runs a stream; `source`, `sink` and `transform` replace those of the page."""
     streams: list[Running] = []
 
     def run(source=None, sink=None, transform=None, **options: object) -> Running:

@@ -1,4 +1,4 @@
-"""Viewers see the newest frame; none of them can hold up the stream."""
+"""Viewers get the newest frame, and none of them delays the stream."""
 
 import asyncio
 import threading

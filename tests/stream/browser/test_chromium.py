@@ -1,4 +1,4 @@
-"""The page as people see it: headless Chromium sends its made-up camera and shows what comes back."""
+"""The page in headless Chromium, which sends its fake camera and shows the output."""
 
 import asyncio
 from collections.abc import Callable
@@ -57,7 +57,7 @@ SLIDE = """(id, to) => {
 
 
 async def check_layout(browser: Chromium) -> None:
-    """Nothing sticks out, and everything that can be operated has a name, from phones to desktops."""
+    """From phone to desktop widths, nothing overflows and every control has an accessible name."""
     for width in (390, 768, 1280):
         await browser.size(width, 900)
         await asyncio.sleep(0.3)

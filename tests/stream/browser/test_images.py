@@ -1,4 +1,4 @@
-"""Pictures keep their colours and their middle, whatever the sizes."""
+"""Image conversions keep colours and the centre at any size."""
 
 import math
 from fractions import Fraction

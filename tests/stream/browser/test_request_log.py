@@ -1,4 +1,4 @@
-"""Whoever sends nonsense fills no log."""
+"""Malformed requests cannot flood the log."""
 
 import logging
 import sys

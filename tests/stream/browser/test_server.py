@@ -1,4 +1,4 @@
-"""The page over HTTP: what is served, to whom, and what becomes of bad requests and messages."""
+"""The page over HTTP: files, access control, and invalid requests and messages."""
 
 import asyncio
 import logging

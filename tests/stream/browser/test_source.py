@@ -1,4 +1,4 @@
-"""The browser as a source: the newest picture, faults that are told once, and a wait that ends at once."""
+"""The browser as a source: newest frame first, faults, and waits that `close` ends."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""Pictures there and back over WebRTC, with pages that misbehave; the stream goes on."""
+"""Frames travel both ways over WebRTC, and misbehaving pages do not end the stream."""
 
 import asyncio
 import threading
@@ -31,7 +31,7 @@ NEAR = 12
 
 
 def quarters(height: int, width: int) -> np.ndarray:
-    """Four colours, told apart from one another in every channel, so that a swapped axis or channel shows."""
+    """Four colours that differ in every channel, so that a swapped axis or channel shows."""
     picture = np.zeros((height, width, 3), np.uint8)
     picture[: height // 2, : width // 2] = (210, 60, 40)
     picture[: height // 2, width // 2 :] = (50, 200, 90)
@@ -46,7 +46,7 @@ def centres(picture: np.ndarray, height: int, width: int) -> np.ndarray:
 
 
 async def near(track, expected: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Waits until a picture is what it should be: the first ones may be of the time before."""
+    """Waits until a frame is as expected; the first ones may be older."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
             picture = await picture_of(track)

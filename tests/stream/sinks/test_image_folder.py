@@ -1,4 +1,4 @@
-"""Frames written to a folder come back as they were; two clips are never mixed."""
+"""Frames written to a folder are read back unchanged, and a folder holds one clip only."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""MJPEG over HTTP: any number of viewers up to a limit, none of whom the stream waits for."""
+"""MJPEG over HTTP: several viewers up to a limit, none of which delays the stream."""
 
 import http.client
 import io
@@ -79,7 +79,7 @@ def test_pixels_are_seen_as_wide_as_they_are(aspect: Fraction, size: tuple[int, 
 
 
 def test_whoever_comes_sees_the_next_frame_first() -> None:
-    """Nothing is encoded while nobody looks: the last one was for those who looked before."""
+    """Nothing is encoded without viewers, so a new viewer must not get an old frame."""
     sink = MjpegSink(port=0)
     before = connected(sink)
     until_watched(sink)

@@ -1,4 +1,4 @@
-"""Films keep every frame's time and the sound's; a film is whole or not there."""
+"""Video files keep the times of frames and audio, and are complete or absent."""
 
 import os
 import resource
@@ -81,7 +81,7 @@ def test_live_times_start_at_zero(tmp_path: Path, is_live: bool, suffix: str) ->
 
 @contextmanager
 def small_disk(most_bytes: int) -> Iterator[None]:
-    """No file may be larger: what is written beyond is refused, as on a disk that is full."""
+    """Limits the file size, so that writing fails as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, before[1]))
     try:
@@ -93,7 +93,7 @@ def small_disk(most_bytes: int) -> Iterator[None]:
 @pytest.mark.parametrize("suffix", [".mp4", ".mov", ".mkv"])
 @pytest.mark.parametrize("is_live", [True, False])
 def test_a_full_disk_does_not_take_a_live_recording_away(tmp_path: Path, is_live: bool, suffix: str) -> None:
-    """It will not come again; a film is whole or not there."""
+    """A live recording cannot be repeated, so it is kept; other files are complete or absent."""
     film, noise = tmp_path / f"a{suffix}", torch.Generator().manual_seed(0)
     sink = VideoFileSink(film, Fraction(5), is_live=is_live)
     with small_disk(400_000), pytest.raises(RedlineError, match=r"^cannot write '.*': File too large") as caught:
@@ -147,7 +147,7 @@ def test_audio_of_a_broadcast_stays_in_step_when_its_clock_is_taken_off(tmp_path
 
 @pytest.mark.parametrize("suffix", [".mp4", ".mkv"])
 def test_recordings_that_were_concatenated_follow_each_other_with_their_audio(tmp_path: Path, suffix: str) -> None:
-    """`cat in.ts in.ts`: the second counts anew, and so do its sound and its pictures."""
+    """`cat in.ts in.ts`: the timestamps of audio and video start again."""
     make_clip(tmp_path / "in.ts", frames=25, sound="mp2", options={"bf": "0"})
     (tmp_path / "two.ts").write_bytes(2 * (tmp_path / "in.ts").read_bytes())
     alone, source = list(VideoFile(tmp_path / "in.ts").frames()), VideoFile(tmp_path / "two.ts")
@@ -250,7 +250,7 @@ def test_a_killed_recording_loses_at_most_two_seconds_and_is_kept_by_the_next(tm
 
 
 def left_by_killed(path: Path, monkeypatch: pytest.MonkeyPatch, process: int = 2**22 + 1) -> Path:
-    """Returns the name of a recording of a process that began long ago; by default no process has its number."""
+    """Returns the file name of an old process's recording; by default its process id is unused."""
     with monkeypatch.context() as patched:
         patched.setattr(os, "getpid", lambda: process)
         patched.setattr("redline.files.partial._born", lambda process: "1")
@@ -287,7 +287,7 @@ def test_only_recordings_are_recovered_and_links_are_not_followed(
 def test_a_recording_of_an_earlier_process_of_the_same_number_is_recovered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As after the restart of a container, where the stream is process 1 every time."""
+    """After a container restarts, the stream has process id 1 again."""
     make_clip(left_by_killed(tmp_path / "a.mp4", monkeypatch, os.getpid()), frames=3)
     recording_path(tmp_path / "b.mp4").touch()
     notes = VideoFileSink(tmp_path / "a.mp4", Fraction(25)).notes

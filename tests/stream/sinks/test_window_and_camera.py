@@ -1,4 +1,4 @@
-"""The window and the virtual camera, with stand-ins for Tk and for the driver, which tests do not have."""
+"""The window and the virtual camera, with fakes of Tk and of the driver."""
 
 import sys
 import threading
@@ -21,7 +21,7 @@ FRAMES = list(SyntheticClip(6, 8, count=3).frames())
 
 
 class FakeTk:
-    """As much of Tk as the window uses."""
+    """The part of Tk that the window uses."""
 
     TclError = RuntimeError
     has_screen = True
@@ -85,7 +85,7 @@ def test_closing_the_window_ends_the_stream(tk: FakeTk) -> None:
 
 @pytest.mark.timeout(HANGS_S)
 def test_a_window_can_be_closed_while_nothing_comes(tk: FakeTk) -> None:
-    """A camera that stands still would leave a window that answers nobody."""
+    """Without frames, the window must still handle events."""
     sink, source = WindowSink(), ScriptedSource([(6, 8)], live=True)
     stopped = threading.Event()
     source.at_end = lambda: stopped.wait(PATIENCE_S)

@@ -1,4 +1,4 @@
-"""When what a live source sent before it was read has been passed over."""
+"""When the backlog of a live source counts as over."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Films that are decoded several pictures at a time give exactly what one picture after the other gives."""
+"""Decoding with frame threads gives exactly the frames of the sequential decoder."""
 
 import hashlib
 from collections.abc import Iterator
@@ -45,7 +45,7 @@ FILMS: dict[str, dict[str, Any]] = {
 
 
 def noisy(number: int, width: int, height: int) -> np.ndarray:
-    """Large enough as packets that damage has a place in each."""
+    """Frames whose packets are large enough to be damaged individually."""
     noise = np.random.default_rng(number).integers(-20, 20, (height, width, 1))
     return (pattern(number, width, height) + noise).clip(0, 255).astype(np.uint8)
 
@@ -56,7 +56,7 @@ def make(path: Path) -> Path:
 
 
 def outcome(path: Path, at_once: int, drop: bool = True) -> tuple[list[tuple], list[str], str]:
-    """What is given, left out and said."""
+    """Returns the frames, the drops and the error."""
     given, left_out, said = list[tuple](), list[str](), ""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(films, "frame_threads", lambda: at_once)
@@ -71,7 +71,7 @@ def outcome(path: Path, at_once: int, drop: bool = True) -> tuple[list[tuple], l
 
 
 def assert_same_both_ways(path: Path, pixels: bool = True) -> tuple[list[str], str]:
-    """Gives what is left out, or said where nothing may be."""
+    """Returns the drops, or the error if nothing may be skipped."""
 
     def seen(at_once: int, drop: bool) -> tuple[list[tuple], list[str], str]:
         given, left_out, said = outcome(path, at_once, drop)
@@ -89,7 +89,7 @@ def pictures(path: Path) -> list[av.Packet]:
 
 
 def damaged(path: Path, picture: int) -> None:
-    """The picture in the order of packets, from behind its first numbers on."""
+    """Damages a packet after its header."""
     data, packet = bytearray(path.read_bytes()), pictures(path)[picture]
     begin, end = packet.pos + 30, packet.pos + packet.size
     assert begin < end
@@ -99,7 +99,7 @@ def damaged(path: Path, picture: int) -> None:
 
 @pytest.fixture
 def careful(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many frames were given when a film began to be read with care."""
+    """Records how many frames were yielded when the sequential decoder took over."""
     began, read_frames = list[int](), VideoFile._frames
 
     def frames(source: VideoFile, given: _Progress, is_ahead: bool) -> Iterator[Frame]:
@@ -120,7 +120,7 @@ def test_whole_videos_are_the_same_and_never_need_care(tmp_path: Path, name: str
 
 
 def test_a_trimmed_video_is_not_taken_for_damaged(tmp_path: Path, careful: list[int]) -> None:
-    """What lies behind its end is in the file, and is decoded for nobody."""
+    """Packets after the trimmed end are in the file, but are not shown."""
     path = make(tmp_path / "reordered.mp4")
     data = bytearray(path.read_bytes())
     lasts = data.index(b"elst") + 12
@@ -175,7 +175,7 @@ def test_damage_is_reported_as_by_the_sequential_decoder(tmp_path: Path, name: s
 @pytest.mark.parametrize("name", ["hevc.mkv", "reordered.flv"])
 @pytest.mark.parametrize("picture", [0, 9, 30, -3, -1])
 def test_unmarked_damage_only_spoils_pixels(tmp_path: Path, name: str, picture: int) -> None:
-    """What FFmpeg says nothing of, or too late, comes out as its threads have it."""
+    """Damage that FFmpeg reports too late or never is returned as the threads decoded it."""
     path = make(tmp_path / name)
     damaged(path, picture)
     assert_same_both_ways(path, pixels=False)
@@ -236,7 +236,7 @@ def test_a_file_that_cannot_be_read_on_gives_all_frames_before(tmp_path: Path, m
 
 
 def test_frame_threads_stop_before_a_spoiled_frame(tmp_path: Path, careful: list[int]) -> None:
-    """They may be shown before it, and come after it."""
+    """Frames that depend on the damaged one may be shown before it."""
     path = make(tmp_path / "reordered.mp4")
     times = [packet.pts for packet in pictures(path)]
     place = next(place for place in range(30, 60) if times[place + 1] < times[place])
@@ -246,7 +246,7 @@ def test_frame_threads_stop_before_a_spoiled_frame(tmp_path: Path, careful: list
 
 
 def test_frame_threads_stop_before_a_gap(tmp_path: Path, careful: list[int]) -> None:
-    """A decoder goes on with the picture before the hole, and AVI has no times that would tell."""
+    """The decoder continues with the frame before the gap, and AVI has no timestamps."""
     path = make(tmp_path / "sound.avi")
     places, data = [packet.pos for packet in pictures(path)], bytearray(path.read_bytes())
     data[places[30] - 8 : places[33] - 8] = bytes(places[33] - places[30])
@@ -285,7 +285,7 @@ def test_closing_ends_the_frames_in_either_way(
 def test_the_capture_time_is_when_the_frame_was_requested(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    """However long its packet may have been with the decoder, which reorders and works ahead."""
+    """The time in the decoder, which reorders and works ahead, does not count."""
     monkeypatch.setattr(films, "frame_threads", lambda: at_once)
     clock, path = ManualClock(), make(tmp_path / "reordered.mp4")
     for frame in VideoFile(path, clock).frames():
@@ -297,7 +297,7 @@ def test_the_capture_time_is_when_the_frame_was_requested(
 def test_a_video_that_is_looked_at_never_begins_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, careful: list[int], live: bool
 ) -> None:
-    """Whoever looks would wait for all of it to be decoded twice."""
+    """Otherwise viewers would wait while everything is decoded twice."""
     monkeypatch.setattr(films, "frame_threads", lambda: 4)
     path = make(tmp_path / "reordered.mp4")
     list(open_source(str(path), EndpointOptions(live=live)).frames())

@@ -1,4 +1,4 @@
-"""Cameras and network streams: opened with a limit, read as they come, connected again after a fault."""
+"""Cameras and network streams: timeouts, timestamps and reconnections."""
 
 import io
 import re
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.timeout(HANGS_S)
 
 @contextmanager
 def shown(sink: MjpegSink, height: int = 32, width: int = 48) -> Iterator[str]:
-    """A sink that is fed in a thread of its own."""
+    """Serves a sink that a thread fills."""
     stop = threading.Event()
 
     def feed() -> None:
@@ -139,7 +139,7 @@ def test_what_is_no_address_is_reported(text: str) -> None:
 
 @contextmanager
 def served(path: Path, breaks: int = 0, ranges: bool = False) -> Iterator[str]:
-    """The first `breaks` answers that begin in the first half break off there."""
+    """Serves a file; the first `breaks` answers that start in its first half stop there."""
     data, left = path.read_bytes(), [breaks]
 
     class Handler(BaseHTTPRequestHandler):
@@ -213,7 +213,7 @@ def test_a_video_that_cannot_be_sought_in_is_read_again_from_its_start(
 
 
 def test_motion_jpeg_has_the_times_at_which_it_came() -> None:
-    """It brings none, and FFmpeg would have every camera at 25 frames a second."""
+    """Motion JPEG has no timestamps, and FFmpeg would assume 25 frames per second."""
     sink, clock = MjpegSink(port=0), ManualClock()
     with shown(sink) as url:
         source = open_network(url, clock, read_s=2.0)
@@ -272,7 +272,7 @@ def test_closing_releases_what_was_never_read() -> None:
 
 
 def test_a_size_may_change_during_a_stream(tmp_path: Path) -> None:
-    """A pipe of JPEGs of two sizes, as a camera that is turned gives."""
+    """JPEGs of two sizes, as from a rotated camera."""
     sink = MjpegSink(port=0)
     with shown(sink) as url:
         source = open_network(url, read_s=2.0)

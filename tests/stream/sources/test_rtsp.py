@@ -25,7 +25,7 @@ PLAIN = {"preset": "ultrafast", "tune": "zerolatency"}
 
 @contextmanager
 def filmed(camera: RtspCamera, greys: Callable[[], int]) -> Iterator[None]:
-    """A camera that gives pictures of these greys, in a thread of its own, to whoever looks."""
+    """Runs a camera in a thread that sends frames of these greys."""
     stop = threading.Event()
 
     def film() -> None:
@@ -62,7 +62,7 @@ def test_rtsp_brings_every_frame_in_its_order_and_is_reopened() -> None:
 
 
 def test_what_came_before_the_first_frame_was_asked_for_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a model is set up, a camera goes on: its first frame would be as old as that took, and said to be new."""
+    """A camera continues while a model is set up, so its first frame would be as old as the set-up takes."""
     monkeypatch.setattr("redline.stream.sources.backlog._WAITED_S", 0.1)
     monkeypatch.setattr("redline.stream.sources.backlog._LONGEST_S", PATIENCE_S)
     begun, old, new = threading.Event(), 40, 200
@@ -80,7 +80,7 @@ def test_what_came_before_the_first_frame_was_asked_for_is_skipped(monkeypatch: 
 
 
 def scripted(path: Path, before: Callable[[int], object], form: str) -> Callable[[Address], object]:
-    """Opens a film as if it were another format, doing `before` each packet is there."""
+    """Opens a video as another format, and calls `before` for each packet."""
 
     def opened(address: Address) -> object:
         container = av.open(str(path))
@@ -114,7 +114,7 @@ def test_a_frame_that_ends_with_the_next_is_as_old_as_its_first_bytes(
 
 
 def test_a_stall_is_reported_when_its_time_is_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Told to stop, FFmpeg gives the picture that it has in hand, and only the next read would fail: as late again."""
+    """After a timeout FFmpeg returns its last frame, and only the next read would fail, one timeout later."""
     passed = [0.0]
 
     def wait(number: int) -> None:

@@ -1,4 +1,4 @@
-"""Test clips are what they say they are; folders are read in a person's order; pacing follows the clock."""
+"""Synthetic clips move as specified, folders are read in natural order, and pacing follows the clock."""
 
 from collections.abc import Generator
 from fractions import Fraction
@@ -67,7 +67,7 @@ def test_a_clip_takes_no_memory_before_its_first_frame(monkeypatch: pytest.Monke
 
 
 class SlowClip(SyntheticClip):
-    """Each of its frames takes a while to make."""
+    """A clip whose frames take time to compute."""
 
     def __init__(self, clock: ManualClock, takes_s: float, count: int) -> None:
         super().__init__(8, 8, count=count, rate=Fraction(10))

@@ -1,4 +1,4 @@
-"""A video whose end is missing never passes for a whole one."""
+"""A truncated video is always detected."""
 
 from fractions import Fraction
 from pathlib import Path
@@ -40,7 +40,7 @@ def test_a_truncated_video_is_an_error_or_its_end_is_counted_as_missing(tmp_path
 
 
 def test_a_fragmented_video_whose_last_fragments_are_missing_is_truncated(tmp_path: Path) -> None:
-    """It ends with a whole fragment, and only the duration at its start tells."""
+    """The file ends with a complete fragment, so only its declared duration shows the truncation."""
     options = {"g": "10", "preset": "ultrafast"}
     make_clip(tmp_path / "a.mp4", frames=50, options=options, muxer={"movflags": "+dash+global_sidx"})
     assert len(list(VideoFile(tmp_path / "a.mp4").frames())) == 50

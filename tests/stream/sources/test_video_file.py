@@ -1,4 +1,4 @@
-"""Films give every picture once, upright, at its exact time; what is no film is told in a sentence."""
+"""Video files give every frame once, upright and at its exact time; other files are refused."""
 
 import re
 from contextlib import closing
@@ -109,7 +109,7 @@ def test_a_size_that_swscale_refuses_is_reached_all_the_same(tmp_path: Path) -> 
 
 def test_what_pyav_does_not_know_of_a_frame_does_not_keep_it_from_being_upright() -> None:
     class Newer:
-        """A picture with a kind of data that this PyAV has no name for."""
+        """A frame with side data of a kind that this PyAV does not know."""
 
         rotation = 90
 
@@ -180,7 +180,7 @@ def test_what_is_no_video_is_reported(tmp_path: Path) -> None:
 def test_what_is_left_of_a_video_does_not_hang_on_threads(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A decoder with few says that half a picture is none, one with many says nothing."""
+    """A decoder with few threads reports a partial frame; with many it does not."""
     index = {"movflags": "+faststart"} if name.endswith("mp4") else {}
     options = {"preset": "ultrafast", "g": "1", "crf": "5"}
     make_clip(tmp_path / name, frames=60, size=(160, 128), muxer=index, options=options)
@@ -198,7 +198,7 @@ def test_what_is_left_of_a_video_does_not_hang_on_threads(
 def test_what_follows_a_damaged_frame_near_the_end_is_shown(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A decoder that works on many pictures at once ends there, without a word."""
+    """Frame threads end silently at this damage."""
     options = {"preset": "ultrafast", "g": "1", "crf": "5"}
     times = make_clip(tmp_path / name, frames=60, size=(160, 128), options=options)
     with av.open(str(tmp_path / name)) as container:
@@ -229,7 +229,7 @@ def test_damage_in_the_middle_is_reported_and_not_shown(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "sound"), [("a.mkv", "aac"), ("b.mkv", None), ("c.webm", None)])
 def test_a_damaged_video_is_never_cut_short_without_a_word(tmp_path: Path, name: str, sound: str | None) -> None:
-    """A reader of Matroska that has lost its way goes on elsewhere, or ends as if that were the film's end."""
+    """After losing synchronization, the Matroska demuxer continues elsewhere or ends silently."""
     codec = "libvpx" if name.endswith("webm") else "libx264"
     make_clip(tmp_path / name, frames=60, size=(96, 64), codec=codec, sound=sound)
     data, told = (tmp_path / name).read_bytes(), set()
@@ -267,7 +267,7 @@ DAMAGES = {
 def test_damage_in_recordings_and_in_avi_is_reported_with_its_place(
     tmp_path: Path, name: str, codec: str, sound: str | None, damage: str
 ) -> None:
-    """Their readers go on behind a hole without a word, and in AVI with times as if there were none."""
+    """These demuxers continue after a gap silently, and AVI without a gap in its timestamps."""
     film = tmp_path / name
     clock = {"time_base": Fraction(1, 25)} if film.suffix == ".avi" else {}
     form = "yuvj420p" if codec == "mjpeg" else "yuv420p"
@@ -296,7 +296,7 @@ def test_damage_in_recordings_and_in_avi_is_reported_with_its_place(
 
 
 def test_an_index_that_names_the_headers_of_frames_tells_the_place_too(tmp_path: Path) -> None:
-    """As FFmpeg writes it; a reader gives the places of what is behind them."""
+    """FFmpeg writes such an index; the demuxer returns the positions after the headers."""
     film, options = tmp_path / "a.avi", {"preset": "ultrafast", "g": "1", "crf": "5"}
     make_clip(film, frames=60, size=(160, 128), options=options)
     with av.open(str(film)) as container:
@@ -309,14 +309,14 @@ def test_an_index_that_names_the_headers_of_frames_tells_the_place_too(tmp_path:
 
 
 def test_frames_that_are_skipped_in_avi_on_purpose_are_no_damage(tmp_path: Path) -> None:
-    """An AVI has an empty packet for each."""
+    """AVI stores an empty packet for each such frame."""
     ticks = [0, 1, 2, 300, 301, 700]
     make_clip(tmp_path / "a.avi", pts=ticks, time_base=Fraction(1, 25), codec="mpeg4", sound="mp3")
     assert [frame.pts for frame in VideoFile(tmp_path / "a.avi").frames()] == ticks
 
 
 def test_recordings_that_were_concatenated_are_no_damage(tmp_path: Path) -> None:
-    """Packets are counted anew from there on, which marks one as broken that is not."""
+    """The packet counter restarts there, which marks an intact packet as corrupt."""
     make_clip(tmp_path / "a.ts", frames=30, options={"bf": "0"})
     make_clip(tmp_path / "b.ts", pts=[15_360 + 512 * number for number in range(30)], options={"bf": "0"})
     joined = b"".join((tmp_path / name).read_bytes() for name in ("a.ts", "b.ts"))
