@@ -297,8 +297,8 @@ def test_settings_are_changed_for_all_and_errors_come_back(open_server: Callable
                 ({"steps": 2.5}, "steps must be a whole number from 1 to 1000, not 2.5."),
                 ({"steps": 5}, "settings: a page may set at most 4 steps."),
                 ({"mood": 1}, "unknown setting 'mood'"),
-                ({"control": [1]}, "the control vector of this model has 2 numbers."),
-                ({"control": 1}, "the control vector of this model has 2 numbers."),
+                ({"control": [1]}, "settings: the control vector of this model has 2 numbers."),
+                ({"control": 1}, "settings: the control vector of this model has 2 numbers."),
             ):
                 await one.say(type="settings", settings={"seed": 5} | wrong)
                 error = await one.hear("error")
