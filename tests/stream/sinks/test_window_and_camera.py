@@ -114,7 +114,7 @@ def test_a_missing_screen_and_a_missing_library_are_reported(tk: FakeTk, monkeyp
     with pytest.raises(RedlineError, match=r"^cannot open a window \(no display.*\): use browser"):
         WindowSink()
     monkeypatch.setattr("redline.stream.sinks.window.find_spec", lambda name: None)
-    with pytest.raises(RedlineError, match=r"^a window needs Python's tkinter"):
+    with pytest.raises(RedlineError, match=r"^window needs Python's tkinter"):
         WindowSink()
 
 

@@ -45,7 +45,7 @@ def test_a_size_at_its_limits_is_taken() -> None:
     check_size(1, 1)
     check_size(16_384, 16_384)
     for size in ((0, 8), (8, 0), (16_385, 8), (8, 16_385)):
-        with pytest.raises(RedlineError, match="1 to 16384 pixels a side"):
+        with pytest.raises(RedlineError, match="must have 1 to 16384 pixels"):
             check_size(*size)
     assert SyntheticClip(16_384, 16_384, count=1).height == 16_384
 
@@ -134,12 +134,12 @@ def test_a_folder_is_read_in_the_order_of_its_numbers(tmp_path: Path) -> None:
 
 
 def test_folders_that_are_none_are_reported(tmp_path: Path) -> None:
-    with pytest.raises(RedlineError, match=r"^no folder '.*gone'\.$"):
+    with pytest.raises(RedlineError, match=r"gone' does not exist\.$"):
         ImageFolder(tmp_path / "gone")
     with pytest.raises(RedlineError, match=r"has no images \(.*\)\.$"):
         ImageFolder(tmp_path)
     (tmp_path / "a.png").write_bytes(b"\x89PNG broken")
-    with pytest.raises(RedlineError, match=r"^the picture 'a\.png' cannot be read\.$"):
+    with pytest.raises(RedlineError, match=r"^cannot read the image .a\.png.\.$"):
         ImageFolder(tmp_path)
     with pytest.raises(RedlineError, match=r"is not a folder\.$"):
         ImageFolder(tmp_path / "a.png")
