@@ -102,9 +102,9 @@ def careful(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Records how many frames were yielded when the sequential decoder took over."""
     began, read_frames = list[int](), VideoFile._frames
 
-    def frames(source: VideoFile, given: _Progress, is_ahead: bool) -> Iterator[Frame]:
-        began.extend([] if is_ahead else [given.count])
-        return read_frames(source, given, is_ahead)
+    def frames(source: VideoFile, given: _Progress, is_threaded: bool) -> Iterator[Frame]:
+        began.extend([] if is_threaded else [given.count])
+        return read_frames(source, given, is_threaded)
 
     monkeypatch.setattr(VideoFile, "_frames", frames)
     return began
