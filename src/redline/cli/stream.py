@@ -99,7 +99,7 @@ def stream(
     report: Annotated[Path | None, typer.Option(help="Write an HTML report with curves at the end.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the final metrics as JSON.")] = False,
 ) -> None:
-    """Transform live video with a diffusion model, one or two frames behind the camera.
+    """Transform live video with a diffusion model, a frame or two behind the camera.
 
     Example: redline stream webcam browser
     Example: redline stream video.mp4 restored.mp4 --steps 2 --report stream.html
