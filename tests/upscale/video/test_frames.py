@@ -113,7 +113,7 @@ def test_no_film(tmp_path: Path) -> None:
     cases = {
         "empty": "is empty",
         "text": "not a readable video",
-        "subtitles": "a format that is not read",
+        "subtitles": "unsupported format",
         "sound": "no video stream",
     }
     for name, sentence in cases.items():
