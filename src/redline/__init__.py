@@ -22,6 +22,7 @@ if _TYPE_CHECKING:
     from redline.ladder.workloads.addresses import load_workload
     from redline.machine.machine import Machine
     from redline.machine.memory import MemoryMonitor, MemoryPool, PerformanceTracker
+    from redline.stream.stream import Stream
     from redline.upscale.upscaler import Upscaler
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "RedlineError",
     "Rung",
     "Stage",
+    "Stream",
     "Upscaler",
     "Workload",
     "__version__",
@@ -60,6 +62,7 @@ _PLACES = {
     "RedlineError": "errors",
     "Rung": "ladder.rung",
     "Stage": "ladder.rung",
+    "Stream": "stream.stream",
     "Upscaler": "upscale.upscaler",
     "Workload": "ladder.workload",
     "bench": "ladder.bench",

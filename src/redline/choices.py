@@ -16,9 +16,9 @@ PIXEL_LIMIT = 1_000_000_000
 # File name suffixes of the videos that a stream writes, and FFmpeg's names of their containers.
 VIDEO_CONTAINERS = {".mp4": "mp4", ".mov": "mov", ".mkv": "matroska"}
 STREAM_SOURCES = (
-    "a video, a folder of images[@FPS], webcam[:N][:WxH@FPS,FORMAT], /dev/videoN, rtsp://… or http://…, browser, or "
-    "synthetic[:WxH@FPS,SECONDS]"
+    "a video file, a folder of images[@FPS], webcam[:N][:WxH@FPS,FORMAT], /dev/videoN, rtsp://… or http://…, browser, "
+    "or synthetic[:WxH@FPS,SECONDS]"
 )
 STREAM_SINKS = (
-    f"a video ({', '.join(VIDEO_CONTAINERS)}), a folder/, browser, window, mjpeg[:PORT], virtual-camera, or null"
+    f"a video file ({', '.join(VIDEO_CONTAINERS)}), a folder/, browser, window, mjpeg[:PORT], virtual-camera, or null"
 )

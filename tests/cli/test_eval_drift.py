@@ -34,13 +34,13 @@ def test_photos_make_three_cases_and_controls_are_refused_over_a_cut_of_their_ow
     weights: Path, tmp_path: Path, command: Callable[..., Seen], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     judged: list[list[Finding]] = []
-    monkeypatch.setattr("redline.evaluation.drift.judge", lambda watched: judged.append(judge(watched)) or judged[-1])
+    monkeypatch.setattr("redline.stream.drift.judge", lambda watched: judged.append(judge(watched)) or judged[-1])
     save_synthetic_photos(tmp_path / "photos", 2, 80, 80, seed=1)
     written = ("--page", "d.html", "--out", "rows.jsonl")
     given = (*OPTIONS, "--frames", LONGER, "--steps", 1, *written)
     seen = command("eval", "drift", weights, tmp_path / "photos", *given)
-    assert seen.code == 1 and "refused, as they must be: constant, noise, identity" in seen.out
-    assert "not steady" in seen.out and "gets over a cut" in seen.out
+    assert seen.code == 1 and "the controls failed, as they must: constant, noise, identity" in seen.out
+    assert "not stable" in seen.out and "gets over a cut" in seen.out
     page = (tmp_path / "d.html").read_text()
     assert (
         page.count("<svg") > 9 and "<script" not in page and "http" not in page and "identity</strong>: refused" in page
@@ -52,7 +52,7 @@ def test_photos_make_three_cases_and_controls_are_refused_over_a_cut_of_their_ow
     assert len(over_a_cut) == 4, "of the model and of three controls"
 
 
-def test_a_film_is_watched_to_its_end(weights: Path, tmp_path: Path, command: Callable[..., Seen]) -> None:
+def test_a_video_is_watched_to_its_end(weights: Path, tmp_path: Path, command: Callable[..., Seen]) -> None:
     make_clip(tmp_path / "film.mp4", frames=70, size=(51, 35), pixel_format="yuv444p")
     seen = command("eval", "drift", weights, tmp_path / "film.mp4", *OPTIONS, "--no-controls", "--json").json()
     names = {finding["name"] for finding in seen["findings"]}
@@ -76,13 +76,13 @@ def test_the_folder_of_a_training_and_a_number_of_steps_are_taken(
     ("arguments", "sentence"),
     [
         (("{weights}", "nowhere.mp4"), "'nowhere.mp4' does not exist"),
-        ((".", "."), "is no pipeline and no training"),
+        ((".", "."), "is not a model folder"),
         (("nothing.safetensors", "."), "there is no file 'nothing.safetensors'"),
-        (("{weights}", ".", "--frames", 3), "64 frames or more"),
-        (("{weights}", ".", "--size", 0), "at least one pixel a side"),
-        (("{weights}", ".", "--page", "nowhere/d.html"), "its folder is not there"),
-        (("{weights}", ".", "--sampler", "euler"), "there is no sampler 'euler'"),
-        (("{weights}", "."), "contains no images"),
+        (("{weights}", ".", "--frames", 3), "at least 64 frames"),
+        (("{weights}", ".", "--size", 0), "size must be at least 1 pixel"),
+        (("{weights}", ".", "--page", "nowhere/d.html"), "its folder does not exist"),
+        (("{weights}", ".", "--sampler", "euler"), "unknown sampler 'euler'"),
+        (("{weights}", "."), "the folder '.'"),
     ],
 )
 def test_bad_input_is_a_sentence(

@@ -21,14 +21,14 @@ from patience import HANGS_S, PATIENCE_S
 from redline.cli.stream import _show
 from redline.errors import RedlineError
 from redline.models.lsd import Lsd, LsdConfig, save_lsd
-from redline.stream import fitting
+from redline.stream import memory_check
 from redline.stream.latency import STAGES, Latency
-from redline.stream.pipeline import Outcome
-from redline.stream.session import Result, Session
+from redline.stream.monitor import Sample
+from redline.stream.result import StreamResult
 from redline.stream.sinks.video_file import VideoFileSink
 from redline.stream.sources.synthetic import SyntheticClip
 from redline.stream.sources.video_file import VideoFile
-from redline.stream.watch import Sample
+from redline.stream.stream import Stream
 from upscale.video.clips import make_clip
 
 from .conftest import Seen
@@ -96,14 +96,14 @@ def test_the_table(stream: Callable[..., Seen]) -> None:
     assert seen.code == 0 and "latency" in seen.out and "5 frames" in seen.out and "none dropped" in seen.out
 
 
-def test_a_film_keeps_its_times_and_sound(stream: Callable[..., Seen], tmp_path: Path) -> None:
+def test_a_video_keeps_its_times_and_audio(stream: Callable[..., Seen], tmp_path: Path) -> None:
     make_clip(tmp_path / "in.mp4", frames=6, size=(48, 32), sound="aac")
     assert (
         stream("in.mp4", "out.mkv", "--steps", "1", "--strength", "0.5", "--seed", "3", "--control", "0.5,1").code == 0
     )
     frames = list(VideoFile(tmp_path / "out.mkv").frames())
     assert [frame.time_s for frame in frames] == [Fraction(index, 25) for index in range(6)]
-    assert VideoFile(tmp_path / "out.mkv").has_sound and frames[0].pixels.shape == (32, 48, 3)
+    assert VideoFile(tmp_path / "out.mkv").has_audio and frames[0].pixels.shape == (32, 48, 3)
 
 
 def test_another_size_and_a_folder(stream: Callable[..., Seen], tmp_path: Path) -> None:
@@ -133,28 +133,28 @@ def test_variable_frame_rate(stream: Callable[..., Seen], tmp_path: Path) -> Non
     assert [frame.time_s for frame in VideoFile(tmp_path / "out.mp4").frames()] == [Fraction(t, 12800) for t in ticks]
 
 
-def test_a_size_that_changes_in_mid_stream_is_said_and_leaves_no_half_film(
+def test_a_size_that_changes_during_a_stream_is_reported_and_leaves_no_half_video(
     stream: Callable[..., Seen], tmp_path: Path
 ) -> None:
     (tmp_path / "in").mkdir()
     for number, side in enumerate((16, 16, 24)):
         Image.new("RGB", (side, side)).save(tmp_path / "in" / f"{number}.png")
     seen = stream("in", "out.mp4")
-    said = "the picture changes to 24×24, and 'out.mp4' cannot change with it: give --size 16x16."
+    said = "the frame size changes to 24×24, which 'out.mp4' does not support: give --size 16x16."
     assert seen.code == 2 and said in " ".join(seen.err.split()) and seen.err.count("changes") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
     assert stream("in", "out/").code == 0
     assert size(tmp_path / "out" / "frame_00000002.png") == (24, 24)
 
 
-def test_damage_is_told_with_what_would_leave_it_out(stream: Callable[..., Seen], tmp_path: Path) -> None:
+def test_damage_is_reported_with_what_would_leave_it_out(stream: Callable[..., Seen], tmp_path: Path) -> None:
     make_clip(tmp_path / "a.mkv", frames=30, options={"preset": "ultrafast", "g": "1", "crf": "5"})
     data = bytearray((tmp_path / "a.mkv").read_bytes())
     middle = len(data) // 2
     data[middle : middle + 900] = bytes(900)
     (tmp_path / "a.mkv").write_bytes(data)
     said = sentence(stream(tmp_path / "a.mkv", tmp_path / "out.mp4"))
-    assert "'a.mkv'" in said and said.endswith("Use --keep-going to process what is there.")
+    assert "'a.mkv'" in said and said.endswith("Use --keep-going to skip the damage.")
     assert not (tmp_path / "out.mp4").exists()
     assert stream(tmp_path / "a.mkv", tmp_path / "out.mp4", "--keep-going").code == 0
 
@@ -163,13 +163,13 @@ def test_a_truncated_video_is_an_error_unless_it_is_to_go_on(stream: Callable[..
     make_clip(tmp_path / "a.mkv", frames=12)
     data = (tmp_path / "a.mkv").read_bytes()
     (tmp_path / "a.mkv").write_bytes(data[: len(data) * 4 // 5])
-    assert sentence(stream("a.mkv", "out.mp4")).endswith("at its end. Use --keep-going to process what is there.")
+    assert sentence(stream("a.mkv", "out.mp4")).endswith("at its end. Use --keep-going to skip the damage.")
     assert not (tmp_path / "out.mp4").exists()
     seen = stream("a.mkv", "out.mp4", "--keep-going")
     assert seen.code == 0 and "dropped (missing)" in seen.out
 
 
-def test_places_that_cannot_be(stream: Callable[..., Seen], tmp_path: Path) -> None:
+def test_invalid_endpoints(stream: Callable[..., Seen], tmp_path: Path) -> None:
     assert sentence(stream("/dev/video99", "null")).startswith("there is no camera '/dev/video99'")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -178,46 +178,56 @@ def test_places_that_cannot_be(stream: Callable[..., Seen], tmp_path: Path) -> N
     make_clip(tmp_path / "whole.mp4", frames=3)
     data = (tmp_path / "whole.mp4").read_bytes()
     (tmp_path / "codec.mp4").write_bytes(data.replace(b"avc1", b"zzz9").replace(b"avcC", b"free"))
-    assert "are in a form for which there is no decoder" in sentence(stream("codec.mp4", "null"))
-    assert "'wbecam' is no source of a stream: it is a film" in sentence(stream("wbecam", "null"))
-    assert "'nul' is no place for a stream to go to" in sentence(stream("synthetic", "nul"))
+    assert "there is no decoder for the video codec of" in sentence(stream("codec.mp4", "null"))
+    assert "unknown source 'wbecam'; use one of: a video file" in sentence(stream("wbecam", "null"))
+    assert "unknown output 'nul'; use one of: a video file" in sentence(stream("synthetic", "nul"))
     assert "can be reached from other machines: give a --key" in sentence(stream("synthetic", "mjpeg:0.0.0.0:0"))
-    assert "over the film that it is made of" in sentence(stream("whole.mp4", "whole.mp4"))
+    assert "it is the source" in sentence(stream("whole.mp4", "whole.mp4"))
     assert (tmp_path / "whole.mp4").read_bytes() == data
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--size", "512"], "a size is a width and a height, as in 512x512, not '512'."),
-        (["--size", "0x5"], "a size is a width and a height, as in 512x512, not '0x5'."),
-        (["--control", "a,b"], "a control vector is numbers with commas between them, not 'a,b'."),
-        (["--control", ",".join("1" * 9)], "LSD of width 16 takes 8 numbers of control at the most, not 9."),
-        (["--control", "0,5"], "control of “Keep colour cast” goes from 0 to 1, not to 5."),
-        (["--control", "-1"], "control of “Keep darkness” goes from 0 to 1, not to -1."),
-        (["--steps", "9"], "the distilled sampler takes 1 to 4 steps, not 9."),
-        (["--steps", "0"], "steps is a whole number from 1 to 1000, not 0."),
-        (["--strength", "2"], "strength is a number from 0 to 1, not 2.0."),
-        (["--sampler", "magic"], "there is no sampler 'magic': choose from ddim,"),
-        (["--precision", "fp32"], "the plan sets the precision: leave out --precision, or --plan."),
-        (["--prompt", "a cat"], "an LSD takes no prompt"),
+        (["--size", "512"], "invalid --size '512': write width and height, as in 512x512."),
+        (["--size", "0x5"], "invalid --size '0x5': write width and height, as in 512x512."),
+        (["--control", "a,b"], "invalid --control 'a,b': write numbers separated by commas."),
+        (["--control", ",".join("1" * 9)], "LSD of width 16 supports at most 8 control numbers, not 9."),
+        (["--control", "0,5"], "control “Keep colour cast” must be from 0 to 1, not 5."),
+        (["--control", "-1"], "control “Keep darkness” must be from 0 to 1, not -1."),
+        (["--steps", "9"], "1 to 4 steps, not 9."),
+        (["--steps", "0"], "steps must be a whole number from 1 to 1000, not 0."),
+        (["--strength", "2"], "strength must be a number from 0 to 1, not 2.0."),
+        (["--sampler", "magic"], "unknown sampler 'magic' (supported: ddim,"),
+        (["--precision", "fp32"], "--plan includes the precision: leave out --precision or --plan."),
+        (["--prompt", "a cat"], "an LSD does not support --prompt"),
         (["--duration", "long"], "'long' is not a duration"),
-        (["--metrics", "no/m.jsonl"], "cannot write 'no/m.jsonl': its folder is not there."),
+        (["--metrics", "no/m.jsonl"], "cannot write 'no/m.jsonl': its folder does not exist."),
         (["--report", "."], "cannot write '.': it is a folder."),
     ],
 )
-def test_options_that_cannot_be(stream: Callable[..., Seen], tmp_path: Path, options: list[str], said: str) -> None:
+def test_options_that_are_invalid(stream: Callable[..., Seen], tmp_path: Path, options: list[str], said: str) -> None:
     assert said in sentence(stream("synthetic:8x8,1", "out.mp4", *options))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_metrics_and_report_must_be_different_files(stream: Callable[..., Seen]) -> None:
+    said = sentence(stream("synthetic:8x8,1", "null", "--metrics", "x", "--report", "x"))
+    assert said == "cannot write 'x': it is the metrics file."
+
+
+def test_the_report_overwrites_no_input(stream: Callable[..., Seen], tmp_path: Path) -> None:
+    make_clip(tmp_path / "in.mp4", frames=3)
+    assert sentence(stream("in.mp4", "null", "--report", "in.mp4")) == "cannot write 'in.mp4': it is the source."
 
 
 def test_without_arguments_it_says_what_to_type(command: Callable[..., Seen]) -> None:
     seen = command("stream")
     assert seen.code == 2 and seen.out == "" and "Traceback" not in seen.err
-    assert seen.err.startswith("redline: say where video comes from (IN) and where it goes (OUT), as in")
+    assert seen.err.startswith("redline: give a source (IN) and an output (OUT), as in")
     assert "\n  redline stream webcam browser " in seen.err and "redline stream --help" in seen.err
     half = command("stream", "video.mp4")
-    assert half.code == 2 and half.err.startswith("redline: say where 'video.mp4' goes (OUT), as in")
+    assert half.code == 2 and half.err.startswith("redline: give an output (OUT) for 'video.mp4', as in")
 
 
 def test_a_key_need_not_be_in_the_list_of_processes(
@@ -230,15 +240,15 @@ def test_a_key_need_not_be_in_the_list_of_processes(
     served = stream("synthetic:16x16,0.1", "mjpeg:0")
     assert served.code == 0 and "/stream.mjpeg?key=of%20the%20environment" in served.err
     assert stream("synthetic:16x16,0.1", "null").code == 0, "it is for other streams"
-    assert "serves none" in sentence(stream("synthetic:16x16,0.1", "null", "--key-file", "key"))
+    assert "needs an output that serves viewers" in sentence(stream("synthetic:16x16,0.1", "null", "--key-file", "key"))
 
 
-def test_models_that_cannot_be(command: Callable[..., Seen], tmp_path: Path) -> None:
+def test_models_that_are_invalid(command: Callable[..., Seen], tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "junk.safetensors").write_bytes(b"junk")
     for model, said in [
         ("none.safetensors", "there is no file 'none.safetensors'."),
-        ("empty", "'empty' is no pipeline and no training: it has no model_index.json and no model.safetensors."),
+        ("empty", "'empty' is not a model folder: it has no model_index.json and no model.safetensors."),
         ("junk.safetensors", "is not a readable safetensors file"),
     ]:
         assert said in sentence(command("stream", "synthetic:8x8,1", "null", "-m", model, "--device", "cpu"))
@@ -258,12 +268,12 @@ def test_the_folder_of_a_training(command: Callable[..., Seen], weights: Path, t
     assert seen.code == 0 and seen.json()["plan"] == "eager"
 
 
-def test_too_little_memory_is_said_before_anything_starts(
+def test_too_little_memory_is_reported_before_anything_starts(
     stream: Callable[..., Seen], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(fitting, "free_bytes", lambda device: 6 * 2**20)
+    monkeypatch.setattr(memory_check, "free_bytes", lambda device: 6 * 2**20)
     said = sentence(stream("synthetic:480x320,1", "out.mp4"))
-    assert "needs about" in said and "for pictures of 480×320" in said and said.endswith("would fit.")
+    assert "needs about" in said and "for frames of 480×320" in said and said.endswith("would fit.")
     assert list(tmp_path.iterdir()) == []
     fits = said.split("--size ")[1].split()[0]
     assert stream("synthetic:480x320,0.04", "null", "--size", fits).code == 0
@@ -274,18 +284,18 @@ def test_a_stream_that_cannot_start_leaves_what_was_there(
 ) -> None:
     (tmp_path / "old.jsonl").write_text("older")
     monkeypatch.setattr("redline.stream.sources.synthetic._pattern", None)
-    monkeypatch.setattr(fitting, "free_bytes", lambda device: 6 * 2**20)
+    monkeypatch.setattr(memory_check, "free_bytes", lambda device: 6 * 2**20)
     for metrics in ("old.jsonl", "new.jsonl"):
         assert "needs about" in sentence(stream("synthetic:16000x16000", "null", "--metrics", metrics))
-    assert "at most 16384 pixels a side" in sentence(stream("synthetic:20000x20000", "null"))
+    assert "a side has at most 16384 pixels" in sentence(stream("synthetic:20000x20000", "null"))
     assert [path.read_text() for path in tmp_path.iterdir()] == ["older"]
 
 
-def test_weights_that_do_not_fit_are_told_before_they_are_read(
+def test_weights_that_do_not_fit_are_reported_before_they_are_read(
     stream: Callable[..., Seen], weights: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as small:
-        small.setattr(fitting, "free_bytes", lambda device: weights.stat().st_size - 1)
+        small.setattr(memory_check, "free_bytes", lambda device: weights.stat().st_size - 1)
         small.setattr("redline.stream.loading.load_lsd", None)
         said = sentence(stream("synthetic:8x8,1", "null"))
     assert said.startswith(f"the weights of '{weights}' take ") and said.endswith(
@@ -297,10 +307,10 @@ def test_weights_that_do_not_fit_are_told_before_they_are_read(
 
     monkeypatch.setattr("redline.stream.loading.LsdFrames", full)
     said = sentence(stream("synthetic:8x8,1", "null"))
-    assert said.endswith("does not fit on cpu with the plan channels_last: take a smaller model, or another plan.")
+    assert said.endswith("is out of memory on cpu with the plan channels_last: use a smaller model or another plan.")
 
 
-def test_figures_that_cannot_be_written_are_told_and_leave_no_half_film(
+def test_figures_that_cannot_be_written_are_reported_and_leave_no_half_video(
     stream: Callable[..., Seen], tmp_path: Path
 ) -> None:
     seen = stream("synthetic:16x16", "out.mp4", "--duration", "60s", "--metrics", "/dev/full")
@@ -348,7 +358,7 @@ def test_ctrl_c_keeps_what_was_recorded(weights: Path, tmp_path: Path) -> None:
     assert len(list(VideoFile(tmp_path / "out.mp4").frames())) > 3
 
 
-def test_a_film_made_by_us_goes_in_again(stream: Callable[..., Seen], tmp_path: Path) -> None:
+def test_a_video_made_by_us_goes_in_again(stream: Callable[..., Seen], tmp_path: Path) -> None:
     sink = VideoFileSink(tmp_path / "a.mp4", Fraction(25))
     for frame in SyntheticClip(17, 23, count=4).frames():
         sink.write(frame)
@@ -357,16 +367,16 @@ def test_a_film_made_by_us_goes_in_again(stream: Callable[..., Seen], tmp_path: 
     assert (tmp_path / "b.mp4").exists()
 
 
-def test_of_nothing_there_is_no_report(
+def test_without_frames_no_report_is_written(
     tmp_path: Path, stream: Callable[..., Seen], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C before a first frame came."""
 
-    def stopped(self: Session, show: object = None) -> Result:
-        self.places.close()
-        return Result(Outcome(False, 0, Latency().report()), self._about(), (), None, interrupted=True)
+    def stopped(self: Stream, progress: object = None) -> StreamResult:
+        self.close()
+        return StreamResult(self._info(), Latency().report(), None, False, True, 0, (), None)
 
-    monkeypatch.setattr(Session, "run", stopped)
+    monkeypatch.setattr(Stream, "run", stopped)
     seen = stream("synthetic:16x16,0.2", "null", "--report", "r.html")
-    assert seen.code == 130 and "no frame came, so there is nothing to report" in seen.err
+    assert seen.code == 130 and "no frame was processed, so there is no report" in seen.err
     assert list(tmp_path.iterdir()) == []

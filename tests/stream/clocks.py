@@ -1,4 +1,4 @@
-"""A clock that tests turn themselves: waiting takes no time, and what was waited for is written down."""
+"""A clock that tests advance: waiting takes no time, and the waits are recorded."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""No test of the stream may leave a thread behind."""
+"""Fails tests that leave a thread running."""
 
 import threading
 from collections.abc import Iterator

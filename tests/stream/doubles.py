@@ -1,4 +1,4 @@
-"""Sources, transforms and sinks that misbehave on purpose, and write down what was done to them."""
+"""Sources, transforms and sinks for tests, which misbehave on purpose and record their calls."""
 
 import threading
 import time
@@ -13,7 +13,7 @@ from redline.stream.sources import SourceFault
 
 
 class ScriptedSource:
-    """Gives what the script says at each connection: sizes of frames, or an error to raise."""
+    """Follows a script at each connection: sizes of frames, or errors to raise."""
 
     name, rate = "scripted", Fraction(10)
 
@@ -48,8 +48,27 @@ def fault(text: str = "the camera is gone.") -> SourceFault:
     return SourceFault(text)
 
 
-class Noted:
-    """A transform that notes sizes and settings, and does `extra` for each frame."""
+class PerFrame:
+    """Base of transforms that compute one frame at a time, in `__call__`."""
+
+    max_in_flight, copies_s = 1, (0.0, 0.0)
+    _frame: Frame
+
+    def begin(self, frame: Frame) -> None:
+        self._frame = frame
+
+    def is_done(self) -> bool:
+        return True
+
+    def finish(self) -> Tensor:
+        return self(self._frame)
+
+    def __call__(self, frame: Frame) -> Tensor:
+        raise NotImplementedError
+
+
+class Noted(PerFrame):
+    """A transform that records sizes and frames, and calls `extra` for each frame."""
 
     def __init__(self, extra: Callable[[Frame], object] = lambda frame: None) -> None:
         self.sizes: list[tuple[int, int]] = []
@@ -65,8 +84,18 @@ class Noted:
         return 255 - frame.pixels
 
 
+class Identity(PerFrame):
+    """A transform that returns its input, to measure the latency of the pipeline itself."""
+
+    def prepare(self, height: int, width: int) -> None:
+        pass
+
+    def __call__(self, frame: Frame) -> Tensor:
+        return frame.pixels
+
+
 class Kept:
-    """A sink that keeps frames, and does `extra` for each."""
+    """A sink that keeps frames, and calls `extra` for each."""
 
     name, takes_new_size = "kept", True
 
@@ -81,9 +110,9 @@ class Kept:
         self._extra(frame)
         self.frames.append(frame)
 
-    def close(self, whole: bool = True) -> None:
+    def close(self, complete: bool = True) -> None:
         self.threads.add(threading.get_ident())
-        self.ends.append("whole" if whole else "stopped")
+        self.ends.append("whole" if complete else "stopped")
 
     def abandon(self) -> None:
         self.threads.add(threading.get_ident())

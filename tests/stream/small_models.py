@@ -1,4 +1,4 @@
-"""A random LSD, small enough for a CPU, whose output really depends on everything that goes in; and a clip for it."""
+"""A small random LSD whose output depends on all of its inputs, and a clip for it."""
 
 from fractions import Fraction
 
@@ -12,7 +12,7 @@ SMALL = LsdConfig(patch=2, width=16, multipliers=(1, 2), attending=1)
 
 
 def small_lsd(seed: int = 0, config: LsdConfig = SMALL, spread: float = 0.15) -> Lsd:
-    """With a small `spread` a difference in one frame dies out in those that follow, as it does in a trained model."""
+    """With a small `spread` a difference in one frame decays in later frames, as in a trained model."""
     torch.manual_seed(seed)
     model = Lsd(config).eval()
     with torch.no_grad():

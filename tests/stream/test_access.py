@@ -1,4 +1,4 @@
-"""Only this machine, or who has the key, and only from the page itself."""
+"""Only this machine or clients with the key get access, and only from the page itself."""
 
 import pytest
 
@@ -17,13 +17,13 @@ def test_loopback_needs_no_key(host: str) -> None:
 def test_any_other_host_needs_a_key(host: str) -> None:
     with pytest.raises(RedlineError, match=r"can be reached from other machines: give a --key, .*\.$"):
         Access(host)
-    with pytest.raises(RedlineError, match=r"^a key has at least 12 characters, not 5\.$"):
+    with pytest.raises(RedlineError, match=r"^the key must have at least 12 characters, not 5\.$"):
         Access(host, "12345")
     Access(host, KEY)
 
 
 def test_a_key_that_is_not_utf_8_is_refused() -> None:
-    """Arguments and the environment hold such bytes as surrogates."""
+    """Python represents such bytes of arguments and the environment as surrogates."""
     for key in ("abcdefghijkl\udcff\udcfe", "\ud800" * 12):
         with pytest.raises(RedlineError, match=r"^the key is not valid UTF-8: .*\.$"):
             Access("127.0.0.1", key)

@@ -1,4 +1,4 @@
-"""Peaks are those of a run alone; a device that answers is not lost."""
+"""Peaks count one run only, and a device that answers is not lost."""
 
 import gc
 

@@ -1,4 +1,4 @@
-"""A tiny random pipeline, written as diffusers writes it, gives through our engine what diffusers' own gives."""
+"""A tiny random pipeline, saved by diffusers, gives in our engine what diffusers' own pipeline gives."""
 
 import json
 import shutil
@@ -108,7 +108,7 @@ def theirs(folder: Path, latents: Any, steps: int, strength: float, prompt: str,
 
 @pytest.mark.parametrize(("scheduler", "steps"), [("", 1), ("", 2), ("DDIMScheduler", 1), ("DDIMScheduler", 5)])
 def test_a_frame_is_what_diffusers_makes_of_it(folder: Path, scheduler: str, steps: int) -> None:
-    """Half of their steps at a strength of a half, as many as ours; DDIM takes the next time from a rounded width."""
+    """At strength 0.5 diffusers runs half of its steps, as many as ours; DDIM rounds the distance to the next time."""
     frames, picture = loaded(folder), torch.rand(1, 3, 32, 48) * 2 - 1
     program = frames.program(steps, 32, 48)
     program.retune(Settings(0.5, steps, seed=7, prompt="ab a"))
@@ -131,12 +131,12 @@ def test_the_encoder_gives_the_mode_of_theirs(folder: Path) -> None:
 
 
 def test_latents_are_shifted_and_scaled_as_the_pipeline_says(folder: Path) -> None:
-    """No model in these tests has a shift, so it is set here; what goes in comes out again."""
+    """Sets a shift, which no model in these tests has; encoding and decoding must cancel."""
     frames, picture = loaded(folder), torch.randn(1, 4, 2, 2)
     frames._scale, frames._shift = 0.5, 3.0
     frames.encode = frames.decode = lambda given: given
     assert torch.equal(frames.to_latents(picture), (picture - 3.0) * 0.5)
-    assert torch.allclose(frames.to_picture(frames.to_latents(picture)), picture)
+    assert torch.allclose(frames.to_image(frames.to_latents(picture)), picture)
 
 
 def test_it_runs_through_the_engine_at_any_size(folder: Path) -> None:
@@ -152,12 +152,12 @@ def test_it_runs_through_the_engine_at_any_size(folder: Path) -> None:
     for changes in ({"strength": 0.9}, {"seed": 3}, {"steps": 2}, {"prompt": "b b b"}):
         assert not torch.equal(shown(**changes), plain), changes
     assert torch.equal(shown(), plain), "and back"
-    with pytest.raises(RedlineError, match=r"takes no control vector\.$"):
-        engine.check(Settings(control=(1.0,)))
+    with pytest.raises(RedlineError, match=r"does not support --control\.$"):
+        engine.model.check(Settings(control=(1.0,)))
 
 
 def test_a_prompt_is_read_where_it_is_changed_and_never_by_a_frame(folder: Path) -> None:
-    """Each number of steps has its own buffers: going back to one with the prompt it knew shows that prompt."""
+    """Each number of steps has its own buffers, which must all get a changed prompt."""
     frames = loaded(folder)
     read: list[str] = []
     plainly = frames.read_prompt
@@ -179,7 +179,7 @@ def test_a_prompt_is_read_where_it_is_changed_and_never_by_a_frame(folder: Path)
     assert not torch.equal(shown(steps=2), other)
     shown(prompt="a")
     assert torch.equal(shown(steps=1), one) and torch.equal(shown(prompt="b"), other)
-    with pytest.raises(RedlineError, match=r"a prompt is a text of at most 2,000 characters\.$"):
+    with pytest.raises(RedlineError, match=r"the prompt must be a text of at most 2,000 characters\.$"):
         settings.change(prompt="b" * 2001)
     assert settings.now().prompt == "b"
 
@@ -201,9 +201,9 @@ def test_the_unet_runs_under_a_plan(folder: Path) -> None:
 def test_a_folder_by_itself_is_known_for_what_it_is(folder: Path, tmp_path: Path) -> None:
     found = load_model(folder, Plan(), "cpu")
     assert isinstance(found.frames, PipelineFrames) and (found.steps, found.strength) == (1, 0.5)
-    with pytest.raises(RedlineError, match=r"brings its own scheduler"):
+    with pytest.raises(RedlineError, match=r"has its own scheduler"):
         load_model(folder, Plan(), "cpu", sampler="ddim")
-    with pytest.raises(RedlineError, match=r"is no pipeline and no training: it has no model_index\.json"):
+    with pytest.raises(RedlineError, match=r"is not a model folder: it has no model_index\.json"):
         load_model(tmp_path, Plan(), "cpu")
 
 
@@ -227,11 +227,14 @@ def test_a_folder_by_itself_is_known_for_what_it_is(folder: Path, tmp_path: Path
             lambda place: rename(place, "unet", "SD3Transformer2DModel"),
             r"its unet is SD3Transformer2DModel, not UNet2D",
         ),
-        (lambda place: rename(place, "text_encoder_2", "CLIPTextModelWithProjection"), r"is of the kind of SDXL"),
-        (lambda place: rename(place, "scheduler", "FlowMatchEulerDiscreteScheduler"), r"none of 1000 steps of diff"),
+        (lambda place: rename(place, "text_encoder_2", "CLIPTextModelWithProjection"), r"as SDXL"),
+        (
+            lambda place: rename(place, "scheduler", "FlowMatchEulerDiscreteScheduler"),
+            r"not a diffusion of 1000",
+        ),
     ],
 )
-def test_a_folder_that_is_no_pipeline_is_told(folder: Path, tmp_path: Path, damage: Any, sentence: str) -> None:
+def test_a_folder_that_is_no_pipeline_is_reported(folder: Path, tmp_path: Path, damage: Any, sentence: str) -> None:
     place = tmp_path / "broken"
     shutil.copytree(folder, place)
     damage(place)
@@ -265,7 +268,7 @@ def test_weights_in_half_precision_take_the_room_of_whole_ones(
 ) -> None:
     place = halved(folder, tmp_path / "half")
     data = sum(tensor.nbytes for path in folder.glob("*/*.safetensors") for tensor in load_file(path).values())
-    monkeypatch.setattr("redline.stream.fitting.free_bytes", lambda device: data)
+    monkeypatch.setattr("redline.stream.memory_check.free_bytes", lambda device: data)
     with pytest.raises(RedlineError, match=r"^the weights of the pipeline 'half' take "):
         loaded(place)
 
@@ -283,20 +286,20 @@ def test_weights_in_half_precision_alone_are_found(folder: Path, tmp_path: Path)
     assert made[0].dtype == torch.float32 and 0 < (made[0] - made[1]).abs().max() < 0.05
 
 
-def test_a_unet_that_needs_more_than_a_picture_is_told(folder: Path, tmp_path: Path) -> None:
+def test_a_unet_that_needs_more_than_a_frame_is_reported(folder: Path, tmp_path: Path) -> None:
     place = tmp_path / "more"
     shutil.copytree(folder, place)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         config = {**diffusers.UNet2DConditionModel.load_config(place / "unet"), "in_channels": 9}
         diffusers.UNet2DConditionModel.from_config(config).save_pretrained(place / "unet")
-    with pytest.raises(RedlineError, match=r"takes 9 channels and its vae gives 4: it needs more than a picture\.$"):
+    with pytest.raises(RedlineError, match=r"takes 9 channels, its vae returns 4\.$"):
         loaded(place)
 
 
 def test_without_the_extra_it_says_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("redline.stream.diffusers_folder.find_spec", lambda name: None if name == "diffusers" else name)
-    with pytest.raises(RedlineError, match=r"read with diffusers, not .*: pip install 'redline\[diffusers\]'\.$"):
+    with pytest.raises(RedlineError, match=r"pipeline needs diffusers: pip install 'redline\[diffusers\]'\.$"):
         loaded(folder)
 
 
@@ -308,10 +311,10 @@ def test_on_a_gpu_it_is_one_graph(folder: Path, plan: str) -> None:
     engine.prepare(48, 40)
     picture = clip(1, 48, 40, settings=settings)[0]
     made = [engine(picture) for _ in range(4)]
-    assert engine.recordings == 1 and all(torch.equal(one, made[0]) for one in made)
+    assert engine.captures == 1 and all(torch.equal(one, made[0]) for one in made)
 
 
-def test_weights_that_do_not_fit_are_told_before_they_are_read(
+def test_weights_that_do_not_fit_are_reported_before_they_are_read(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     both = tmp_path / "tiny-turbo"
@@ -320,9 +323,9 @@ def test_weights_that_do_not_fit_are_told_before_they_are_read(
         weights = next((both / part).glob("*.safetensors"))
         shutil.copy(weights, weights.with_suffix(".fp16.safetensors"))
     taken = sum(path.stat().st_size for path in folder.glob("*/*.safetensors"))
-    monkeypatch.setattr("redline.stream.fitting.free_bytes", lambda device: taken)
+    monkeypatch.setattr("redline.stream.memory_check.free_bytes", lambda device: taken)
     load_model(both, Plan.parse("eager"), "cpu")
-    monkeypatch.setattr("redline.stream.fitting.free_bytes", lambda device: taken - 1)
+    monkeypatch.setattr("redline.stream.memory_check.free_bytes", lambda device: taken - 1)
     monkeypatch.setattr("redline.stream.diffusers_folder._read", None)
     with pytest.raises(
         RedlineError, match=r"^the weights of the pipeline 'tiny-turbo' take .* are free on this machine"

@@ -1,4 +1,4 @@
-"""The engine computes what training judges, at any size, and nothing of it is recorded or kept more than once."""
+"""The engine computes what the training evaluates, at any size, and captures each graph once."""
 
 import gc
 from collections.abc import Callable, Iterator
@@ -13,14 +13,13 @@ from torch import Tensor
 from redline.errors import RedlineError
 from redline.ladder.plan import Plan
 from redline.models.lsd import load_lsd
-from redline.stream import fitting
+from redline.stream import memory_check
 from redline.stream.engine import CUT_THRESHOLD, Engine
 from redline.stream.frames import Frame
 from redline.stream.loading import SHIPPED
 from redline.stream.lsd_frames import LsdFrames
 from redline.stream.settings import Settings
 from redline.stream.sources.synthetic import SyntheticClip
-from redline.stream.transform import TimesCopies
 from redline.training.lsd.validation import restorer
 from stream.small_models import SMALL, clip, small_lsd
 
@@ -28,10 +27,10 @@ FULL = Settings(strength=1.0, steps=2)
 
 
 class Counting:
-    """Stands in for a recorder of CUDA graphs: replaying is calling again."""
+    """Replaces the recorder of CUDA graphs: a replay is another call."""
 
     def __init__(self, device: torch.device | None = None) -> None:
-        self.rehearsals = self.recordings = 0
+        self.rehearsals = self.captures = 0
 
     def supports(self, tensors: list[Tensor]) -> bool:
         return True
@@ -40,8 +39,8 @@ class Counting:
         self.rehearsals += 1
         return run()
 
-    def capture(self, run: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-        self.recordings += 1
+    def record(self, run: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+        self.captures += 1
         return None, run
 
     def pool_bytes(self) -> int:
@@ -62,7 +61,7 @@ def as_picture(pixels: Tensor) -> Tensor:
 
 
 def agree(made: Tensor, expected_01: Tensor) -> None:
-    """Bytes: where the value lies between two of them, rounding may take either."""
+    """Bytes may differ by one where rounding is ambiguous."""
     error = (made.permute(2, 0, 1).float() - expected_01[0] * 255).abs()
     assert error.max() < 0.502, error.max()
 
@@ -98,7 +97,7 @@ def test_any_size_is_mirrored_and_cut(height: int, width: int) -> None:
 
 
 @pytest.mark.parametrize("sampler", ["distilled", "ddim", "dpm_solver", "flow_euler"])
-def test_every_setting_changes_the_picture_and_is_taken_back(sampler: str) -> None:
+def test_every_setting_changes_the_frame_and_is_taken_back(sampler: str) -> None:
     made = engine(sampler, recorder=Counting)
     frame = clip(1, 16, 16)[0]
     made.prepare(16, 16)
@@ -111,7 +110,7 @@ def test_every_setting_changes_the_picture_and_is_taken_back(sampler: str) -> No
     for changes in ({"strength": 0.4}, {"seed": 9}, {"control": (1.0, 0.5)}, {"steps": 3}):
         assert not torch.equal(shown(**changes), plain), changes
         assert torch.equal(shown(), plain), changes
-    assert made.recordings == (4 if sampler == "distilled" else 2), "one for each number of steps"
+    assert made.captures == (4 if sampler == "distilled" else 2), "one for each number of steps"
 
 
 def test_a_changed_setting_is_what_a_new_engine_makes_of_it() -> None:
@@ -126,7 +125,7 @@ def test_a_changed_setting_is_what_a_new_engine_makes_of_it() -> None:
     assert torch.equal(changed(frame), fresh(frame))
 
 
-def test_rehearsals_leave_no_history_and_every_number_of_steps_is_recorded_once() -> None:
+def test_warm_ups_leave_no_history_and_every_number_of_steps_is_recorded_once() -> None:
     frames = clip(6, 16, 24)
     plan = [FULL, replace(FULL, steps=1), replace(FULL, steps=3), FULL, replace(FULL, steps=1), FULL]
     recorded, plain = engine("ddim", recorder=Counting), engine("ddim")
@@ -135,21 +134,21 @@ def test_rehearsals_leave_no_history_and_every_number_of_steps_is_recorded_once(
     for frame, settings in zip(frames, plan, strict=True):
         frame = replace(frame, settings=settings)
         assert torch.equal(recorded(frame), plain(frame))
-    assert recorded.recordings == 3
+    assert recorded.captures == 3
 
 
 def test_few_steps_are_all_recorded_before_the_first_frame_at_every_size() -> None:
-    """So that a slider never makes a frame wait."""
+    """A slider must never delay a frame."""
     made, frame = engine(recorder=Counting), clip(1, 16, 24)[0]
     made.prepare(16, 24)
-    assert made.recordings == 4 and list(made._playing) == [1, 3, 4, 2] and made._settings == FULL
+    assert made.captures == 4 and list(made._prepared) == [1, 3, 4, 2] and made._settings == FULL
     shown = [made(replace(frame, settings=replace(FULL, steps=steps, strength=0.7))) for steps in (1, 2, 3, 4, 2)]
-    assert made.recordings == 4 and not torch.equal(shown[0], shown[3])
+    assert made.captures == 4 and not torch.equal(shown[0], shown[3])
     fresh = engine(settings=replace(FULL, steps=1, strength=0.7))
     fresh.prepare(16, 24)
     assert torch.equal(shown[0], fresh(replace(frame, settings=replace(FULL, steps=1, strength=0.7))))
     made.prepare(9, 8)
-    assert made.recordings == 8
+    assert made.captures == 8
 
 
 def test_few_programs_are_kept() -> None:
@@ -158,7 +157,7 @@ def test_few_programs_are_kept() -> None:
     frame = clip(1, 8, 8)[0]
     for steps in range(1, 13):
         made(replace(frame, settings=replace(FULL, steps=steps)))
-    assert len(made._playing) == 8
+    assert len(made._prepared) == 8
 
 
 def test_a_new_size_starts_anew() -> None:
@@ -167,11 +166,11 @@ def test_a_new_size_starts_anew() -> None:
     play(changing, first)
     again = play(changing, second)
     assert all(torch.equal(a, b) for a, b in zip(again, play(engine(), second), strict=True))
-    with pytest.raises(RedlineError, match=r"not prepared for pictures of 16×16\.$"):
+    with pytest.raises(RedlineError, match=r"not prepared for frames of 16×16\.$"):
         changing(first[0])
 
 
-def test_a_cut_is_seen_and_a_moving_picture_is_none() -> None:
+def test_a_cut_is_seen_and_a_moving_frame_is_none() -> None:
     still = clip(1, 32, 32)[0]
     bright = replace(still, pixels=(still.pixels // 8 + 220))
     dark = replace(still, pixels=still.pixels // 8)
@@ -203,54 +202,54 @@ def test_a_value_that_is_not_finite_shows_the_input_and_is_no_history(value: flo
     model = Breaking(small_lsd(), Plan(), "cpu")
     made, frames = Engine(model, FULL), clip(3, 16, 16)
     made.prepare(16, 16)
-    assert made.broken_frames == 0
+    assert made.nonfinite_frames == 0
     model.is_broken = True
     shown = made(replace(frames[0], settings=FULL))
-    assert torch.equal(shown[3, 4], frames[0].pixels[3, 4]) and made.broken_frames == 1
-    kept = made._canvas.previous[0, :, 3, 4] * 127.5 + 127.5
+    assert torch.equal(shown[3, 4], frames[0].pixels[3, 4]) and made.nonfinite_frames == 1
+    kept = made._buffers.previous[0, :, 3, 4] * 127.5 + 127.5
     assert torch.allclose(kept, frames[0].pixels[3, 4].float(), atol=1e-3)
     model.is_broken = False
     made(replace(frames[1], settings=FULL))
-    assert torch.isfinite(made._canvas.previous).all() and made.broken_frames == 1
+    assert torch.isfinite(made._buffers.previous).all() and made.nonfinite_frames == 1
     made.prepare(8, 8)
-    assert made.broken_frames == 1
+    assert made.nonfinite_frames == 1
 
 
-def test_a_plan_is_applied_and_graphs_of_its_own_are_left_out() -> None:
+def test_a_plan_is_applied_and_graphs_of_its_own_are_skipped() -> None:
     frames = clip(3, 16, 16)
     laid_out = engine(plan="channels_last")
     assert str(laid_out.model.plan) == "channels_last"
     for one, other in zip(play(laid_out, frames), play(engine(), frames), strict=True):
         assert (one.int() - other.int()).abs().max() <= 1
-    from redline.stream.lsd_frames import without_own_graphs
+    from redline.stream.lsd_frames import without_cuda_graphs
 
     cuda = torch.device("cuda")
-    kept = without_own_graphs(Plan.parse("bf16 + compile(mode=reduce-overhead)"), cuda)
+    kept = without_cuda_graphs(Plan.parse("bf16 + compile(mode=reduce-overhead)"), cuda)
     assert str(kept) == "bf16 + compile"
-    with pytest.raises(RedlineError, match=r"onnxruntime cannot be recorded"):
-        without_own_graphs(Plan.parse("onnxruntime"), cuda)
-    with pytest.raises(RedlineError, match=r"cuda_graph cannot be had here: it needs a CUDA device"):
-        without_own_graphs(Plan.parse("cuda_graph"), torch.device("cpu"))
+    with pytest.raises(RedlineError, match=r"onnxruntime cannot be captured"):
+        without_cuda_graphs(Plan.parse("onnxruntime"), cuda)
+    with pytest.raises(RedlineError, match=r"cuda_graph needs a CUDA device"):
+        without_cuda_graphs(Plan.parse("cuda_graph"), torch.device("cpu"))
 
 
-def test_settings_that_cannot_be_are_refused_before_a_frame_meets_them() -> None:
+def test_settings_that_are_invalid_are_refused_before_a_frame_meets_them() -> None:
     made = engine()
-    with pytest.raises(RedlineError, match=r"^LSD of width 16 takes 8 numbers of control at the most, not 9\.$"):
-        made.check(replace(FULL, control=(0.5,) * 9))
-    with pytest.raises(RedlineError, match=r"distilled sampler takes 1 to 4 steps, not 5\.$"):
-        made.check(replace(FULL, steps=5))
-    with pytest.raises(RedlineError, match=r"^there is no sampler 'euler': choose from ddim,.*\.$"):
+    with pytest.raises(RedlineError, match=r"^LSD of width 16 supports at most 8 control numbers, not 9\.$"):
+        made.model.check(replace(FULL, control=(0.5,) * 9))
+    with pytest.raises(RedlineError, match=r"distilled sampler .* 1 to 4 steps, not 5\.$"):
+        made.model.check(replace(FULL, steps=5))
+    with pytest.raises(RedlineError, match=r"^unknown sampler 'euler' \(supported: ddim,.*\)\.$"):
         LsdFrames(small_lsd(), Plan(), "cpu", "euler")
-    made.check(replace(FULL, strength=0.0))
+    made.model.check(replace(FULL, strength=0.0))
 
 
 def test_a_strength_of_0_passes_frames_on_and_runs_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between frames that are computed, in their order; the next one that is has no history."""
+    """Order is kept among computed frames, and the next computed frame has no previous output."""
     frames, nothing = clip(6, 13, 9), replace(FULL, strength=0.0)
     made = engine()
     first, *_ = play(made, frames[:1])
     busy_s, runs = made.busy_s, list[int]()
-    monkeypatch.setattr(made._canvas, "draw", lambda program: runs.append(1))
+    monkeypatch.setattr(made._buffers, "compute", lambda program: runs.append(1))
     for frame in frames[1:4]:
         made.begin(replace(frame, settings=nothing))
     assert made.is_done() and all(torch.equal(made.finish(), frame.pixels) for frame in frames[1:4])
@@ -278,16 +277,16 @@ def test_strength_is_how_much_of_the_change_is_shown() -> None:
         assert (shown(strength) - torch.lerp(given, whole, strength))[inside].abs().max() <= 1
 
 
-def test_too_little_memory_is_said_with_what_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_is_reported_with_what_would_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     made = engine()
-    fits = fitting.needed_bytes(made.model, 300, 400)
-    monkeypatch.setattr(fitting, "free_bytes", lambda device: fits)
+    fits = memory_check.needed_bytes(made.model, 300, 400)
+    monkeypatch.setattr(memory_check, "free_bytes", lambda device: fits)
     with pytest.raises(RedlineError) as caught:
         made.prepare(600, 800)
     assert str(caught.value).endswith("are free on this machine: --size 400x300 would fit.")
     assert str(caught.value).startswith("LSD of width 16 needs about ")
-    monkeypatch.setattr(fitting, "free_bytes", lambda device: 1000)
-    with pytest.raises(RedlineError, match=r"take a smaller model, or free some\.$"):
+    monkeypatch.setattr(memory_check, "free_bytes", lambda device: 1000)
+    with pytest.raises(RedlineError, match=r"use a smaller model, or free memory\.$"):
         made.prepare(600, 800)
     monkeypatch.undo()
     made.prepare(16, 16)
@@ -312,25 +311,24 @@ def test_what_is_handed_out_is_the_takers_own() -> None:
 
 def test_copies_are_timed_and_memory_stays_flat() -> None:
     made, frames = engine(), clip(20, 31, 18)
-    assert isinstance(made, TimesCopies)
     play(made, frames)
     gc.collect()
 
     def tensors() -> int:
         return sum(type(thing) is Tensor for thing in gc.get_objects())
 
-    before, places = tensors(), [tensor.data_ptr() for tensor in made._canvas.history]
+    before, places = tensors(), [tensor.data_ptr() for tensor in made._buffers.state]
     for frame in frames:
         made(replace(frame, settings=FULL))
     gc.collect()
     assert tensors() == before
-    assert [tensor.data_ptr() for tensor in made._canvas.history] == places
+    assert [tensor.data_ptr() for tensor in made._buffers.state] == places
     assert all(seconds > 0 for seconds in made.copies_s) and made.busy_s > 0
 
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """Small pictures gain nothing by more, and wait for each other where others are at work."""
+    """More threads do not speed up small frames, and wait for each other on a busy machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -339,7 +337,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.mark.usefixtures("one_thread", "any_precision")
 def test_the_shipped_model_stays_close_in_bf16_frame_after_frame() -> None:
-    """What a GPU shows over a thousand frames with a graph, in little."""
+    """A short version of the GPU test over a thousand frames with a graph."""
     bf16, plain = (
         Engine(LsdFrames(load_lsd(SHIPPED), Plan.parse(plan), "cpu"), FULL) for plan in ("bf16 + channels_last", "")
     )

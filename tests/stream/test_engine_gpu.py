@@ -1,4 +1,4 @@
-"""On a GPU: a graph a frame gives what the CPU gives, settings change without another, memory stays to the byte."""
+"""On a GPU one graph per frame gives what the CPU gives, settings change without a new capture, memory is constant."""
 
 import threading
 import time
@@ -35,8 +35,8 @@ def engine(
 
 
 def same_noise(*engines: Engine) -> None:
-    """Devices draw other numbers for the same seed: for a comparison both get those of the first."""
-    first, *others = [one._playing[FULL.steps].program._noise_N for one in engines]
+    """Gives all engines the noise of the first, because devices draw different numbers for a seed."""
+    first, *others = [one._prepared[FULL.steps].program._noise_N for one in engines]
     for other in others:
         with torch.inference_mode():
             other.copy_(first)
@@ -62,7 +62,7 @@ def test_a_graph_gives_what_the_cpu_gives(height: int, width: int) -> None:
         assert made.shape == (height, width, 3) and made.device.type == "cpu"
         # On a single pixel one step of a byte is a large error.
         assert psnr_db(made, expected) > (60 if height > 1 else 45)
-    assert fast.recordings == 4
+    assert fast.captures == 4
 
 
 def test_a_graph_gives_bit_for_bit_what_the_same_kernels_give_unrecorded() -> None:
@@ -102,8 +102,8 @@ def test_plans_stay_close_over_many_frames(plan: str) -> None:
 
 @pytest.mark.parametrize("given", ["", "bf16 + channels_last + compile"])
 def test_the_shipped_model_stays_close_and_memory_flat_over_a_thousand_frames(given: str) -> None:
-    """As it is shipped, graph and all, and compiled besides, against plain fp32 without one."""
-    plan = Plan.parse(given) if given else choose_plan("stream", Machine.detect("cuda")).plan
+    """Compares the shipped plan with its graph, and a compiled one, with plain fp32."""
+    plan = Plan.parse(given) if given else choose_plan(Machine.detect("cuda"))
     fast = Engine(LsdFrames(load_lsd(SHIPPED), plan, "cuda:0"), FULL)
     plain = Engine(LsdFrames(load_lsd(SHIPPED), Plan(), "cuda:0"), FULL, recorder=lambda _device: None)
     for one in (fast, plain):
@@ -120,7 +120,7 @@ def test_the_shipped_model_stays_close_and_memory_flat_over_a_thousand_frames(gi
 
 
 @pytest.mark.parametrize(("sampler", "recordings"), [("distilled", 4), ("ddim", 2)])
-def test_settings_change_without_a_recording_and_so_do_few_steps(sampler: str, recordings: int) -> None:
+def test_settings_and_few_steps_change_without_a_new_capture(sampler: str, recordings: int) -> None:
     made = engine(sampler=sampler)
     made.prepare(64, 64)
     frame = clip(1, 64, 64)[0]
@@ -133,13 +133,13 @@ def test_settings_change_without_a_recording_and_so_do_few_steps(sampler: str, r
     for changes in ({"strength": 0.4}, {"seed": 9}, {"control": (1.0, 0.5)}):
         assert not torch.equal(shown(**changes), plain), changes
         assert torch.equal(shown(), plain), changes
-    assert made.recordings == (4 if sampler == "distilled" else 1)
+    assert made.captures == (4 if sampler == "distilled" else 1)
     assert not torch.equal(shown(steps=1), plain) and torch.equal(shown(), plain)
     shown(steps=1)
-    assert made.recordings == recordings
+    assert made.captures == recordings
 
 
-def test_frames_that_are_passed_on_keep_their_place_among_those_under_way() -> None:
+def test_frames_that_are_passed_through_keep_their_place_among_those_in_flight() -> None:
     frames, made = clip(4, 64, 64), engine()
     made.prepare(64, 64)
     strengths = (1.0, 0.0, 0.0, 1.0)
@@ -158,7 +158,7 @@ def test_frames_that_are_passed_on_keep_their_place_among_those_under_way() -> N
     assert all(torch.equal(shown[index], frames[index].pixels) for index in (1, 2))
 
 
-def test_recording_other_steps_leaves_the_history_as_it_was() -> None:
+def test_capturing_other_steps_keeps_the_previous_output() -> None:
     frames, turns = clip(6, 32, 32), [2, 1, 2, 3, 1, 2]
     late, early = engine(sampler="ddim"), engine(sampler="ddim")
     for one in (late, early):
@@ -169,7 +169,7 @@ def test_recording_other_steps_leaves_the_history_as_it_was() -> None:
     for frame, steps in zip(frames, turns, strict=True):
         frame = replace(frame, settings=replace(FULL, steps=steps))
         assert torch.equal(late(frame), early(frame))
-    assert late.recordings == early.recordings == 3
+    assert late.captures == early.captures == 3
 
 
 def test_memory_is_flat_to_the_byte() -> None:
@@ -205,8 +205,8 @@ def test_values_that_are_not_finite_show_the_input_inside_a_graph_too(value: flo
     with torch.no_grad():
         made.model.network.model.head.bias.fill_(value)
     made.prepare(32, 32)
-    assert torch.equal(made(frame), frame.pixels) and made.broken_frames == 1
-    assert torch.isfinite(made._canvas.previous).all()
+    assert torch.equal(made(frame), frame.pixels) and made.nonfinite_frames == 1
+    assert torch.isfinite(made._buffers.previous).all()
 
 
 def test_overlapped_frames_are_those_of_one_by_one_and_copies_are_timed() -> None:
@@ -224,7 +224,7 @@ def test_overlapped_frames_are_those_of_one_by_one_and_copies_are_timed() -> Non
     made.append(deep.finish())
     assert all(torch.equal(a, b) for a, b in zip(made, expected, strict=True))
     assert all(0 < seconds < 1 for seconds in deep.copies_s) and deep.busy_s > 0
-    assert deep.most_under_way == 2
+    assert deep.max_in_flight == 2
 
 
 @pytest.mark.timeout(60)
@@ -248,5 +248,5 @@ def test_a_stream_runs_with_settings_changed_from_another_thread() -> None:
     finally:
         stop.set()
         changer.join()
-    assert outcome.whole and sink.indices == list(range(300))
-    assert made.recordings == 4
+    assert outcome.complete and sink.indices == list(range(300))
+    assert made.captures == 4

@@ -1,4 +1,4 @@
-"""Whatever breaks, and in whichever thread: all threads end, the error is raised once, and no half is left behind."""
+"""An error in any thread ends all threads, is raised once, and leaves no unfinished file."""
 
 import threading
 import time
@@ -18,16 +18,15 @@ from redline.stream.sinks.video_file import VideoFileSink
 from redline.stream.sources.paced import Paced
 from redline.stream.sources.synthetic import SyntheticClip
 from redline.stream.sources.video_file import VideoFile
-from redline.stream.transform import Identity
 from stream.clocks import ManualClock
-from stream.doubles import Kept, Noted, ScriptedSource, fault
+from stream.doubles import Identity, Kept, Noted, ScriptedSource, fault
 
 pytestmark = pytest.mark.timeout(HANGS_S)
 QUIET = Backoff(first_s=0.5, factor=2, longest_s=3)
 
 
 def in_step(source: ScriptedSource, sink: Kept) -> None:
-    """The source gives its next frame when the last one has been shown."""
+    """Makes the source wait until its last frame was shown."""
     shown = threading.Semaphore(0)
     sink._extra = lambda frame: shown.release()
     source.wait_for = lambda: shown.acquire(timeout=PATIENCE_S)
@@ -49,9 +48,9 @@ def test_a_live_source_is_connected_again_ever_more_slowly() -> None:
     )
     in_step(source, sink)
     backoff = replace(QUIET, settled_s=0)
-    outcome = Pipeline(source, Noted(), sink, clock=clock, backoff=backoff, tell=told.append).run()
+    outcome = Pipeline(source, Noted(), sink, clock=clock, backoff=backoff, log=told.append).run()
     assert clock.waits == [0.5, 1.0, 2.0, 3.0, 3.0, 0.5]
-    assert outcome.faults == 6 and outcome.whole and source.let_go == 7
+    assert outcome.faults == 6 and outcome.complete and source.let_go == 7
     assert sink.indices == [0, 1, 2, 3, 4]
     # 9.5 s went by without a frame, then 0.5 s: the film shows it so, and steps of 0.1 s otherwise.
     assert [float(frame.time_s) for frame in sink.frames] == pytest.approx([0, 0.1, 9.6, 10.1, 10.2])
@@ -84,7 +83,7 @@ def test_a_source_is_given_up_after_as_many_tries_as_asked() -> None:
     source = ScriptedSource([(2, 2), fault()], *[[fault()]] * 9, live=True, clock=clock)
     sink = Kept()
     in_step(source, sink)
-    with pytest.raises(RedlineError, match=r"^'scripted' is given up after 3 tries: the camera is gone\.$"):
+    with pytest.raises(RedlineError, match=r"^'scripted' failed after 3 retries: the camera is gone\.$"):
         Pipeline(source, Noted(), sink, clock=clock, backoff=Backoff(tries=3)).run()
     assert clock.waits == [0.5, 1.0, 2.0] and sink.ends == ["stopped"], "the recording is kept"
 
@@ -95,7 +94,7 @@ def test_stopping_ends_the_wait_for_a_source() -> None:
     )
     timer = threading.Timer(0.05, pipeline.stop)
     timer.start()
-    assert not pipeline.run().whole
+    assert not pipeline.run().complete
     timer.join()
 
 
@@ -104,7 +103,7 @@ def test_a_backoff_that_shrinks_is_refused() -> None:
         Backoff(factor=0.5)
 
 
-def test_a_fault_of_a_file_ends_it_and_leaves_no_film(tmp_path: Path) -> None:
+def test_a_fault_of_a_file_ends_it_and_leaves_no_video(tmp_path: Path) -> None:
     source = ScriptedSource([(16, 16)] * 5 + [fault("the file is damaged.")], live=False)
     with pytest.raises(RedlineError, match=r"^the file is damaged\.$"):
         Pipeline(source, Identity(), VideoFileSink(tmp_path / "a.mp4", Fraction(10))).run()
@@ -149,51 +148,51 @@ def test_ctrl_c_keeps_what_was_recorded_live(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("live", [True, False])
-def test_a_sink_that_hangs_is_told_and_does_not_hang_the_rest(live: bool) -> None:
+def test_a_sink_that_hangs_is_reported_and_does_not_hang_the_rest(live: bool) -> None:
     released = threading.Event()
     sink = Kept(lambda frame: released.wait(PATIENCE_S))
     clip = SyntheticClip(4, 4, count=None, rate=Fraction(500))
     source = Paced(clip) if live else clip
     began = time.monotonic()
     try:
-        with pytest.raises(RedlineError, match=r"^'kept' takes no more frames: one took over 0\.1 s\.$"):
+        with pytest.raises(RedlineError, match=r"^'kept' is hung: one frame took over 0\.1 s to write\.$"):
             Pipeline(source, Identity(), sink, limits=Limits(sink_s=0.1)).run()
         assert time.monotonic() - began < PATIENCE_S / 2
     finally:
         released.set()
 
 
-def test_a_sink_that_hangs_at_the_end_is_told() -> None:
+def test_a_sink_that_hangs_at_the_end_is_reported() -> None:
     released = threading.Event()
     sink = Kept(lambda frame: released.wait(PATIENCE_S) if frame.index == 2 else None)
     try:
-        with pytest.raises(RedlineError, match=r"takes no more frames"):
+        with pytest.raises(RedlineError, match=r"is hung"):
             Pipeline(SyntheticClip(4, 4, count=3), Identity(), sink, limits=Limits(sink_s=0.1)).run()
     finally:
         released.set()
 
 
-def test_a_source_that_hangs_is_told() -> None:
+def test_a_source_that_hangs_is_reported() -> None:
     released = threading.Event()
     source = ScriptedSource([(2, 2)] * 9, live=True)
     source.wait_for = lambda: released.wait(PATIENCE_S)
     transform = Noted(lambda frame: pipeline.stop())
     pipeline = Pipeline(source, transform, NullSink(), limits=Limits(source_s=0.1))
     try:
-        with pytest.raises(RedlineError, match=r"^the source 'scripted' did not let go within 0\.1 s\.$"):
+        with pytest.raises(RedlineError, match=r"^the source 'scripted' did not stop within 0\.1 s\.$"):
             pipeline.run()
     finally:
         released.set()
 
 
 @pytest.mark.parametrize("live", [True, False])
-def test_a_film_refuses_another_size_and_a_live_recording_is_kept(tmp_path: Path, live: bool) -> None:
+def test_a_video_refuses_another_size_and_a_live_recording_is_kept(tmp_path: Path, live: bool) -> None:
     source = ScriptedSource([(16, 20)] * 3 + [(6, 8)] * 3, live=live)
     taken = threading.Semaphore(0)
     # The first three are all taken; nobody says so of those that are refused.
     source.wait_for = lambda: taken.acquire(timeout=PATIENCE_S if len(transform.seen) < 3 else 0.1)
     transform = Noted(lambda frame: taken.release())
-    said = r"^the picture changes to 8×6, and 'a\.mp4' cannot change with it: give --size 20x16\.$"
+    said = r"^the frame size changes to 8×6, which 'a\.mp4' does not support: give --size 20x16\.$"
     with pytest.raises(RedlineError, match=said):
         Pipeline(source, transform, VideoFileSink(tmp_path / "a.mp4", Fraction(10))).run()
     left = [path.name for path in tmp_path.iterdir()]
@@ -202,7 +201,7 @@ def test_a_film_refuses_another_size_and_a_live_recording_is_kept(tmp_path: Path
         assert all(frame.height == 16 for frame in VideoFile(tmp_path / "a.mp4").frames())
 
 
-def test_a_size_that_the_transform_refuses_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_size_that_the_transform_refuses_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     transform, sink = Noted(), Kept()
 
     def refuse(height: int, width: int) -> None:
@@ -216,12 +215,12 @@ def test_a_size_that_the_transform_refuses_is_told(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("wrong", [torch.zeros(3, 4, 4), torch.zeros(4, 4, dtype=torch.uint8), None])
-def test_a_transform_that_gives_no_pixels_is_told(wrong: object) -> None:
+def test_a_transform_that_gives_no_pixels_is_reported(wrong: object) -> None:
     class Wrong(Identity):
         def __call__(self, frame):
             return wrong
 
-    with pytest.raises(RedlineError, match=r"^the transform gave .*, not uint8 pixels \(H, W, 3\) on the CPU\.$"):
+    with pytest.raises(RedlineError, match=r"^the transform returned .*, not uint8 pixels \(H, W, 3\) on the CPU\.$"):
         Pipeline(SyntheticClip(4, 4, count=2), Wrong(), NullSink()).run()
 
 

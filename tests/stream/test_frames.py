@@ -45,5 +45,5 @@ def test_a_frame_knows_its_size_and_time() -> None:
     ids=["floats", "no colour", "alpha", "empty", "elsewhere", "a list"],
 )
 def test_other_pixels_are_refused(wrong: Tensor) -> None:
-    with pytest.raises(RedlineError, match=r"it gave .*, not uint8 pixels \(H, W, 3\) on the CPU"):
+    with pytest.raises(RedlineError, match=r"it returned .*, not uint8 pixels \(H, W, 3\) on the CPU"):
         check_pixels(wrong, "it")

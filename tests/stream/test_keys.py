@@ -1,38 +1,38 @@
-"""A key comes from one place, and what is no key is told."""
+"""A key comes from one place, and an invalid one is refused."""
 
 from pathlib import Path
 
 import pytest
 
 from redline.errors import RedlineError
-from redline.stream.keys import given_key
+from redline.stream.keys import read_key
 
 
 def test_a_file_holds_the_key_in_its_first_line(tmp_path: Path) -> None:
     path = tmp_path / "key"
     for text in ("correct horse\n", "  correct horse \r\nsecond line\n", "correct horse"):
         path.write_bytes(text.encode())
-        assert given_key(None, path, False) == "correct horse"
+        assert read_key(None, path, False) == "correct horse"
     for data, said in (
-        (b"", "no key in the first line"),
-        (b"\n\n", "no key in the first line"),
-        (b"x" * 2000, "no key in the first line"),
-        (b"\xff", "no text"),
+        (b"", "the first line must be a key"),
+        (b"\n\n", "the first line must be a key"),
+        (b"x" * 2000, "the first line must be a key"),
+        (b"\xff", "not valid UTF-8"),
     ):
         path.write_bytes(data)
         with pytest.raises(RedlineError, match=said):
-            given_key(None, path, True)
+            read_key(None, path, True)
     with pytest.raises(RedlineError, match=r"^cannot read the key from '.*none': No such file or directory\.$"):
-        given_key(None, tmp_path / "none", True)
-    with pytest.raises(RedlineError, match=r"^give the key with --key or with --key-file, not with both\.$"):
-        given_key("a", path, True)
+        read_key(None, tmp_path / "none", True)
+    with pytest.raises(RedlineError, match=r"^--key and --key-file were both given: give only one\.$"):
+        read_key("a", path, True)
 
 
 def test_the_environment_has_the_key_of_streams_that_need_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("REDLINE_KEY", raising=False)
-    assert given_key(None, None, True) is None
+    assert read_key(None, None, True) is None
     monkeypatch.setenv("REDLINE_KEY", "")
-    assert given_key(None, None, True) is None
+    assert read_key(None, None, True) is None
     monkeypatch.setenv("REDLINE_KEY", "correct horse")
-    assert given_key(None, None, True) == "correct horse" and given_key(None, None, False) is None
-    assert given_key("another", None, True) == "another"
+    assert read_key(None, None, True) == "correct horse" and read_key(None, None, False) is None
+    assert read_key("another", None, True) == "another"

@@ -1,4 +1,4 @@
-"""Statistics of latency are those that numpy finds in the same samples, and take no more memory for more frames."""
+"""Latency statistics agree with numpy and take bounded memory."""
 
 import numpy as np
 import pytest
@@ -40,7 +40,7 @@ def test_at_the_end_all_figures_are_of_all_frames(count: int, window: int) -> No
     latency = Latency(window)
     for frame in times:
         latency.record(frame)
-    report = latency.whole()
+    report = latency.report_all()
     every = [sum(t.stages_s) for t in times]
     assert report.frames == report.window == count
     assert [report.latency.p50_s, report.latency.p95_s, report.latency.p99_s] == pytest.approx(
@@ -59,11 +59,11 @@ def test_a_slow_beginning_is_not_forgotten() -> None:
     for number in range(20):
         latency.record(FrameTimes(0, 0, 0, 0.01, 0, 0, 45 + number / 100))
     assert latency.report().latency.p99_s == 0.01 and latency.report().frames_per_s == pytest.approx(100)
-    assert latency.whole().latency.p50_s == pytest.approx(0.5, rel=0.006) and latency.whole().frames_per_s < 3
+    assert latency.report_all().latency.p50_s == pytest.approx(0.5, rel=0.006) and latency.report_all().frames_per_s < 3
 
 
-def test_nothing_seen_is_a_report_of_zeros() -> None:
-    report = Latency().whole()
+def test_without_frames_the_report_is_zero() -> None:
+    report = Latency().report_all()
     assert report.frames == 0 and report.latency.p99_s == report.jitter_s == report.frames_per_s == 0
 
 

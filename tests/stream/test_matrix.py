@@ -1,4 +1,4 @@
-"""Sizes × plans of the live model: every arm a row, pictures held against fp32's, and an arm that is off is seen."""
+"""The benchmark of sizes × plans: one row per arm, compared with fp32, and a wrong arm is detected."""
 
 import json
 import time
@@ -50,7 +50,7 @@ def test_every_arm_is_a_row(model: Lsd) -> None:
     json.dumps(found["fp32"].as_dict(), allow_nan=False)
 
 
-def test_a_plain_loop_makes_the_same_pictures_one_after_the_other(model: Lsd) -> None:
+def test_a_plain_loop_makes_the_same_frames_one_after_the_other(model: Lsd) -> None:
     found = rows(model, PLAIN, Arm("loop", "eager", overlapped=False))["loop"]
     assert found.least_psnr_db == 200 and not found.failure
     assert found.frames_per_s > 0 and found.p99_ms >= found.p50_ms > found.model_ms / 2
@@ -59,7 +59,7 @@ def test_a_plain_loop_makes_the_same_pictures_one_after_the_other(model: Lsd) ->
 
 
 def test_an_arm_that_is_off_is_seen(model: Lsd, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that slides away by a level every few frames, after it was right."""
+    """An engine that drifts by one level every few frames."""
     right, calls = LsdProgram.run, 0
 
     def run(self: LsdProgram, frame: Tensor, previous: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ def test_without_the_plain_arm_there_is_its_row_alone(model: Lsd, monkeypatch: p
         assert list(found) == ["fp32"] and found["fp32"].failure == "no kernel image" and not found["fp32"].device_lost
 
 
-def test_a_lost_device_is_said_in_the_last_row(model: Lsd, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_device_is_reported_in_the_last_row(model: Lsd, monkeypatch: pytest.MonkeyPatch) -> None:
     right = LsdProgram.run
 
     def run(self: LsdProgram, frame: Tensor, previous: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ def test_a_lost_device_is_said_in_the_last_row(model: Lsd, monkeypatch: pytest.M
     found = rows(model, LAST, Arm("again", "eager"))
     assert list(found) == ["channels_last"] and found["channels_last"].device_lost
     assert found["channels_last"].failure.endswith(
-        "access was encountered; the device is lost, what is left needs a new start"
+        "access was encountered; the device is lost, start again for the remaining arms"
     )
 
 
@@ -122,7 +122,7 @@ def test_the_plain_arm_runs_unasked_for(model: Lsd) -> None:
     assert list(found) == ["channels_last"] and found["channels_last"].least_psnr_db is not None
 
 
-def test_a_film_is_read_in_place_of_a_clip(model: Lsd, tmp_path: Path) -> None:
+def test_a_video_is_read_in_place_of_a_clip(model: Lsd, tmp_path: Path) -> None:
     make_clip(tmp_path / "film.mkv", frames=64, size=(48, 32))
     shape = Shape("tiny", side=16, frames=61, film=str(tmp_path / "film.mkv"))
     found = {row.arm.name: row for row in measure(shape, (PLAIN, LAST), CPU, model)}
@@ -130,7 +130,7 @@ def test_a_film_is_read_in_place_of_a_clip(model: Lsd, tmp_path: Path) -> None:
     assert found["fp32"].grown_bytes is None, "a CPU's allocators tell nothing of the kind"
     assert [frame.index for frame in matrix._source(shape).frames()] == list(range(61)), "and no more of it"
     (short,) = measure(Shape(side=16, frames=65, film=shape.film), (PLAIN, LAST), CPU, model)
-    assert short.failure == f"{shape.film!r} has 64 frames, and 65 are asked for"
+    assert short.failure == f"{shape.film!r} has only 64 frames, not 65"
 
 
 def test_the_shipped_weights_run_where_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,17 +146,17 @@ def test_the_shipped_weights_run_where_they_are_asked_for(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"size": "huge"}, "choose from tiny, light, medium, heavy"),
-        ({"batch": 4}, "'batch' is no option of the live model"),
-        ({"frames": 3}, "frames are 61 or more, not 64, 3"),
-        ({"steps": 0}, "steps is a whole number"),
-        ({"side": "abc"}, r"^side is a whole number, not 'abc'\.$"),
-        ({"frames": 61.5}, r"^frames is a whole number, not 61\.5\.$"),
-        ({"steps": 5}, r"^the distilled sampler takes 1 to 4 steps, not 5\.$"),
-        ({"film": "none.mp4"}, r"^there is no film 'none\.mp4'\.$"),
-        ({"weights": "mine"}, "weights are fresh, or shipped for tiny, not 'mine' for tiny"),
+        ({"size": "huge"}, "supported: tiny, light, medium, heavy"),
+        ({"batch": 4}, "unknown option 'batch' of the live model"),
+        ({"frames": 3}, "frames at least 61, not 64 and 3"),
+        ({"steps": 0}, "steps must be a whole number"),
+        ({"side": "abc"}, r"^side must be a whole number, not 'abc'\.$"),
+        ({"frames": 61.5}, r"^frames must be a whole number, not 61\.5\.$"),
+        ({"steps": 5}, r"^the distilled sampler supports 1 to 4 steps, not 5\.$"),
+        ({"film": "none.mp4"}, r"^film: 'none\.mp4' does not exist\.$"),
+        ({"weights": "mine"}, "weights must be fresh, or shipped for tiny, not 'mine' for tiny"),
         ({"weights": "shipped", "size": "light"}, "not 'shipped' for light"),
-        ({"steps": True}, r"^steps is a whole number, not True\.$"),
+        ({"steps": True}, r"^steps must be a whole number, not True\.$"),
     ],
 )
 def test_wrong_shapes_are_refused(options: dict[str, object], sentence: str) -> None:
@@ -180,7 +180,7 @@ def test_every_arm_runs_on_a_gpu_compiled_too_and_stays_close(steps: int) -> Non
 
 @pytest.mark.gpu
 def test_memory_is_that_of_the_running_stream() -> None:
-    """Set-up has the weights in fp32 and in fp16; then there are those of fp16 alone, whatever ran before."""
+    """The set-up peak includes fp32 and fp16 weights, the running peak only fp16, whatever ran before."""
     gpu, half = torch.device("cuda"), Arm("fp16", "fp16")
     plain, row = measure(Shape("light", frames=61), (PLAIN, half), gpu)
     assert not row.failure and row.peak_bytes < 4 * row.parameters
@@ -194,7 +194,7 @@ def test_psnr_tells_equal_bytes_from_nearly_equal_ones() -> None:
 
 
 def test_the_shipped_plan_is_an_arm() -> None:
-    """Whatever it becomes: what users get is what is measured."""
+    """The benchmark must measure the plan that is shipped."""
     shipped = Plan.load(Path(plans.__file__).parent / "stream-cuda.toml")
     assert [arm.graph for arm in ARMS if Plan.parse(arm.plan) == shipped] == [True]
     shipped = Plan.load(Path(plans.__file__).parent / "stream-cpu.toml")

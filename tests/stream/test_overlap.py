@@ -1,4 +1,4 @@
-"""A transform that overlaps is asked so for files alone, and gives the same frames in the same order."""
+"""Frames overlap only for files, and come out in the same order."""
 
 import threading
 import time
@@ -15,9 +15,9 @@ from stream.doubles import Kept, ScriptedSource
 
 
 class Deep:
-    """Finishes frames as late as it may, and notes how many were under way."""
+    """Finishes frames as late as possible, and records how many were in flight."""
 
-    copies_s, most_under_way = (0.25, 0.5), 2
+    copies_s, max_in_flight = (0.25, 0.5), 2
 
     def __init__(self) -> None:
         self.begun: deque[Frame] = deque()
@@ -60,7 +60,7 @@ def test_files_overlap_and_live_frames_do_not(live: bool) -> None:
 
 
 def test_a_frame_does_not_wait_for_the_next_one() -> None:
-    """A file that gives each frame when the last was shown."""
+    """A file whose next frame comes when the last one was shown."""
     sink, source = Kept(), ScriptedSource([(4, 6)] * 4, live=False)
     shown, in_time = threading.Semaphore(0), []
     sink._extra = lambda frame: shown.release()
@@ -69,7 +69,7 @@ def test_a_frame_does_not_wait_for_the_next_one() -> None:
     assert in_time == [True] * 4 and sink.indices == [0, 1, 2, 3]
 
 
-def test_a_frame_that_comes_while_another_is_under_way_is_begun_at_once() -> None:
+def test_a_frame_that_comes_while_another_is_in_flight_is_begun_at_once() -> None:
     """A file that gives each frame when the one before has begun, to a device that is done with none before the next
     has begun too."""
     has_begun = threading.Semaphore(0)
@@ -98,8 +98,8 @@ def test_a_frame_that_comes_while_another_is_under_way_is_begun_at_once() -> Non
     assert sink.indices == list(range(6)) and transform.deepest == 2
 
 
-def test_a_frame_that_is_done_is_passed_on_though_none_came_meanwhile() -> None:
-    """A file that gives each frame when the last was shown, to a device that takes its time."""
+def test_a_frame_that_is_done_is_passed_through_though_none_came_meanwhile() -> None:
+    """A file whose next frame comes when the last one was shown, on a slow device."""
     looks = list[int]()
 
     class Slow(Deep):

@@ -1,4 +1,4 @@
-"""Files keep every frame in order, live sources keep their pace, and settings change between frames, never inside."""
+"""Files keep every frame in order, live sources their pace, and settings change between frames only."""
 
 import itertools
 import random
@@ -21,9 +21,8 @@ from redline.stream.sinks.video_file import VideoFileSink
 from redline.stream.sources.paced import Paced
 from redline.stream.sources.synthetic import SyntheticClip
 from redline.stream.sources.video_file import VideoFile
-from redline.stream.transform import Identity
 from stream.clocks import ManualClock
-from stream.doubles import Kept, Noted, ScriptedSource
+from stream.doubles import Identity, Kept, Noted, PerFrame, ScriptedSource
 from upscale.video.clips import make_clip
 
 pytestmark = pytest.mark.timeout(HANGS_S)
@@ -40,17 +39,17 @@ def test_a_file_loses_nothing_and_keeps_order(seed: int) -> None:
     outcome = Pipeline(clip, Noted(nap(seed + 100)), sink).run()
     assert sink.indices == list(range(60)) and sink.ends == ["whole"] and len(sink.threads) == 1
     assert all(torch.equal(frame.pixels, 255 - clip.pixels(frame.index)) for frame in sink.frames)
-    assert outcome.whole and outcome.report.frames == 60 and outcome.report.drops == {}
+    assert outcome.complete and outcome.report.frames == 60 and outcome.report.drops == {}
 
 
-def test_a_film_goes_through_with_its_times_and_sound(tmp_path: Path) -> None:
+def test_a_video_goes_through_with_its_times_and_audio(tmp_path: Path) -> None:
     ticks = [0, 500, 512, 3000, 3001, 7000, 9000]
     make_clip(tmp_path / "in.mp4", pts=ticks, sound="aac")
     source = VideoFile(tmp_path / "in.mp4")
-    sink = VideoFileSink(tmp_path / "out.mp4", source.rate, origin_s=source.origin_s, sound=source.path)
+    sink = VideoFileSink(tmp_path / "out.mp4", source.rate, origin_s=source.origin_s, audio=source.path)
     Pipeline(source, Identity(), sink).run()
     made = VideoFile(tmp_path / "out.mp4")
-    assert [frame.time_s for frame in made.frames()] == [Fraction(tick, 12800) for tick in ticks] and made.has_sound
+    assert [frame.time_s for frame in made.frames()] == [Fraction(tick, 12800) for tick in ticks] and made.has_audio
 
 
 def test_one_pixel_goes_through(tmp_path: Path) -> None:
@@ -118,7 +117,7 @@ def test_settings_change_between_frames_and_never_inside() -> None:
             time.sleep(0)
 
     def stay(_frame: object) -> None:
-        """Until they were changed again, however late the other thread's turn comes on a busy machine."""
+        """Waits until the settings were changed again, however late the other thread runs."""
         before, deadline = turns, time.monotonic() + PATIENCE_S
         while turns == before and time.monotonic() < deadline:
             time.sleep(1e-3)
@@ -155,7 +154,7 @@ def test_a_change_is_in_force_with_the_next_frame() -> None:
         {"steps": "a"},
     ],
 )
-def test_a_setting_that_cannot_be_changes_nothing(changes: dict) -> None:
+def test_an_invalid_setting_changes_nothing(changes: dict) -> None:
     settings = LiveSettings()
     with pytest.raises(RedlineError, match=r"\.$"):
         settings.change(**{"strength": 0.1, **changes})
@@ -165,7 +164,7 @@ def test_a_setting_that_cannot_be_changes_nothing(changes: dict) -> None:
 def test_stages_add_up_to_the_latency() -> None:
     clock = ManualClock()
 
-    class Timed:
+    class Timed(PerFrame):
         copies_s = (0.25, 0.5)
 
         def prepare(self, height: int, width: int) -> None:
@@ -193,12 +192,12 @@ def test_stages_add_up_to_the_latency() -> None:
     )
 
 
-def test_another_size_in_mid_stream_is_prepared_for() -> None:
+def test_another_size_during_a_stream_is_prepared_for() -> None:
     transform, sink, told = Noted(), Kept(), []
     source = ScriptedSource([(4, 6), (4, 6), (8, 2), (4, 6)], live=False)
-    Pipeline(source, transform, sink, tell=told.append).run()
+    Pipeline(source, transform, sink, log=told.append).run()
     assert transform.sizes == [(4, 6), (8, 2), (4, 6)] and [f.height for f in sink.frames] == [4, 4, 8, 4]
-    assert told[0] == "the picture changes from 6×4 to 2×8."
+    assert told[0] == "the frame size changes from 6×4 to 2×8."
 
 
 @pytest.mark.parametrize("live", [True, False])
@@ -208,7 +207,7 @@ def test_stopping_finishes_what_is_written(tmp_path: Path, live: bool) -> None:
     transform = Noted(lambda frame: pipeline.stop() if len(transform.seen) == 9 else None)
     pipeline = Pipeline(source, transform, VideoFileSink(tmp_path / "a.mp4", Fraction(200)))
     outcome = pipeline.run()
-    assert not outcome.whole and outcome.report.frames + outcome.report.drops.get(SINK_BUSY, 0) >= 9
+    assert not outcome.complete and outcome.report.frames + outcome.report.drops.get(SINK_BUSY, 0) >= 9
     assert len(list(VideoFile(tmp_path / "a.mp4").frames())) == outcome.report.frames
     assert len(list(tmp_path.iterdir())) == 1
 
@@ -223,12 +222,12 @@ def test_a_pipeline_runs_once() -> None:
     pipeline = Pipeline(SyntheticClip(4, 4, count=2), Identity(), NullSink())
     pipeline.stop()
     assert pipeline.run().report.frames == 0
-    with pytest.raises(RedlineError, match=r"^a pipeline runs once: make another\.$"):
+    with pytest.raises(RedlineError, match=r"^a pipeline runs only once: create another one\.$"):
         pipeline.run()
 
 
 def test_no_frame_of_a_file_is_read_before_there_is_room_for_it() -> None:
-    """One is worked on and one waits for it; a third would only get old in the reader's hand."""
+    """One frame is computed and one waits; a third would only age in the reader."""
     read: list[int] = []
     ahead: list[int] = []
 

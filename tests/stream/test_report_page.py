@@ -1,11 +1,11 @@
-"""The page about a stream, against a golden file."""
+"""Compares the report page with a golden file."""
 
 import re
 
 from goldens import check_golden
 from redline.stream.latency import STAGES, FrameTimes, Latency
-from redline.stream.report_page import About, _charts, _facts, _headline, _rows, _tiles
-from redline.stream.watch import Sample
+from redline.stream.monitor import Sample
+from redline.stream.report_page import StreamInfo, _charts, _facts, _headline, _rows, _tiles
 
 
 def sample(second: int) -> Sample:
@@ -17,16 +17,16 @@ def sample(second: int) -> Sample:
     )  # fmt: skip
 
 
-def test_every_figure_stands_where_it_stood() -> None:
+def test_the_report_matches_its_golden_file() -> None:
     latency = Latency(window=64)
     for number in range(100):
         times = [0.001 * (1 + number % 7) * stage for stage in range(1, 7)]
         latency.record(FrameTimes(*times, shown_s=number / 25))
     latency.drop("compute busy", 3)
     latency.drop("source late", 0)
-    about = About("a.mp4", "b.mp4", "tiny", "a CPU", "cpu", "bf16", "64×48", "strength 0.5", 1.25)
+    about = StreamInfo("a.mp4", "b.mp4", "tiny", "a CPU", "cpu", "bf16", "64×48", "strength 0.5", 1.25)
     lines = []
-    for report in (latency.report(), latency.whole(), Latency().report()):
+    for report in (latency.report(), latency.report_all(), Latency().report()):
         lines += [
             _headline(report, 3.96),
             *(str(tuple(tile)) for tile in _tiles(report, sample(9))),

@@ -1,5 +1,5 @@
-"""Minutes of everything going wrong: faults, changed settings, a slow sink, dead viewers and dead browsers; it goes on,
-and leaves nothing behind."""
+"""A soak test with faults, changed settings, a slow sink, and dead viewers and browsers: the stream continues and leaks
+nothing."""
 
 import gc
 import os
@@ -65,7 +65,7 @@ asyncio.run(main())
 
 
 class Unsteady:
-    """A camera that is lost now and then, and comes back with another size."""
+    """A camera that disconnects from time to time and comes back with another size."""
 
     name, rate, is_live = "unsteady", Fraction(100), True
     height, width = 24, 32
@@ -89,7 +89,7 @@ class Unsteady:
 
 
 class Shown:
-    """Both ways to be seen, one of which stumbles now and then."""
+    """Writes to both outputs, one of which is slow from time to time."""
 
     name, takes_new_size = "shown", True
 
@@ -103,9 +103,9 @@ class Shown:
         for sink in self._sinks:
             sink.write(frame)
 
-    def close(self, whole: bool = True) -> None:
+    def close(self, complete: bool = True) -> None:
         for sink in self._sinks:
-            sink.close(whole)
+            sink.close(complete)
 
     def abandon(self) -> None:
         self.close(False)
@@ -116,7 +116,7 @@ def asked(url: str) -> bytes:
 
 
 def fleeting(url: str, stop: threading.Event, seed: int) -> None:
-    """Viewers that come, look a little or not at all, and go without a word."""
+    """Viewers that connect, read a little or nothing, and disconnect."""
     parts, chance = urlsplit(url), random.Random(seed)
     while not stop.wait(0.05):
         with socket.create_connection((parts.hostname, parts.port), timeout=5) as viewer:
@@ -127,7 +127,7 @@ def fleeting(url: str, stop: threading.Event, seed: int) -> None:
 
 
 def silent(url: str, given_up: list[bool]) -> None:
-    """One that stays and reads nothing: notes whether it was given up while the stream ran."""
+    """A viewer that reads nothing; records whether it was disconnected."""
     parts = urlsplit(url)
     with socket.socket() as viewer:
         # Little room on the way, so that the other end soon has nowhere to write.
@@ -147,7 +147,7 @@ def silent(url: str, given_up: list[bool]) -> None:
 
 
 def dead_browsers(page: Page, left: list[int]) -> None:
-    """One is killed and one freezes, while pictures come; notes how many are still held when they are long dead."""
+    """Kills one viewer and freezes another, then records how many sessions remain."""
     tests = str(Path(__file__).parents[1])
     viewers = [
         subprocess.Popen([sys.executable, "-c", VIEWER, page.url, tests], stdout=subprocess.PIPE) for _ in range(2)
@@ -156,9 +156,9 @@ def dead_browsers(page: Page, left: list[int]) -> None:
         for viewer, how in zip(viewers, (signal.SIGKILL, signal.SIGSTOP), strict=True):
             assert viewer.stdout is not None and viewer.stdout.readline() == b"seen\n"
             viewer.send_signal(how)
-        assert page._site._sessions
+        assert page._server._sessions
         time.sleep(FROZEN_S)
-        left.append(len(page._site._sessions))
+        left.append(len(page._server._sessions))
     finally:
         for viewer in viewers:
             viewer.kill()
@@ -173,7 +173,7 @@ def changes(settings: LiveSettings, stop: threading.Event) -> None:
 
 
 def descriptors() -> list[str]:
-    """What each of them is open on."""
+    """Returns the targets of open file descriptors."""
     gc.collect()
     found = []
     for name in os.listdir("/proc/self/fd"):
@@ -188,7 +188,7 @@ def test_a_soak() -> None:
     # Libraries open some things once, for good.
     engine.prepare(Unsteady.height, Unsteady.width)
     before, threads_before = descriptors(), threading.active_count()
-    settings, latency, stop = LiveSettings(full, engine.check), Latency(), threading.Event()
+    settings, latency, stop = LiveSettings(full, engine.model.check), Latency(), threading.Event()
     source, mjpeg = Unsteady(), MjpegSink(port=0)
     page = serve(port=0, as_source=False, as_sink=True, settings=settings, latency=latency)
     pipeline = Pipeline(

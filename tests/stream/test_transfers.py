@@ -1,4 +1,4 @@
-"""Frames on their way to the device and back: order, ownership and times."""
+"""Transfers to the device and back: order, ownership and times."""
 
 import time
 
@@ -10,7 +10,7 @@ from redline.stream.transfers import CudaTransfers, HostTransfers
 
 
 def test_each_part_of_a_frames_way_is_timed_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock is read before the copy in, before the work, after the work, and after the copy out."""
+    """The clock is read before and after the copy in, after the work, and after the copy out."""
     readings = iter([10.0, 11.0, 14.0, 19.0])
     monkeypatch.setattr(transfers.time, "perf_counter", lambda: next(readings))
     way = HostTransfers(torch.zeros(3), torch.zeros(3))

@@ -1,4 +1,4 @@
-"""A local video is read from its own file alone."""
+"""Opening a local video opens no other file."""
 
 from fractions import Fraction
 from pathlib import Path
@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from redline.errors import RedlineError
-from redline.stream.sinks.sound import check_sound
+from redline.stream.sinks.audio import check_audio_copy
 from redline.video.reading import main_stream, opened
 from upscale.video.clips import make_clip
 
-REFUSED = r"^'.*' is a playlist, and playlists are not opened: give the video file itself\.$"
+REFUSED = r"^'.*' is a playlist, which is not supported: give the video file itself\.$"
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_a_playlist_opens_no_other_file(tmp_path: Path, name: str, text: str) ->
     with pytest.raises(RedlineError, match=REFUSED), opened(path):
         pass
     with pytest.raises(RedlineError, match=REFUSED):
-        check_sound(path, "matroska", ".mkv")
+        check_audio_copy(path, "matroska", ".mkv")
 
 
 def test_an_image_sequence_pattern_opens_no_other_file(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""How much of a video file is missing, by what its container says."""
+"""The number of missing bytes by container format."""
 
 from pathlib import Path
 

@@ -21,7 +21,7 @@ from redline.ladder.search.run_log import command_line
 from redline.machine.machine import Machine, resolve_device
 from redline.models.lsd import SIZES
 from redline.notation import format_bytes
-from redline.stream.lsd_frames import without_own_graphs
+from redline.stream.lsd_frames import without_cuda_graphs
 from redline.stream.matrix import ARMS, CPU_ARMS, PLAIN, Arm, Row, Shape, measure
 from redline.version import VERSION
 
@@ -67,10 +67,9 @@ def _arm(text: str) -> Arm:
 
 
 def _name(row: Row) -> str:
-    """Returns the arm's name, and the plan that it ran if that differs (bf16 after an overflow in fp16)."""
-    asked = without_own_graphs(Plan.parse(row.arm.plan), torch.device(row.device))
-    changed = row.plan and Plan.parse(row.plan) != asked
-    return f"{row.arm.name} (as {row.plan})" if changed else row.arm.name
+    """The arm's, and what it ran as where a choice was made on the way (fp16 that overflows is bf16)."""
+    made = row.plan and Plan.parse(row.plan) != without_cuda_graphs(Plan.parse(row.arm.plan), torch.device(row.device))
+    return f"{row.arm.name} (as {row.plan})" if made else row.arm.name
 
 
 def _print(rows: list[Row]) -> None:

@@ -1,4 +1,4 @@
-"""`redline stream`: live video through a diffusion model, from a camera, a film or the network to where it is seen."""
+"""`redline stream`: sends live video through a diffusion model."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ from redline.cli.plans import PLAN_HELP, read_plan
 from redline.cli.signals import uninterrupted_imports
 from redline.errors import RedlineError
 from redline.notation import format_bytes, format_seconds, parse_seconds
-from redline.stream.changes import numbers
-from redline.stream.keys import KEY_VARIABLE, given_key
+from redline.stream.keys import KEY_VARIABLE
+from redline.stream.metrics_file import check_output_path
+from redline.stream.settings_reader import parse_numbers
 
 if TYPE_CHECKING:
-    from redline.stream.session import Request, Result, Session
-    from redline.stream.watch import Sample
+    from redline.stream.monitor import Sample
+    from redline.stream.result import StreamResult
 
 
-_HOW_TO_CALL = """{missing}, as in
+_USAGE = """{missing}, as in
 
   redline stream webcam browser                     this machine's camera, shown on a local page
-  redline stream video.mp4 restored.mp4             every frame of a video, with its sound
+  redline stream video.mp4 restored.mp4             every frame of a video, with its audio
   redline stream rtsp://10.0.0.7/live mjpeg:8182    a network camera, for any browser or player
 
-All inputs, outputs and options: redline stream --help"""
+All sources, outputs and options: redline stream --help"""
 
 
 def stream(
@@ -45,33 +46,42 @@ def stream(
     model: Annotated[
         Path | None,
         typer.Option(
-            "--model", "-m", help="Weights of an LSD, a folder of its training, or a diffusers pipeline; else shipped."
+            "--model",
+            "-m",
+            help="LSD weights, the output folder of their training, or a diffusers folder (default: the shipped LSD).",
         ),
     ] = None,
-    sampler: Annotated[str | None, typer.Option(help=f"{', '.join(SAMPLER_NAMES)}; distilled by default.")] = None,
-    prompt: Annotated[str, typer.Option(help="What to show, for a diffusers pipeline.")] = "",
-    steps: Annotated[int | None, typer.Option(help="Steps a frame; as the model was made by default.")] = None,
-    strength: Annotated[
-        float | None, typer.Option(help="Strength of the change, 0 to 1 (default: the model's).")
+    sampler: Annotated[
+        str | None, typer.Option(help=f"Sampler: {', '.join(SAMPLER_NAMES)} (default: distilled).")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the noise, which is the same for every frame.")] = 0,
-    control: Annotated[str, typer.Option(help="The control vector, as in 0.5,1.")] = "",
-    size: Annotated[str | None, typer.Option(help="Scale frames to this, 512x512; the source's by default.")] = None,
-    live: Annotated[bool, typer.Option("--live", help="A film comes at its own pace, as from a camera.")] = False,
+    prompt: Annotated[str, typer.Option(help="Text prompt of a diffusers pipeline.")] = "",
+    steps: Annotated[int | None, typer.Option(help="Sampling steps per frame (default: the model's).")] = None,
+    strength: Annotated[
+        float | None, typer.Option(help="How far the output departs from the input, 0 to 1 (default: the model's).")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the noise, which is the same for every frame.")] = 0,
+    control: Annotated[str, typer.Option(help="The control vector, for example 0.5,1.")] = "",
+    size: Annotated[
+        str | None, typer.Option(help="Scale frames to this size first, for example 512x512 (default: the source's).")
+    ] = None,
+    live: Annotated[bool, typer.Option("--live", help="Play a file at its own pace, as from a camera.")] = False,
     keep_going: Annotated[
-        bool, typer.Option("--keep-going", help="Leave out what is damaged in a film, and count it.")
+        bool, typer.Option("--keep-going", help="Skip damaged parts of a video and count them.")
     ] = False,
     reset_at_cuts: Annotated[
-        bool, typer.Option("--reset-at-cuts", help="Forget the last output when the scene changes.")
+        bool, typer.Option("--reset-at-cuts", help="Clear the model's previous output when the scene changes.")
     ] = False,
-    precision: Annotated[str, typer.Option(help=f"{', '.join(STREAM_PRECISIONS)}.")] = "auto",
+    precision: Annotated[str, typer.Option(help=f"Precision: {', '.join(STREAM_PRECISIONS)}.")] = "auto",
     plan: Annotated[str | None, typer.Option(help=f"{PLAN_HELP} A shipped one by default.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = "auto",
-    duration: Annotated[str | None, typer.Option(help="Stop so long after the first frame: 30s, 5m, 1h.")] = None,
+    duration: Annotated[
+        str | None, typer.Option(help="Stop this long after the first frame, for example 30s, 5m, 1h.")
+    ] = None,
     changes: Annotated[
         str | None,
         typer.Option(
-            help="Change settings meanwhile: lines as strength=0.4 steps=2, from a file, a pipe, or - (stdin)."
+            help="Change settings while the stream runs, by lines such as strength=0.4 steps=2 from a file, a named "
+            "pipe, or - (stdin)."
         ),
     ] = None,
     key: Annotated[
@@ -83,86 +93,82 @@ def stream(
     ] = None,
     key_file: Annotated[Path | None, typer.Option(help="Read the key from the first line of this file.")] = None,
     certificate: Annotated[
-        Path | None, typer.Option(help="Serve the browser's page as https: a PEM file with a key and certificates.")
+        Path | None, typer.Option(help="Serve the browser page over https with this PEM file (key and certificates).")
     ] = None,
-    metrics: Annotated[Path | None, typer.Option(help="Write the figures of each second as JSON lines.")] = None,
-    report: Annotated[Path | None, typer.Option(help="Write a page with the curves at the end, out.html.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures at the end as JSON.")] = False,
+    metrics: Annotated[Path | None, typer.Option(help="Write metrics to this file, one JSON line per second.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Write an HTML report with curves at the end.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the final metrics as JSON.")] = False,
 ) -> None:
     """Transform live video with a diffusion model, a frame or two behind the camera.
 
     Example: redline stream webcam browser
-    Example: redline stream film.mp4 restored.mp4 --steps 2 --report stream.html
+    Example: redline stream video.mp4 restored.mp4 --steps 2 --report stream.html
     """
     if source is None or sink is None:
-        raise RedlineError(_how_to_call(source))
+        raise RedlineError(_usage(source))
     with uninterrupted_imports():
-        from redline.stream.places import Wishes, serves_viewers
-        from redline.stream.session import Request
-        from redline.stream.sources.video_file import DamagedFilm
-    request = Request(
-        source=source,
-        sink=sink,
-        model=model,
-        sampler=sampler,
-        prompt=prompt,
-        steps=steps,
-        strength=strength,
-        seed=seed,
-        control=_numbers(control),
-        wishes=Wishes(
-            _size(size), live, given_key(key, key_file, serves_viewers(source, sink)), certificate, keep_going
-        ),
-        precision=precision,
-        plan=None if plan is None else read_plan(plan),
-        device=device,
-        reset_at_cuts=reset_at_cuts,
-        duration_s=None if duration is None else parse_seconds(duration),
-        metrics=metrics,
-        report=report,
-        changes=changes,
-    )
+        from redline.stream.sources.video_file import DamagedVideo
+        from redline.stream.stream import Stream
+    if report is not None:
+        others = {"source": source, "output": sink, "model": model, "list of changes": changes, "metrics file": metrics}
+        check_output_path(report, others)
     try:
-        session, result = _run(request)
-    except DamagedFilm as error:
-        raise RedlineError(f"{error} Use --keep-going to process what is there.") from error
+        with LiveLine("loading the model …") as line:
+            running = Stream(
+                source,
+                sink,
+                model=model,
+                sampler=sampler,
+                prompt=prompt,
+                steps=steps,
+                strength=strength,
+                seed=seed,
+                control=_numbers(control),
+                size=_size(size),
+                live=live,
+                keep_going=keep_going,
+                reset_at_cuts=reset_at_cuts,
+                precision=precision,
+                plan=None if plan is None else read_plan(plan),
+                device=device,
+                duration_s=None if duration is None else parse_seconds(duration),
+                changes=changes,
+                key=key,
+                key_file=key_file,
+                certificate=certificate,
+                metrics=metrics,
+                log=_log,
+            )
+            for url in running.urls:
+                progress.print(f"open [bold]{escape(url)}[/]", highlight=False, soft_wrap=True)
+            line.update("setting up …")
+            kind = "GPU" if running.device.type == "cuda" else "CPU"
+            result = running.run(lambda sample: _show(line, sample, kind))
+    except DamagedVideo as error:
+        raise RedlineError(f"{error} Use --keep-going to skip the damage.") from error
     _print_json(result) if as_json else _print(result)
-    if report is not None and not result.outcome.report.frames:
-        _say("no frame came, so there is nothing to report")
+    if report is not None and not result.frames:
+        _log("no frame was processed, so there is no report")
     elif report is not None:
-        session.write_report(result)
+        result.write_report(report)
         progress.print(f"wrote {escape(str(report))}", highlight=False, soft_wrap=True)
-    # A camera has no other end than Ctrl-C; a film that was stopped is not whole.
-    if result.interrupted and not session.places.source.is_live:
+    # Ctrl-C is the normal end of a camera, but leaves a video incomplete.
+    if result.interrupted and not running.is_live:
         raise typer.Exit(130)
 
 
-def _run(request: Request) -> tuple[Session, Result]:
-    from redline.stream.session import Session
-
-    with LiveLine("reading the model …") as line:
-        session = Session(request, _say)
-        for address in session.places.addresses:
-            progress.print(f"open [bold]{escape(address)}[/]", highlight=False, soft_wrap=True)
-        line.update("setting up …")
-        kind = "GPU" if session.device.type == "cuda" else "CPU"
-        return session, session.run(lambda sample: _show(line, sample, kind))
+def _usage(source: str | None) -> str:
+    missing = "give a source (IN) and an output (OUT)"
+    return _USAGE.format(missing=missing if source is None else f"give an output (OUT) for {source!r}")
 
 
-def _how_to_call(source: str | None) -> str:
-    missing = "say where video comes from (IN) and where it goes (OUT)"
-    return _HOW_TO_CALL.format(missing=missing if source is None else f"say where {source!r} goes (OUT)")
-
-
-def _say(sentence: str) -> None:
-    progress.print(f"[dim]{escape(sentence)}[/]", highlight=False)
+def _log(message: str) -> None:
+    progress.print(f"[dim]{escape(message)}[/]", highlight=False)
 
 
 def _show(line: LiveLine, sample: Sample, kind: str) -> None:
-    from redline.stream.latency import STAGES
-
     latency = "/".join(f"{1e3 * seconds:.3g}" for seconds in (sample.p50_s, sample.p95_s, sample.p99_s))
-    stages = ", ".join(f"{stage.replace('_', ' ')} {1e3 * sample.stages_p50_s[stage]:.2g}" for stage in STAGES)
+    stages = ", ".join(f"{stage.replace('_', ' ')} {1e3 * s:.2g}" for stage, s in sample.stages_p50_s.items())
     drops = ", ".join(f"{count:,} {cause}" for cause, count in sample.drops.items()) or "0"
     line.update(
         f"{sample.frames_per_s:.1f} frames/s, p50/p95/p99 {latency} ms, jitter {1e3 * sample.jitter_s:.2g} ms, "
@@ -170,36 +176,33 @@ def _show(line: LiveLine, sample: Sample, kind: str) -> None:
     )
 
 
-def _print(result: Result) -> None:
-    from redline.stream.latency import STAGES
-
-    report = result.outcome.report
-    table = Table("stage", "p50", "p95", "p99", "mean", "most", box=None, pad_edge=False)
-    for name, spread in [*((stage, report.stages[stage]) for stage in STAGES), ("latency", report.latency)]:
-        values = (spread.p50_s, spread.p95_s, spread.p99_s, spread.mean_s, spread.most_s)
+def _print(result: StreamResult) -> None:
+    table = Table("stage", "p50", "p95", "p99", "mean", "max", box=None, pad_edge=False)
+    for name, times in [*result.report.stages.items(), ("latency", result.latency)]:
+        values = (times.p50_s, times.p95_s, times.p99_s, times.mean_s, times.most_s)
         table.add_row(name.replace("_", " "), *map(format_seconds, values))
-    if report.frames:
+    if result.frames:
         results.print(table)
-    drops = ", ".join(f"{count:,} dropped ({cause})" for cause, count in report.drops.items()) or "none dropped"
+    drops = ", ".join(f"{count:,} dropped ({cause})" for cause, count in result.dropped.items()) or "none dropped"
     results.print(
-        f"{report.frames:,} frame{'s' * (report.frames != 1)}, {report.frames_per_s:.1f} a second, {drops}; "
-        f"{escape(result.about.model)} on {result.about.device}, {escape(result.about.plan)}",
+        f"{result.frames:,} frame{'s' * (result.frames != 1)}, {result.frames_per_s:.1f} per second, {drops}; "
+        f"{escape(result.info.model)} on {result.info.device}, {escape(result.info.plan)}",
         highlight=False,
         soft_wrap=True,
     )
 
 
-def _print_json(result: Result) -> None:
-    outcome, whole = result.outcome, result.whole
+def _print_json(result: StreamResult) -> None:
+    summary = result.summary
     print_json(
         {
-            **asdict(result.about),
-            "whole": outcome.whole,
+            **asdict(result.info),
+            "whole": result.complete,
             "interrupted": result.interrupted,
-            "faults": outcome.faults,
-            "seconds": whole.time_s if whole else 0.0,
-            "peak_memory_bytes": whole.peak_bytes if whole else 0,
-            "report": asdict(outcome.report),
+            "faults": result.faults,
+            "seconds": summary.time_s if summary else 0.0,
+            "peak_memory_bytes": summary.peak_bytes if summary else 0,
+            "report": asdict(result.report),
         }
     )
 
@@ -209,12 +212,12 @@ def _size(text: str | None) -> tuple[int, int] | None:
         return None
     found = re.fullmatch(r"(\d+)x(\d+)", text)
     if found is None or "0" in (found[1], found[2]):
-        raise RedlineError(f"a size is a width and a height, as in 512x512, not {text!r}.")
+        raise RedlineError(f"invalid --size {text!r}: write width and height, as in 512x512.")
     return int(found[2]), int(found[1])
 
 
 def _numbers(text: str) -> tuple[float, ...]:
     try:
-        return numbers(text)
+        return parse_numbers(text)
     except ValueError as error:
-        raise RedlineError(f"a control vector is numbers with commas between them, not {text!r}.") from error
+        raise RedlineError(f"invalid --control {text!r}: write numbers separated by commas.") from error

@@ -1,1 +1,1 @@
-"""Live video: sources, a frame slot, the pipeline, its latency, and sinks; which model runs is not known here."""
+"""Live video through a diffusion model. The entry point is `redline.Stream`."""

@@ -1,8 +1,8 @@
-"""Who may talk to the page: a key, compared in constant time, and headers that only the page itself can send.
+"""Access control of the page: a key, compared in constant time, and checks of the Host and Origin headers.
 
-Any web site can make a browser send requests to 127.0.0.1. So the Host header has to name this machine (a name of
-somebody else's that was made to point here, DNS rebinding, does not), and a socket is opened only for the origin that
-served the page. An address that others can reach needs a key besides.
+Any web site can make a browser send requests to 127.0.0.1. Therefore the Host header must name this machine, which
+prevents DNS rebinding, and a WebSocket is opened only for the origin that served the page. An address that other
+machines can reach needs a key as well.
 """
 
 import hmac
@@ -31,20 +31,21 @@ def is_loopback(host: str) -> bool:
 
 
 def urls(scheme: str, host: str, port: int, path: str, key: str | None) -> tuple[str, ...]:
-    """Returns the addresses under which a server that listens at this host is opened, with the key in them."""
+    """Returns the URLs of a server that listens at this host, including the key."""
     query = f"?key={quote(key, safe='')}" if key is not None else ""
     hosts = (f"[{shown}]" if ":" in shown else shown for shown in reachable_hosts(host))
     return tuple(f"{scheme}://{shown}:{port}{path}{query}" for shown in hosts)
 
 
 def reachable_hosts(host: str) -> tuple[str, ...]:
-    """Returns the addresses of this machine that others can use, where the server listens at all of them."""
+    """Returns the host, or this machine's addresses in the network if the server listens at all of them."""
     if host not in _ANY:
         return (host,)
     family, elsewhere, loopback = _ANY[host]
     found = list[str]()
     with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
-        # Sends nothing: it only asks which address would be used. This one is of a documentation network.
+        # Connecting a UDP socket sends nothing: it only selects the local address. The remote one is reserved for
+        # documentation.
         probe.connect((elsewhere, 9))
         found.append(probe.getsockname()[0])
     with suppress(OSError):
@@ -55,9 +56,9 @@ def reachable_hosts(host: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Access:
-    """`names` are further host names under which the page may be asked for, such as that of a proxy in front of it.
+    """`names` are further allowed host names, such as that of a proxy in front of the page.
 
-    `token` is what a browser is given for the key, so that the key does not stay in its address bar.
+    `token` is the value of the cookie that replaces the key, so that the key does not stay in the address bar.
     """
 
     host: str
@@ -68,28 +69,28 @@ class Access:
     def __post_init__(self) -> None:
         if self.key is None and not is_loopback(self.host):
             raise RedlineError(
-                f"{self.host!r} can be reached from other machines: give a --key, a --key-file or REDLINE_KEY, or stay "
-                f"on 127.0.0.1."
+                f"{self.host!r} can be reached from other machines: give a --key, a --key-file or REDLINE_KEY, or use "
+                f"127.0.0.1."
             )
         if self.key is not None and len(self.key) < SHORTEST_KEY:
-            raise RedlineError(f"a key has at least {SHORTEST_KEY} characters, not {len(self.key)}.")
-        if self.key is not None and not _is_text(self.key):
-            raise RedlineError("the key is not valid UTF-8: choose one of letters, digits and punctuation.")
+            raise RedlineError(f"the key must have at least {SHORTEST_KEY} characters, not {len(self.key)}.")
+        if self.key is not None and not _is_utf8(self.key):
+            raise RedlineError("the key is not valid UTF-8: use letters, digits and punctuation.")
 
     def why_not_host(self, host: str | None) -> str:
-        """Why a request with this Host header is refused, or nothing."""
+        """Returns why a request with this Host header is refused, or an empty string."""
         name = _name(f"//{host}") if host else None
-        if name is None or not self._is_ours(name):
-            return f"this page is not to be asked for as {_short(host)}."
+        if name is None or not self._is_allowed(name):
+            return f"the Host header {_short(host)} does not name this machine."
         return ""
 
     def why_not_origin(self, origin: str | None, host: str | None) -> str:
-        """Browsers send the origin with every socket; one that is missing comes from no page of ours."""
+        """Browsers send the origin with every WebSocket, so a request without one does not come from the page."""
         if origin is None:
-            return "a request without an Origin does not come from this page."
+            return "the request has no Origin header, so it does not come from this page."
         scheme, _, place = origin.partition("://")
         if scheme not in ("http", "https") or not host or place.lower() != host.lower():
-            return f"requests of {_short(origin)} are refused: they do not come from this page."
+            return f"requests from the origin {_short(origin)} are refused: it is not this page."
         return ""
 
     def why_not_key(self, key: str | None, token: str | None) -> str:
@@ -97,25 +98,25 @@ class Access:
             return ""
         return "the key is missing or wrong: open the address that redline printed."
 
-    def _is_ours(self, name: str) -> bool:
+    def _is_allowed(self, name: str) -> bool:
         address = _address(name)
         if is_loopback(self.host):
-            return is_loopback(name) or name in self._named()
-        # Nobody can make a bare address point elsewhere.
-        return address is not None or name in {*self._named(), "localhost"}
+            return is_loopback(name) or name in self._host_names()
+        # DNS cannot redirect a numeric address.
+        return address is not None or name in {*self._host_names(), "localhost"}
 
-    def _named(self) -> set[str]:
+    def _host_names(self) -> set[str]:
         ours = set() if is_loopback(self.host) else {self.host, socket.gethostname(), f"{socket.gethostname()}.local"}
         return {name.lower() for name in (*self.names, *ours)}
 
 
 def _same(given: str | None, right: str) -> bool:
-    # Surrogates come from undecodable bytes in a header, and must not raise here.
+    # Undecodable bytes in a header become surrogates, which must not raise here.
     return given is not None and hmac.compare_digest(given.encode("utf-8", "surrogatepass"), right.encode("utf-8"))
 
 
-def _is_text(key: str) -> bool:
-    """Returns False if the key has surrogates: bytes of an argument or of the environment that are not UTF-8."""
+def _is_utf8(key: str) -> bool:
+    """Returns False if the key has surrogates, which stand for bytes that are not UTF-8."""
     try:
         key.encode()
     except UnicodeEncodeError:
@@ -138,4 +139,4 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def _short(text: str | None) -> str:
-    return "nothing" if text is None else repr(text[:80])
+    return "(none)" if text is None else repr(text[:80])

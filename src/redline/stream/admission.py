@@ -1,28 +1,28 @@
-"""Limits connections that were not let in yet, so that nobody who only connects keeps viewers out.
+"""Limits pending connections, so that clients that only connect cannot keep viewers out.
 
-A connection waits until its request was read and allowed. Few may wait in all and few of one address; one more ends the
-one that has waited longest, since a viewer sends its request at once and whoever holds a connection open does not.
+A connection is pending until its request was read and accepted. When there are too many, in all or of one address, the
+oldest one is closed: a viewer sends its request at once, so the oldest is the most likely to be idle.
 """
 
 import threading
 from typing import Generic, TypeVar
 
-MOST_WAITING, MOST_WAITING_PER_ADDRESS = 64, 16
-# A request is one packet; whoever takes longer than this for all of it is not waited for.
+MAX_PENDING, MAX_PENDING_PER_ADDRESS = 64, 16
+# A request is one packet; a client that takes longer is disconnected.
 REQUEST_S = 5.0
 T = TypeVar("T")
 
 
-class WaitingConnections(Generic[T]):
-    """Used from any thread. `T` is what the server knows a connection by."""
+class PendingConnections(Generic[T]):
+    """May be used from any thread. `T` identifies a connection."""
 
-    def __init__(self, most: int = MOST_WAITING, most_per_address: int = MOST_WAITING_PER_ADDRESS) -> None:
+    def __init__(self, most: int = MAX_PENDING, most_per_address: int = MAX_PENDING_PER_ADDRESS) -> None:
         self._most, self._most_per_address = most, most_per_address
         self._lock = threading.Lock()
         self._addresses: dict[T, str] = {}
 
     def add(self, connection: T, address: str) -> T | None:
-        """Returns the connection that has to be closed for this one, if there are too many."""
+        """Registers a connection. Returns the one that must be closed for it if there are too many."""
         with self._lock:
             same = [other for other, of in self._addresses.items() if of == address]
             ended = None
@@ -36,6 +36,6 @@ class WaitingConnections(Generic[T]):
             return ended
 
     def remove(self, connection: T) -> None:
-        """It was let in, or has ended; more than once does no harm."""
+        """Unregisters a connection that was accepted or has ended; may be called repeatedly."""
         with self._lock:
             self._addresses.pop(connection, None)

@@ -1,4 +1,4 @@
-"""The one clock of a stream: never set back, and replaced in tests, so that hours pass in no time."""
+"""The clock of a stream: monotonic, and replaced in tests so that hours pass at once."""
 
 import threading
 import time
@@ -7,11 +7,11 @@ from typing import Protocol
 
 class Clock(Protocol):
     def now_s(self) -> float:
-        """Seconds since some moment; only differences mean anything."""
+        """Returns seconds since an arbitrary moment; only differences are meaningful."""
         ...
 
     def wait(self, seconds: float, stop: threading.Event) -> bool:
-        """Waits, but no longer than until `stop` is set; whether it is set."""
+        """Waits for this time or until `stop` is set. Returns whether it is set."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""How much of a device's memory each run of a process takes, and whether the device still answers."""
+"""Measures the peak device memory of successive runs in one process, and detects a lost device."""
 
 import torch
 
@@ -6,19 +6,19 @@ from redline.machine.memory import free_cuda_caches
 
 
 class DevicePeaks:
-    """Peaks beyond what others hold, once what was left behind is let go of. On a CPU, which keeps none, they are 0."""
+    """Measures peaks above the memory that was allocated at construction. Always 0 on a CPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._is_cuda, self._held_bytes = device, device.type == "cuda", 0
         if self._is_cuda:
-            # Compiled code holds on to its weights, and a recorded engine to itself.
+            # Compiled code and captured graphs keep references to weights until the compiler is reset.
             torch.compiler.reset()
             free_cuda_caches()
             self._held_bytes = torch.cuda.memory_allocated(device)
             torch.cuda.reset_peak_memory_stats(device)
 
     def take(self) -> int:
-        """The peak since the last time, or since it was made."""
+        """Returns the peak since the previous call or the construction."""
         if not self._is_cuda:
             return 0
         peak = torch.cuda.max_memory_allocated(self._device)
@@ -27,7 +27,7 @@ class DevicePeaks:
 
 
 def is_lost(device: torch.device) -> bool:
-    """Some errors stay with a process for good: whatever it asks of the device after them fails."""
+    """Returns whether a CUDA error has made the device unusable for the rest of the process."""
     if device.type != "cuda":
         return False
     try:

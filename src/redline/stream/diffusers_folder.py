@@ -1,7 +1,7 @@
-"""A local folder with a diffusers image-to-image model, SD-Turbo and its kind.
+"""Loads a local folder with a diffusers image-to-image model such as SD-Turbo.
 
-diffusers and transformers read the parts, from safetensors on this disk alone; what runs is ours. No code of the folder
-runs, and parts other than those known here are refused. Prompts are read in main memory.
+diffusers and transformers load the parts, from local safetensors files only. No code of the folder is executed, and
+unknown parts are refused. The text encoder runs on the CPU.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from redline.errors import ModelError, RedlineError
 from redline.files.untrusted import read_json_object
 from redline.ladder.plan import Plan
 from redline.quiet import quiet
-from redline.stream.fitting import check_weights_fit
+from redline.stream.memory_check import check_weights_fit
 from redline.stream.pipeline_frames import PipelineFrames
 
 PIPELINE = "model_index.json"
@@ -27,28 +27,28 @@ _PARTS = {
     "text_encoder": ("CLIPTextModel",),
     "tokenizer": ("CLIPTokenizer", "CLIPTokenizerFast"),
 }
-# Either of these: without them transformers makes a tokenizer that knows no word, and says nothing.
-_WORDS = (("tokenizer.json",), ("vocab.json", "merges.txt"))
+# One of these sets of files must exist: without them transformers silently creates a tokenizer without vocabulary.
+_VOCABULARY = (("tokenizer.json",), ("vocab.json", "merges.txt"))
 
 
 def load_pipeline(folder: Path, plan: Plan, device: torch.device | str) -> PipelineFrames:
-    """The networks under the plan on the device; nothing is fetched."""
+    """Loads the pipeline under the plan on the device. Downloads nothing."""
     index = _index(folder)
     missing = [name for name in ("diffusers", "transformers") if find_spec(name) is None]
     if missing:
         needs = " and ".join(missing)
-        raise RedlineError(f"a pipeline is read with {needs}, not installed here: pip install 'redline[diffusers]'.")
+        raise RedlineError(f"a diffusers pipeline needs {needs}: pip install 'redline[diffusers]'.")
     name = f"the pipeline {folder.name!r}"
     parts: dict[str, Any] = {}
     check_weights_fit(_weights(folder), name, torch.device(device))
     with quiet():
         for part in ("unet", "vae"):
             parts[part] = _read(folder, part, "diffusers", index).float().eval().requires_grad_(False)
-        sees, holds = parts["unet"].config.in_channels, parts["vae"].config.latent_channels
-        if sees != holds:
+        unet_channels, vae_channels = parts["unet"].config.in_channels, parts["vae"].config.latent_channels
+        if unet_channels != vae_channels:
             raise ModelError(
-                f"the unet of {str(folder)!r} takes {sees} channels and its vae gives {holds}: it needs more than a "
-                "picture."
+                f"unsupported pipeline {str(folder)!r}: its unet takes {unet_channels} channels, its vae returns "
+                f"{vae_channels}."
             )
         read_prompt = _prompt_reader(folder, index)
         scheduler = _read(folder, "scheduler", "diffusers", index)
@@ -56,44 +56,46 @@ def load_pipeline(folder: Path, plan: Plan, device: torch.device | str) -> Pipel
 
 
 def _index(folder: Path) -> dict[str, str]:
-    """The class of each part."""
+    """Returns the class name of each part. Raises ModelError if the pipeline is not supported."""
     found = read_json_object(folder / PIPELINE, "pipeline", ModelError)
     index = {part: str(entry[1]) for part, entry in found.items() if isinstance(entry, list) and len(entry) == 2}
     for part, known in _PARTS.items():
         if index.get(part) not in known:
             has = index.get(part) or "none"
             raise ModelError(
-                f"{str(folder)!r} is no pipeline of the kind of SD-Turbo: its {part} is {has}, not {known[0]}."
+                f"unsupported pipeline {str(folder)!r}: its {part} is {has}, not {known[0]} as in SD-Turbo."
             )
     if "text_encoder_2" in index:
         raise ModelError(
-            f"{str(folder)!r} is of the kind of SDXL, with two text encoders; those with one are run here."
+            f"unsupported pipeline {str(folder)!r}: it has two text encoders, as SDXL; only one is supported."
         )
     if "Scheduler" not in index.get("scheduler", ""):
-        raise ModelError(f"{str(folder)!r} is no pipeline: it has no scheduler.")
+        raise ModelError(f"unsupported pipeline {str(folder)!r}: it has no scheduler.")
     return index
 
 
 def _read(folder: Path, part: str, library: str, index: dict[str, str]) -> Any:
     kind = getattr(import_module(library), index[part], None)
     if kind is None:
-        raise ModelError(f"the {part} of {str(folder)!r} is {index[part]}, which this {library} does not know.")
+        raise ModelError(
+            f"the {part} of {str(folder)!r} is {index[part]}, which the installed {library} does not have."
+        )
     options = {} if part in ("scheduler", "tokenizer") else {"use_safetensors": True, **_variant(folder / part)}
     try:
         return kind.from_pretrained(str(folder / part), local_files_only=True, **options)
-    except Exception as error:  # many kinds, depending on what is damaged
+    except Exception as error:  # the type depends on what is damaged
         why = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise ModelError(f"the {part} of {str(folder)!r} cannot be read: {why}.") from error
 
 
 def _variant(folder: Path) -> dict[str, str]:
-    """Many folders hold their weights in half precision alone, under names of their own."""
+    """Selects the fp16 variant if the folder has no other weights."""
     names = [path.name for path in folder.glob("*.safetensors")]
     return {"variant": "fp16"} if names and all(".fp16" in name for name in names) else {}
 
 
 def _weights(folder: Path) -> list[Path]:
-    """Those that are read, of what a folder may hold twice."""
+    """Returns the weight files that are loaded; a folder may have two variants."""
     found = []
     for part in ("unet", "vae", "text_encoder"):
         is_half = bool(_variant(folder / part))
@@ -102,8 +104,8 @@ def _weights(folder: Path) -> list[Path]:
 
 
 def _prompt_reader(folder: Path, index: dict[str, str]) -> Callable[[str], Tensor]:
-    if not any(all((folder / "tokenizer" / name).is_file() for name in names) for names in _WORDS):
-        either = " and no ".join(" with ".join(names) for names in _WORDS)
+    if not any(all((folder / "tokenizer" / name).is_file() for name in names) for names in _VOCABULARY):
+        either = " and no ".join(" with ".join(names) for names in _VOCABULARY)
         raise ModelError(f"the tokenizer of {str(folder)!r} cannot be read: it has no {either}.")
     tokenizer = _read(folder, "tokenizer", "transformers", index)
     encoder = _read(folder, "text_encoder", "transformers", index).float().eval()

@@ -1,12 +1,10 @@
-"""Runs a model on every frame of a stream, in memory that stays: on a GPU one recorded graph a frame, on a CPU the
-same code without it.
+"""Runs a model on every frame of a stream: on a GPU as one captured CUDA graph per frame, on a CPU directly.
 
-A graph belongs to a size and a number of steps. Another strength, seed or control is written into the buffers that it
-reads, behind the frame under way. A sampler of few steps has all of its graphs before the first frame, so that moving
-the slider never stalls; of one that takes more, another number of steps is recorded when its first frame comes, and
-kept.
+A graph belongs to a frame size and a number of steps. Strength, seed and control are written into the buffers that it
+reads. For a sampler of few steps all graphs are captured before the first frame, so that moving the slider never
+stalls; for other samplers a graph is captured, and kept, when the first frame needs it.
 
-At a strength of 0 a frame is passed on as it came, and the model does not run.
+At a strength of 0 a frame is returned unchanged, and the model does not run.
 """
 
 import time
@@ -22,33 +20,33 @@ from torch import Tensor
 from redline.cuda_graphs import CudaGraphCapturer, GraphCapturer
 from redline.errors import RedlineError
 from redline.machine.memory import is_out_of_memory
-from redline.stream.canvas import Canvas
-from redline.stream.fitting import check_fits
+from redline.stream.frame_buffers import FrameBuffers
 from redline.stream.frame_model import FrameModel, FrameProgram
 from redline.stream.frames import Frame
+from redline.stream.memory_check import check_fits
 from redline.stream.settings import Settings
 from redline.stream.transfers import MAX_IN_FLIGHT, CudaTransfers, Fetched, HostTransfers, Transfers
 
-# How different two frames look, of 2, when one is of another scene: (mean absolute difference of thumbnails).
+# Mean absolute difference of thumbnails, of at most 2, above which two frames belong to different scenes.
 CUT_THRESHOLD = 0.35
-_REHEARSALS = 2
-# With so many numbers of steps or fewer, each is made ready before the first frame.
+_WARM_UPS = 2
+# With at most this many numbers of steps, all of them are prepared before the first frame.
 _MOST_AHEAD = 4
-# Numbers of steps whose programs are kept; whoever moves a slider through more of them records again.
+# Prepared numbers of steps that are kept; the least recently used one is dropped.
 _MOST_PROGRAMS = 8
 
 
 @dataclass(eq=False)
-class _Playing:
+class _Prepared:
     program: FrameProgram
-    play: Callable[[], None]
-    tuned: Settings
+    run: Callable[[], None]
+    settings: Settings
 
 
 class Engine:
-    """A `Transform` that also overlaps: `begin` a frame before the one before it is finished with `finish`.
+    """A `Transform` that runs a model.
 
-    `settings` are those that it is warmed up with; `cut_threshold` None never forgets the last output by itself.
+    `settings` are those of the warm-up. With `cut_threshold`, the previous output is cleared when the scene changes.
     """
 
     def __init__(
@@ -59,90 +57,86 @@ class Engine:
         cut_threshold: float | None = None,
         recorder: Callable[[torch.device], GraphCapturer] | None = None,
     ) -> None:
-        self.model, self.busy_s, self.setup_s, self.recordings = model, 0.0, 0.0, 0
+        self.model, self.busy_s, self.setup_s, self.captures = model, 0.0, 0.0, 0
         self.copies_s = (0.0, 0.0)
-        # On the host a frame is over when it has begun.
-        self.most_under_way = MAX_IN_FLIGHT if model.device.type == "cuda" else 1
-        self._settings, self._cut_threshold = settings or Settings(), cut_threshold
         cuda = model.device.type == "cuda"
-        self._make_recorder = recorder or (CudaGraphCapturer if cuda else None)
-        self._computing = torch.cuda.Stream(model.device) if cuda else None
-        self._recorder: GraphCapturer | None = None
-        self._canvas: Canvas | None = None
+        # On the CPU a frame is complete when `begin` returns.
+        self.max_in_flight = PLACES if cuda else 1
+        self._settings, self._cut_threshold = settings or Settings(), cut_threshold
+        self._make_recorder = recorder or (CudaRecorder if cuda else None)
+        self._compute_stream = torch.cuda.Stream(model.device) if cuda else None
+        self._recorder: Recorder | None = None
+        self._buffers: FrameBuffers | None = None
         self._transfers: Transfers | None = None
-        self._playing: dict[int, _Playing] = {}
-        self._broken = 0
-        # Frames that were begun: the pixels of those that are passed on, None for those that are computed.
-        self._under_way: deque[Tensor | None] = deque()
-        self._was_passed_on = False
+        self._prepared: dict[int, _Prepared] = {}
+        self._nonfinite_before = 0
+        # For each frame in flight: its pixels if it is passed through unchanged, else None.
+        self._in_flight: deque[Tensor | None] = deque()
+        self._was_passed_through = False
         model.check(self._settings)
-
-    def check(self, settings: Settings) -> None:
-        """Refuses settings before a frame meets them; from any thread."""
-        self.model.check(settings)
 
     @torch.inference_mode()
     def prepare(self, height: int, width: int) -> None:
-        """What was of another size is let go first: the two need not fit side by side."""
+        """Allocates and warms up for a size. Buffers of the previous size are freed first: both may not fit."""
         began_s = time.perf_counter()
-        self._broken = self.broken_frames
-        if self._computing is not None:
+        self._nonfinite_before = self.nonfinite_frames
+        if self._compute_stream is not None:
             torch.cuda.synchronize(self.model.device)
-        self._playing.clear()
-        self._under_way.clear()
-        self._canvas = self._transfers = self._recorder = None
-        if self._computing is not None:
+        self._prepared.clear()
+        self._in_flight.clear()
+        self._buffers = self._transfers = self._recorder = None
+        if self._compute_stream is not None:
             torch.cuda.empty_cache()
         check_fits(self.model, height, width)
         try:
             with self._on_stream():
-                self._canvas = Canvas(self.model, height, width, self._cut_threshold)
+                self._buffers = FrameBuffers(self.model, height, width, self._cut_threshold)
                 self._recorder = self._make_recorder(self.model.device) if self._make_recorder else None
-                if isinstance(self._recorder, CudaGraphCapturer) and self._computing is not None:
-                    # Libraries keep work spaces for each stream that they have met: one is enough.
-                    self._recorder.stream = self._computing
-                self._transfers = self._make_transfers(self._canvas)
-                [self._ready(settings) for settings in self._ahead()][-1].play()
-                self._canvas.reset()
-                self._canvas.broken.zero_()
-            if self._computing is not None:
-                self._computing.synchronize()
+                if isinstance(self._recorder, CudaRecorder) and self._compute_stream is not None:
+                    # Libraries keep a workspace for each stream they have seen, so one stream does everything.
+                    self._recorder.stream = self._compute_stream
+                self._transfers = self._make_transfers(self._buffers)
+                [self._for_settings(settings) for settings in self._settings_ahead()][-1].run()
+                self._buffers.reset()
+                self._buffers.nonfinite_frames.zero_()
+            if self._compute_stream is not None:
+                self._compute_stream.synchronize()
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            text = f"{self.model.name} does not fit for pictures of {width}×{height}: give a smaller --size."
+            text = f"{self.model.name} is out of memory for frames of {width}×{height}: give a smaller --size."
             raise RedlineError(text) from error
         self.setup_s = time.perf_counter() - began_s
 
     @torch.inference_mode()
     def begin(self, frame: Frame) -> None:
-        canvas, transfers = self._canvas, self._transfers
-        if canvas is None or transfers is None or (frame.height, frame.width) != (canvas.height, canvas.width):
-            raise RedlineError(f"the engine is not prepared for pictures of {frame.width}×{frame.height}.")
+        buffers, transfers = self._buffers, self._transfers
+        if buffers is None or transfers is None or (frame.height, frame.width) != (buffers.height, buffers.width):
+            raise RedlineError(f"the engine is not prepared for frames of {frame.width}×{frame.height}.")
         if not frame.settings.strength:
-            self._under_way.append(frame.pixels)
-            self._was_passed_on = True
+            self._in_flight.append(frame.pixels)
+            self._was_passed_through = True
             return
         with self._on_stream():
-            if self._was_passed_on:
+            if self._was_passed_through:
                 # The model has not seen the frame before this one.
-                canvas.reset()
-                self._was_passed_on = False
-            playing = self._ready(frame.settings)
-        transfers.begin(frame.pixels, playing.play)
-        self._under_way.append(None)
+                buffers.reset()
+                self._was_passed_through = False
+            prepared = self._for_settings(frame.settings)
+        transfers.begin(frame.pixels, prepared.run)
+        self._in_flight.append(None)
 
     def is_done(self) -> bool:
         assert self._transfers is not None
-        return self._under_way[0] is not None or self._transfers.is_done()
+        return self._in_flight[0] is not None or self._transfers.is_done()
 
     def finish(self) -> Tensor:
-        """The pixels of the oldest frame that was begun."""
+        """Returns the pixels of the oldest frame in flight."""
         assert self._transfers is not None
-        passed_on = self._under_way.popleft()
-        if passed_on is not None:
+        passed_through = self._in_flight.popleft()
+        if passed_through is not None:
             self.copies_s = (0.0, 0.0)
-            return passed_on
+            return passed_through
         fetched: Fetched = self._transfers.finish()
         self.copies_s = (fetched.copy_in_s, fetched.copy_out_s)
         self.busy_s += fetched.busy_s
@@ -153,69 +147,69 @@ class Engine:
         return self.finish()
 
     @property
-    def broken_frames(self) -> int:
-        """Frames in which the model gave values that are not finite, and the input is shown; asks the device."""
-        return self._broken + (0 if self._canvas is None else int(self._canvas.broken))
+    def nonfinite_frames(self) -> int:
+        """The number of frames with values that are not finite. Synchronizes with the device."""
+        return self._nonfinite_before + (0 if self._buffers is None else int(self._buffers.nonfinite_frames))
 
     @torch.inference_mode()
     def reset(self) -> None:
-        """The next frame has no history; in the thread that runs the frames."""
-        if self._canvas is not None:
+        """Clears the previous output. Must be called in the thread that runs the frames."""
+        if self._buffers is not None:
             with self._on_stream():
-                self._canvas.reset()
+                self._buffers.reset()
 
-    def _ahead(self) -> list[Settings]:
-        """What is made ready before the first frame; the settings of the stream come last."""
-        now, most = self._settings, self.model.most_steps
+    def _settings_ahead(self) -> list[Settings]:
+        """Returns the settings to prepare before the first frame; those of the stream come last."""
+        now, most = self._settings, self.model.controls.max_steps
         others = [steps for steps in range(1, most + 1) if steps != now.steps] if most <= _MOST_AHEAD else []
         return [*(replace(now, steps=steps) for steps in others), now]
 
-    def _ready(self, settings: Settings) -> _Playing:
-        """The program for these settings, with their numbers in its buffers."""
+    def _for_settings(self, settings: Settings) -> _Prepared:
+        """Returns the prepared program for these settings, and writes them into its buffers."""
         self._settings = settings
-        playing = self._playing.pop(settings.steps, None)
-        if playing is None:
-            playing = self._made(settings)
-        elif playing.tuned != settings:
-            playing.program.retune(settings)
-            playing.tuned = settings
-        # The one used last stands last, and the first is let go.
-        self._playing[settings.steps] = playing
-        if len(self._playing) > _MOST_PROGRAMS:
-            del self._playing[next(iter(self._playing))]
-        return playing
+        prepared = self._prepared.pop(settings.steps, None)
+        if prepared is None:
+            prepared = self._prepare_program(settings)
+        elif prepared.settings != settings:
+            prepared.program.retune(settings)
+            prepared.settings = settings
+        # The most recently used program comes last, and the first one is dropped.
+        self._prepared[settings.steps] = prepared
+        if len(self._prepared) > _MOST_PROGRAMS:
+            del self._prepared[next(iter(self._prepared))]
+        return prepared
 
-    def _made(self, settings: Settings) -> _Playing:
-        canvas = self._canvas
-        assert canvas is not None
-        program = self.model.program(settings.steps, *canvas.padded)
+    def _prepare_program(self, settings: Settings) -> _Prepared:
+        buffers = self._buffers
+        assert buffers is not None
+        program = self.model.program(settings.steps, *buffers.padded)
         program.retune(settings)
 
-        def draw() -> None:
-            canvas.draw(program)
+        def compute() -> None:
+            buffers.compute(program)
 
         if self._recorder is None:
-            return _Playing(program, draw, settings)
-        # What rehearsals leave behind is no history of the stream.
-        kept = [tensor.clone() for tensor in canvas.history]
-        for _ in range(_REHEARSALS):
-            self._recorder.warm_up(draw)
-        for tensor, before in zip(canvas.history, kept, strict=True):
+            return _Prepared(program, compute, settings)
+        # The warm-up must not change the state of the stream.
+        state = [tensor.clone() for tensor in buffers.state]
+        for _ in range(_WARM_UPS):
+            self._recorder.rehearse(compute)
+        for tensor, before in zip(buffers.state, state, strict=True):
             tensor.copy_(before)
         try:
-            _, replay = self._recorder.capture(draw)
+            _, replay = self._recorder.record(compute)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
             why = (str(error).strip().splitlines() or ["no reason is given"])[0].rstrip(".")
-            raise RedlineError(f"a frame of {self.model.name} cannot be recorded as a CUDA graph: {why}.") from error
-        self.recordings += 1
-        return _Playing(program, replay, settings)
+            raise RedlineError(f"a frame of {self.model.name} cannot be captured as a CUDA graph: {why}.") from error
+        self.captures += 1
+        return _Prepared(program, replay, settings)
 
-    def _make_transfers(self, canvas: Canvas) -> Transfers:
-        if self._computing is None:
-            return HostTransfers(canvas.pixels, canvas.made)
-        return CudaTransfers(canvas.pixels, canvas.made, self._computing)
+    def _make_transfers(self, buffers: FrameBuffers) -> Transfers:
+        if self._compute_stream is None:
+            return HostTransfers(buffers.input, buffers.output)
+        return CudaTransfers(buffers.input, buffers.output, self._compute_stream)
 
     def _on_stream(self) -> AbstractContextManager[Any]:
-        return torch.cuda.stream(self._computing) if self._computing is not None else nullcontext()
+        return torch.cuda.stream(self._compute_stream) if self._compute_stream is not None else nullcontext()

@@ -1,8 +1,10 @@
-"""What the engine asks of a model: a frame's work at a fixed size and number of steps, with all that may change in
-buffers that stay where they are. So the work can be recorded once, and another strength, seed or control is other
-numbers in the same place.
+"""What the engine requires of a model: the computation of a frame at a fixed size and number of steps.
+
+Everything that may change between frames (strength, seed, control, prompt) is read from buffers that stay where they
+are, so that the computation can be captured as a CUDA graph once and used with other settings.
 """
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -11,13 +13,26 @@ from torch import Tensor
 from redline.stream.settings import Settings
 
 
+@dataclass(frozen=True)
+class ModelControls:
+    """The settings that a model supports, and the ranges of their sliders on the page.
+
+    `names` are those of the first entries of the control vector, which range from `minimum` to 1.
+    """
+
+    max_steps: int = 8
+    names: tuple[str, ...] = ()
+    minimum: float = -1.0
+    takes_prompt: bool = False
+
+
 class FrameProgram(Protocol):
     def retune(self, settings: Settings) -> None:
-        """Writes what the settings say into the buffers, behind the work that is under way; nothing waits."""
+        """Writes the settings into the buffers, in stream order after the work under way, without waiting."""
         ...
 
     def run(self, frame: Tensor, previous: Tensor) -> Tensor:
-        """The new picture, of the frame's shape: all three (1, 3, H, W), fp32, around [-1, 1]."""
+        """Returns the new image, of the frame's shape. All three are fp32 (1, 3, H, W), around [-1, 1]."""
         ...
 
 
@@ -29,36 +44,23 @@ class FrameModel(Protocol):
     def device(self) -> torch.device: ...
 
     @property
-    def most_steps(self) -> int:
-        """As far as a slider need go."""
-        ...
-
-    @property
-    def control_names(self) -> tuple[str, ...]:
-        """What the first numbers of the control vector mean to people; empty where there is none."""
-        ...
-
-    @property
-    def control_least(self) -> float:
-        """As far down as a slider of those need go, from 1."""
-        ...
-
-    @property
-    def takes_prompt(self) -> bool: ...
+    def controls(self) -> ModelControls: ...
 
     def check(self, settings: Settings) -> None:
-        """Refuses, with a `RedlineError`, settings that the model cannot run with; makes ready what would hold a frame
-        up. From whichever thread wants to change them."""
+        """Raises RedlineError if the model does not support the settings; prepares what would delay a frame.
+
+        May be called from any thread.
+        """
         ...
 
     def padded_px(self, side_px: int) -> int:
-        """The side that the model takes, the same or larger."""
+        """Returns the smallest side that the model supports and that is not smaller than this one."""
         ...
 
     def program(self, steps: int, height: int, width: int) -> FrameProgram:
-        """For sides that it takes."""
+        """Returns the computation for a size that the model supports."""
         ...
 
     def working_bytes(self, height: int, width: int) -> int:
-        """About how much memory a frame takes while it is computed, the weights apart; found without taking any."""
+        """Estimates the memory that a frame takes while it is computed, without the weights. Allocates nothing."""
         ...

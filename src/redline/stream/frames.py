@@ -1,25 +1,26 @@
-"""One picture on its way through the stream, with its two times: when it was captured and when it is to be shown."""
+"""One frame of a stream, with the times at which it was captured and is to be shown."""
 
 from dataclasses import dataclass, field
 from fractions import Fraction
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from redline.errors import RedlineError
 from redline.stream.settings import Settings
 
-# Nobody's pixels are longer: a file that says so is wrong, and would fill the memory.
+# A file that declares longer pixels is damaged, and would fill the memory.
 _WIDEST_PIXEL = Fraction(8)
 
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """`pixels` are uint8 RGB (H, W, 3) on the CPU; shown at `pts` · `time_base` seconds of the source's own time.
+    """`pixels` are uint8 RGB (H, W, 3) on the CPU, shown at `pts` · `time_base` seconds of the source's own time.
 
-    `captured_s` is of the stream's clock; `index` counts what the source gave, so that a gap is a drop; `duration` is
-    in ticks of `time_base`, and 0 where it is not known. `settings` are those in force when its computation began.
-    `pixel_aspect` is how much wider than high a pixel is to be shown.
+    `index` counts the frames of the source, so that a gap is a dropped frame. `captured_s` is a time of the stream's
+    clock. `duration` is in units of `time_base`; 0 means unknown. `settings` are those with which the frame is
+    computed. `pixel_aspect` is the width of a pixel divided by its height.
     """
 
     pixels: Tensor
@@ -45,7 +46,7 @@ class Frame:
 
 
 def square_size(height: int, width: int, pixel_aspect: Fraction) -> tuple[int, int]:
-    """The size in square pixels that looks the same. One side grows and none shrinks, so that nothing is lost."""
+    """Returns (height, width) in square pixels. One side grows and none shrinks, so that no detail is lost."""
     if not 1 / _WIDEST_PIXEL <= pixel_aspect <= _WIDEST_PIXEL:
         return height, width
     if pixel_aspect >= 1:
@@ -53,10 +54,19 @@ def square_size(height: int, width: int, pixel_aspect: Fraction) -> tuple[int, i
     return round(height / pixel_aspect), width
 
 
-def check_pixels(pixels: Tensor, made_by: str) -> Tensor:
-    """The pixels, where they are what a frame holds."""
+def as_square_pixels(frame: Frame) -> Image.Image:
+    """Returns an image for displays that do not know the pixel aspect ratio."""
+    image = Image.fromarray(frame.pixels.numpy())
+    height, width = square_size(frame.height, frame.width, frame.pixel_aspect)
+    if (height, width) == (frame.height, frame.width):
+        return image
+    return image.resize((width, height), Image.Resampling.BICUBIC)
+
+
+def check_pixels(pixels: Tensor, origin: str) -> Tensor:
+    """Returns the pixels. Raises RedlineError if they are not uint8 (H, W, 3) on the CPU."""
     fits = isinstance(pixels, Tensor) and pixels.dtype == torch.uint8 and pixels.ndim == 3 and pixels.shape[2] == 3
     if not fits or pixels.device.type != "cpu" or not pixels.numel():
         shape = f"{pixels.dtype} {tuple(pixels.shape)}" if isinstance(pixels, Tensor) else type(pixels).__name__
-        raise RedlineError(f"{made_by} gave {shape}, not uint8 pixels (H, W, 3) on the CPU.")
+        raise RedlineError(f"{origin} returned {shape}, not uint8 pixels (H, W, 3) on the CPU.")
     return pixels

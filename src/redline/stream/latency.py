@@ -1,15 +1,15 @@
-"""How old a frame is when it is shown, stage by stage, and what became of those that never were.
+"""Measures the latency of frames by stage, and counts dropped frames by cause.
 
 Stages follow one another without a gap, so their times add up to the latency:
 
-- capture: from the capture of the frame until it is offered to the model (decoding, conversion)
-- wait: in the frame slot or queue
+- capture: from the capture of the frame until it enters the queue of the model (decoding, conversion)
+- wait: in the queue
 - copy_in, compute, copy_out: in the transform
-- display: waiting for the sink, and inside it
+- display: waiting for the sink, and writing to it
 
-While a stream runs, percentiles are exact over the last frames (a window), and counts, means and extremes are of all
-frames. At its end all figures are of all frames: percentiles then come from buckets that are 1% wide, so that memory is
-bounded however long it ran.
+While a stream runs, percentiles are exact over a window of the last frames, and counts, means and maxima cover all
+frames. The final report covers all frames: beyond the window, percentiles come from buckets that are 1% wide, so that
+memory is bounded however long the stream ran.
 """
 
 import math
@@ -30,7 +30,7 @@ _SHORTEST_S, _RATIO, _BUCKETS = 1e-6, 1.01, 2320
 
 @dataclass(frozen=True)
 class FrameTimes:
-    """Seconds that one frame spent in each stage, and the moment at which it was shown."""
+    """Seconds that one frame spent in each stage, and the time at which it was shown."""
 
     capture_s: float
     wait_s: float
@@ -50,8 +50,8 @@ class FrameTimes:
 
 
 @dataclass(frozen=True)
-class Spread:
-    """`mean_s` and `most_s` are of all frames, the percentiles of the report's window."""
+class Distribution:
+    """`mean_s` and `most_s` (the maximum) cover all frames, the percentiles the report's window."""
 
     p50_s: float
     p95_s: float
@@ -62,24 +62,26 @@ class Spread:
 
 @dataclass(frozen=True)
 class Report:
-    """`jitter_s` is the mean change of latency from one frame to the next; `frames_per_s` counts shown frames. Both
-    are of the window, which at the end is all frames, and 0 while there are fewer than two."""
+    """`jitter_s` is the mean change of latency between successive frames; `frames_per_s` counts shown frames.
+
+    Both cover the window, which in the final report is all frames, and are 0 for fewer than two frames.
+    """
 
     frames: int
     window: int
     frames_per_s: float
-    latency: Spread
+    latency: Distribution
     jitter_s: float
-    stages: Mapping[str, Spread]
+    stages: Mapping[str, Distribution]
     drops: Mapping[str, int]
 
 
 class Latency:
-    """Fed by one thread and read by any."""
+    """Collects the times of frames. One thread records; any thread may call the other methods."""
 
     def __init__(self, window: int = 1024) -> None:
         if window < 1:
-            raise RedlineError(f"a window holds at least one frame, not {window}.")
+            raise RedlineError(f"the window must hold at least one frame, not {window}.")
         self._lock = threading.Lock()
         self._window = window
         self._ring = np.zeros((window, len(STAGES) + 2))
@@ -113,57 +115,59 @@ class Latency:
                 self._drops[cause] += count
 
     def report(self) -> Report:
-        """Of the last frames."""
+        """Returns statistics over the window of the last frames."""
         with self._lock:
             frames, kept = self._frames, min(self._frames, self._window)
             first = frames % self._window if frames > self._window else 0
             rows = np.roll(self._ring[:kept], -first, axis=0)
             means, most = self._sums / max(1, frames), self._most.copy()
             drops = dict(self._drops)
-        spreads = [_spread(rows[:, column], means[column], most[column]) for column in range(len(STAGES) + 1)]
+        distributions = [
+            _from_values(rows[:, column], means[column], most[column]) for column in range(len(STAGES) + 1)
+        ]
         shown_s = float(rows[-1, -1] - rows[0, -1]) if kept > 1 else 0.0
         return Report(
             frames=frames,
             window=kept,
             frames_per_s=(kept - 1) / shown_s if shown_s > 0 else 0.0,
-            latency=spreads[-1],
+            latency=distributions[-1],
             jitter_s=float(np.abs(np.diff(rows[:, -2])).mean()) if kept > 1 else 0.0,
-            stages=dict(zip(STAGES, spreads, strict=False)),
+            stages=dict(zip(STAGES, distributions, strict=False)),
             drops=drops,
         )
 
-    def whole(self) -> Report:
-        """Of all frames."""
+    def report_all(self) -> Report:
+        """Returns statistics over all frames."""
         with self._lock:
             if self._frames > self._window:
                 frames, lasted_s = self._frames, self._last_s - self._first_s
                 means = self._sums / frames
-                spreads = [
-                    _spread_of_buckets(counts, float(mean), float(most))
+                distributions = [
+                    _from_buckets(counts, float(mean), float(most))
                     for counts, mean, most in zip(self._counts, means, self._most, strict=True)
                 ]
                 return Report(
                     frames=frames,
                     window=frames,
                     frames_per_s=(frames - 1) / lasted_s if lasted_s > 0 else 0.0,
-                    latency=spreads[-1],
+                    latency=distributions[-1],
                     jitter_s=self._changes_s / (frames - 1),
-                    stages=dict(zip(STAGES, spreads, strict=False)),
+                    stages=dict(zip(STAGES, distributions, strict=False)),
                     drops=dict(self._drops),
                 )
         return self.report()
 
 
-def _spread(values: np.ndarray, mean_s: float, most_s: float) -> Spread:
+def _from_values(values: np.ndarray, mean_s: float, most_s: float) -> Distribution:
     if not len(values):
-        return Spread(0.0, 0.0, 0.0, 0.0, 0.0)
+        return Distribution(0.0, 0.0, 0.0, 0.0, 0.0)
     p50_s, p95_s, p99_s = np.percentile(values, PERCENTILES).tolist()
-    return Spread(p50_s, p95_s, p99_s, float(mean_s), float(most_s))
+    return Distribution(p50_s, p95_s, p99_s, float(mean_s), float(most_s))
 
 
-def _spread_of_buckets(counts: np.ndarray, mean_s: float, most_s: float) -> Spread:
-    """Percentiles: the middle of the bucket that the frame in question is in."""
+def _from_buckets(counts: np.ndarray, mean_s: float, most_s: float) -> Distribution:
+    """Estimates each percentile as the middle of its bucket."""
     total = np.cumsum(counts)
-    places = np.searchsorted(total, np.array(PERCENTILES) / 100 * total[-1]).tolist()
-    p50_s, p95_s, p99_s = (min(most_s, _SHORTEST_S * _RATIO ** (place + 0.5)) for place in places)
-    return Spread(p50_s, p95_s, p99_s, mean_s, most_s)
+    buckets = np.searchsorted(total, np.array(PERCENTILES) / 100 * total[-1]).tolist()
+    p50_s, p95_s, p99_s = (min(most_s, _SHORTEST_S * _RATIO ** (bucket + 0.5)) for bucket in buckets)
+    return Distribution(p50_s, p95_s, p99_s, mean_s, most_s)

@@ -1,7 +1,6 @@
-"""An LSD with a sampler as the engine runs it: exactly what its training rolls out and judges, one frame at a time.
+"""Adapts an LSD with a sampler to the engine. It computes exactly what the training rolled out and evaluated.
 
-The noise is the same for every frame of one seed, or the picture would flicker. The U-Net runs under a plan of the
-ladder, and what surrounds it in fp32.
+The U-Net runs under a plan of the ladder, everything around it in fp32.
 """
 
 import torch
@@ -14,49 +13,49 @@ from redline.models.lsd import PREDICTION, PROCESS, Lsd
 from redline.models.samplers import SAMPLERS, StepTable, sampler_table
 from redline.models.samplers.distilled import MOST_STEPS
 from redline.models.samplers.noise_process import STEPS
-from redline.stream.fitting import peak_live_bytes
-from redline.stream.noisy_program import NoisyProgram, write_behind
-from redline.stream.planned import under_plan
+from redline.stream.frame_model import ModelControls
+from redline.stream.memory_check import peak_live_bytes
+from redline.stream.plans import apply_plan
+from redline.stream.sampled_program import SampledProgram, copy_async
 from redline.stream.settings import Settings
 
-# What rungs calibrate on and look for overflows in: any picture of a fair size.
+# The size of the sample image that rungs use for calibration and overflow checks.
 _SAMPLE_PX = 64
-CONTROLS = ("Keep darkness", "Keep colour cast")
+# The names of the first entries of the control vector, as the shipped training defined them.
+CONTROL_NAMES = ("Keep darkness", "Keep colour cast")
 
 
 class LsdFrames:
-    """The model is handed over: its weights are moved to the device, and become what the plan makes of them."""
-
-    takes_prompt = False
-    # It was trained with shares: how much to keep.
-    control_least = 0.0
+    """A `FrameModel`. Takes ownership of the model: the plan moves and converts its weights in place."""
 
     def __init__(self, model: Lsd, plan: Plan, device: torch.device | str, sampler: str = "distilled") -> None:
         if sampler not in SAMPLERS:
-            raise RedlineError(f"there is no sampler {sampler!r}: choose from {', '.join(SAMPLERS)}.")
+            raise RedlineError(f"unknown sampler {sampler!r} (supported: {', '.join(SAMPLERS)}).")
         self.device, self.sampler, self.config = torch.device(device), sampler, model.config
-        # The first entries of the control vector are what its training taught it.
-        self.control_names = CONTROLS[: model.config.control]
-        self.most_steps = MOST_STEPS if sampler == "distilled" else 8
-        plan = without_own_graphs(plan, self.device)
+        max_steps = MOST_STEPS if sampler == "distilled" else 8
+        # The training taught shares of a degradation to keep, from 0 to 1.
+        self.controls = ModelControls(max_steps, CONTROL_NAMES[: model.config.control], minimum=0.0)
+        plan = without_cuda_graphs(plan, self.device)
         self.name, self.is_compiled = str(model.config), "compile" in plan
-        self.plan, self.network = under_plan(plan, model, self.device, _sample(model, self.device))
+        self.plan, self.network = apply_plan(plan, model, self.device, _sample(model, self.device))
         self._dtype = next(model.parameters()).dtype
 
     def check(self, settings: Settings) -> None:
         if settings.prompt:
-            raise RedlineError("an LSD takes no prompt: leave out --prompt, or give a diffusers pipeline with --model.")
+            raise RedlineError(
+                "an LSD does not support --prompt: leave it out, or give a diffusers pipeline with --model."
+            )
         if len(settings.control) > self.config.control:
             raise RedlineError(
-                f"{self.name} takes {self.config.control} numbers of control at the most, not {len(settings.control)}."
+                f"{self.name} supports at most {self.config.control} control numbers, not {len(settings.control)}."
             )
-        for name, value in zip(self.control_names, settings.control, strict=False):
-            if not self.control_least <= value <= 1:
-                raise RedlineError(f"control of “{name}” goes from {self.control_least:g} to 1, not to {value:g}.")
+        for name, value in zip(self.controls.names, settings.control, strict=False):
+            if not self.controls.minimum <= value <= 1:
+                raise RedlineError(f"control “{name}” must be from {self.controls.minimum:g} to 1, not {value:g}.")
         self.table(settings)
 
     def table(self, settings: Settings) -> StepTable:
-        """From pure noise, whatever the strength: it sees the frame beside the noise, and was trained so."""
+        """Returns a table that starts from pure noise at any strength: the model sees the frame as a further input."""
         return sampler_table(self.sampler, PROCESS, PREDICTION, settings.steps)
 
     def padded_px(self, side_px: int) -> int:
@@ -67,16 +66,18 @@ class LsdFrames:
 
     def working_bytes(self, height: int, width: int) -> int:
         with torch.device("meta"):
-            shadow = Lsd(self.config).to(self._dtype)
-            pictures = [torch.empty(1, 3, height, width) for _ in range(3)]
+            model = Lsd(self.config).to(self._dtype)
+            images = [torch.empty(1, 3, height, width) for _ in range(3)]
             times = torch.zeros(1, dtype=torch.long)
-        kept = sum(picture.nbytes for picture in pictures)
-        return kept + peak_live_bytes(lambda: shadow(*pictures, times))
+        inputs_bytes = sum(image.nbytes for image in images)
+        return inputs_bytes + peak_live_bytes(lambda: model(*images, times))
 
 
-class LsdProgram(NoisyProgram):
-    """One number of steps at one size: the sampler's table, the noise, the strength and the control vector on the
-    device. The strength is how much of the change is shown, and handed on."""
+class LsdProgram(SampledProgram):
+    """The computation for one number of steps at one size.
+
+    The strength is the share of the model's change that is shown and passed on to the next frame.
+    """
 
     def __init__(self, frames: LsdFrames, steps: int, height: int, width: int) -> None:
         super().__init__(frames.table, steps, (1, 3, height, width), frames.device)
@@ -86,31 +87,31 @@ class LsdProgram(NoisyProgram):
         self._strength = torch.ones(1, device=frames.device)
 
     def retune(self, settings: Settings) -> None:
-        before = self._tuned
+        before = self._settings
         super().retune(settings)
         if self._control is not None and (before is None or before.control != settings.control):
             filled = [*settings.control, *[0.0] * (self._control.shape[1] - len(settings.control))]
-            write_behind(self._control, torch.tensor([filled]))
+            copy_async(self._control, torch.tensor([filled]))
         if before is None or before.strength != settings.strength:
-            write_behind(self._strength, torch.tensor([settings.strength]))
+            copy_async(self._strength, torch.tensor([settings.strength]))
 
     def run(self, frame: Tensor, previous: Tensor) -> Tensor:
         frames = self._frames
 
         def predict(noisy: Tensor, times: Tensor) -> Tensor:
-            # A compiled network is compiled again for every other layout, and a step leaves its network's own.
+            # A sampler step may leave another memory layout, for which a compiled network would be compiled again.
             noisy = noisy.contiguous() if frames.is_compiled else noisy
             return frames.network(noisy, frame, previous, times, self._control)
 
         return torch.lerp(frame, self._sampler.sample(predict, self._noise_N, frame), self._strength)
 
 
-def without_own_graphs(plan: Plan, device: torch.device) -> Plan:
-    """The engine records the whole frame: a graph inside it would be in the way."""
+def without_cuda_graphs(plan: Plan, device: torch.device) -> Plan:
+    """Removes CUDA graphs from a plan, because the engine captures the whole frame as one graph."""
     if device.type == "cuda" and "onnxruntime" in plan:
-        raise RedlineError("onnxruntime cannot be recorded with the rest of a frame: choose another plan on a GPU.")
+        raise RedlineError("onnxruntime cannot be captured in a CUDA graph: choose another plan on a GPU.")
     if device.type != "cuda" and "cuda_graph" in plan:
-        raise RedlineError("the plan's cuda_graph cannot be had here: it needs a CUDA device.")
+        raise RedlineError("the plan's cuda_graph needs a CUDA device.")
     beside = [CudaGraph().beside(rung) for rung in plan.rungs if rung.name != "cuda_graph"]
     return Plan.of([rung for rung in beside if rung is not None])
 

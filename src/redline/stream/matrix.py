@@ -1,9 +1,9 @@
-"""Sizes × plans of the live model, each run as a stream runs it: from frames in main memory to finished pictures there.
+"""Benchmarks sizes × plans of the live model as a stream runs it: from frames in host memory to results in host memory.
 
-A frame counts once, with all of its sampling steps and both copies; what is set up before the first frame does not
-count, and neither do the first frames. Every arm feeds on its own output, and its pictures are held against those of
-the plain fp32 arm frame by frame, so that an error which grows is seen. The arms share a process: what one leaves
-behind is let go of before the next, and where the device itself is lost the row of that arm says so and is the last.
+The time of a frame includes all of its sampling steps and both copies, but not the set-up and the warm-up frames.
+Every arm feeds back its own output, which is compared with that of the plain fp32 arm frame by frame, so that growing
+errors are seen. The arms share a process: memory is freed between them, and if the device is lost, the row of that arm
+says so and is the last.
 """
 
 import copy
@@ -27,28 +27,28 @@ from redline.models.lsd import SIZES, Lsd, load_lsd
 from redline.models.samplers.distilled import MOST_STEPS
 from redline.stream.clock import SystemClock
 from redline.stream.device_peaks import DevicePeaks, is_lost
+from redline.stream.endpoints import EndpointOptions, open_source
 from redline.stream.engine import Engine
 from redline.stream.frames import Frame
 from redline.stream.latency import FrameTimes, Latency
 from redline.stream.loading import SHIPPED
 from redline.stream.lsd_frames import LsdFrames
 from redline.stream.pipeline import Pipeline
-from redline.stream.places import Wishes, open_source
 from redline.stream.settings import LiveSettings, Settings
 from redline.stream.sinks.null import NullSink
-from redline.stream.sources import Source
+from redline.stream.sources import Source, SourceWrapper
 from redline.stream.sources.synthetic import SyntheticClip
 
-# Left out of the times: caches are cold, and clocks are low.
+# Not timed, because caches are cold and clocks are low.
 WARM_UP_FRAMES = 30
-# A picture of fresh weights is its frame with a change; this keeps the change the size of a restoration.
+# Scales the output of random weights so that the change of a frame is as large as that of a restoration.
 _CHANGE = 0.1
 
 
 @dataclass(frozen=True)
 class Arm:
-    """A plan for the U-Net, whether a frame is recorded as one CUDA graph, and whether frames are read, computed and
-    written side by side, as a stream does it, or one after the other, as a plain loop would."""
+    """A plan for the U-Net. `graph` captures a frame as one CUDA graph; `overlapped` reads, computes and writes frames
+    concurrently, as a stream does, instead of in a plain loop."""
 
     name: str
     plan: str
@@ -66,11 +66,11 @@ ARMS = (
     Arm("autocast", "autocast"),
     Arm("fp16 + compile", "fp16 + compile"),
     Arm("fp16 + graph", "fp16", graph=True),
-    # As the stream's shipped plan is.
+    # The shipped plan of the stream.
     Arm("bf16 + channels_last + graph", "bf16 + channels_last", graph=True),
     Arm("fp16 + channels_last + compile + graph", "fp16 + channels_last + compile", graph=True),
 )
-# The shipped plan last: what it tells the allocator cannot be taken back.
+# The shipped plan comes last because its allocator settings cannot be undone.
 CPU_ARMS = (
     PLAIN,
     Arm("channels_last", "channels_last"),
@@ -81,8 +81,8 @@ CPU_ARMS = (
 
 @dataclass(frozen=True)
 class Shape:
-    """What is run: a size of model, the side of its pictures, steps a frame, and how many frames; of a film, or of a
-    clip that is made on the spot. `weights` are fresh, or for tiny the shipped ones."""
+    """The workload: model size, side of the frames, steps per frame and number of frames, of the video `film` or of a
+    generated clip. `weights` are `fresh` (random), or for tiny `shipped`."""
 
     size: str = "tiny"
     side: int = 64
@@ -93,43 +93,44 @@ class Shape:
 
     def __post_init__(self) -> None:
         if self.size not in SIZES:
-            raise RedlineError(f"there is no LSD of size {self.size!r}: choose from {', '.join(SIZES)}.")
+            raise RedlineError(f"unknown LSD size {self.size!r} (supported: {', '.join(SIZES)}).")
         for name in ("side", "steps", "frames"):
             if type(getattr(self, name)) is not int:
-                raise RedlineError(f"{name} is a whole number, not {getattr(self, name)!r}.")
+                raise RedlineError(f"{name} must be a whole number, not {getattr(self, name)!r}.")
         if self.side < 1 or self.frames <= 2 * WARM_UP_FRAMES:
             least = 2 * WARM_UP_FRAMES + 1
             raise RedlineError(
-                f"a side is 1 pixel or more and frames are {least} or more, not {self.side}, {self.frames}."
+                f"side must be at least 1 and frames at least {least}, not {self.side} and {self.frames}."
             )
         if self.film and not Path(self.film).is_file():
-            raise RedlineError(f"there is no film {self.film!r}.")
+            raise RedlineError(f"film: {self.film!r} does not exist.")
         if self.weights not in ("fresh", "shipped") or (self.weights == "shipped" and self.size != "tiny"):
-            raise RedlineError(f"weights are fresh, or shipped for tiny, not {self.weights!r} for {self.size}.")
+            raise RedlineError(f"weights must be fresh, or shipped for tiny, not {self.weights!r} for {self.size}.")
         Settings(1.0, self.steps)
         if self.steps > MOST_STEPS:
-            raise RedlineError(f"the distilled sampler takes 1 to {MOST_STEPS} steps, not {self.steps}.")
+            raise RedlineError(f"the distilled sampler supports 1 to {MOST_STEPS} steps, not {self.steps}.")
 
     @classmethod
     def of(cls, options: dict[str, Any]) -> "Shape":
         known = [field.name for field in fields(cls)]
         unknown = [name for name in options if name not in known]
         if unknown:
-            names = f"{', '.join(known[:-1])} and {known[-1]}"
-            raise RedlineError(f"{unknown[0]!r} is no option of the live model: there are {names}.")
-        if "film" in options:  # which may be called 1
+            raise RedlineError(f"unknown option {unknown[0]!r} of the live model (supported: {', '.join(known)}).")
+        if "film" in options:  # its name may be a number
             options = {**options, "film": str(options["film"])}
         return cls(**options)
 
 
 @dataclass(frozen=True)
 class Row:
-    """Times in milliseconds: `model_ms` is the device's (on a CPU the host's) for one frame without its copies,
-    `frame_ms` from one finished frame to the next, and the percentiles are of latencies from capture to sink.
-    `plan` is the arm's as it came out. `peak_bytes` is what a running stream takes of the device, weights included;
-    loading, converting and compiling may have taken more before, `setup_peak_bytes`. `grown_bytes` is the most that a
-    GPU held at any frame behind the first beyond the least, in a pass that is not timed. `psnr_db` is against the plain
-    arm; the least of all frames, and the mean. After a row with `device_lost` nothing more can run."""
+    """The result of one arm; times are in milliseconds.
+
+    `model_ms` is the device's time for one frame without its copies, `frame_ms` the time between finished frames, and
+    the percentiles are of latencies from capture to sink. `plan` is the resolved plan. `peak_bytes` is the device
+    memory of a running stream with its weights, and `setup_peak_bytes` that of loading and compiling. `grown_bytes` is
+    the range of the GPU memory allocated at each frame after the warm-up, in an untimed pass. The PSNR values compare
+    with the plain arm: minimum and mean over frames. After a row with `device_lost` nothing more can run.
+    """
 
     shape: Shape
     arm: Arm
@@ -155,8 +156,8 @@ class Row:
         return asdict(self)
 
 
-class _Pictures(NullSink):
-    """Keeps what comes, or holds it against what was kept."""
+class _Comparison(NullSink):
+    """Keeps the frames, or compares them with the expected ones."""
 
     def __init__(self, expected: Sequence[Tensor] = ()) -> None:
         super().__init__()
@@ -171,7 +172,7 @@ class _Pictures(NullSink):
 
 
 def _psnr_db(error: float) -> float:
-    """Of bytes; equal ones count as 200, as the ladder's gates have it."""
+    """Returns the PSNR for a mean squared error of bytes; 200 for equal images, as in the ladder's gates."""
     return 10 * math.log10(255**2 / error) if error else 200.0
 
 
@@ -180,16 +181,18 @@ def measure(
     arms: Sequence[Arm],
     device: torch.device,
     weights: Lsd | None = None,
-    say: Callable[[str], None] = lambda text: None,
+    log: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Row]:
-    """A row for each arm, the plain one first; one that cannot run says why. Without the plain arm there is nothing to
-    hold the others against, so its failure is the last row."""
+    """Yields a row for each arm; an arm that cannot run gives a row with the reason.
+
+    The plain arm runs first, because the others are compared with it; its failure is the last row.
+    """
     if weights is None:
         weights = load_lsd(SHIPPED) if shape.weights == "shipped" else fresh_model(shape.size)
     model = weights
     machine, expected = Machine.detect(str(device)), []
     for arm in (PLAIN, *(arm for arm in arms if arm != PLAIN)):
-        say(f"{shape.size} at {shape.side}×{shape.side}: {arm.name}")
+        log(f"{shape.size} at {shape.side}×{shape.side}: {arm.name}")
         plan = Plan.parse(arm.plan)
         row = Row(shape, arm, str(device), sum(weight.numel() for weight in model.parameters()))
         reason = next((f"{r.name}: {why}" for r in plan.rungs if (why := r.why_not(machine))), "")
@@ -197,14 +200,14 @@ def measure(
             yield replace(row, failure=reason)
             continue
         try:
-            row, pictures = _run(row, plan, copy.deepcopy(model), device, expected)
+            row, images = _run(row, plan, copy.deepcopy(model), device, expected)
         except (RedlineError, RuntimeError) as error:
             row = _failed(row, error)
             yield row
             if arm == PLAIN or row.device_lost:
                 return
             continue
-        expected = pictures or expected
+        expected = images or expected
         if arm in arms:
             yield row
 
@@ -219,19 +222,18 @@ def fresh_model(size: str) -> Lsd:
 
 
 class _Timing(Engine):
-    """Keeps how long the device was busy with each frame, and while it `weighs` what it held of memory then: to ask for
-    that takes the host's time, which is not to be in any other."""
+    """Records the device time of each frame. `samples_memory` also records memory, which takes host time."""
 
-    def __init__(self, *given: Any, **options: Any) -> None:
-        super().__init__(*given, **options)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         self.each_s: list[float] = []
-        self.weighs, self.held_bytes = True, list[int]()
+        self.samples_memory, self.held_bytes = True, list[int]()
 
     def finish(self) -> Tensor:
         before_s = self.busy_s
         pixels = super().finish()
         self.each_s.append(self.busy_s - before_s)
-        if self.weighs:
+        if self.samples_memory:
             self.held_bytes.append(_held_bytes(self.model.device))
         return pixels
 
@@ -239,7 +241,7 @@ class _Timing(Engine):
 def _run(row: Row, plan: Plan, model: Lsd, device: torch.device, expected: list[Tensor]) -> tuple[Row, list[Tensor]]:
     shape, settings = row.shape, Settings(1.0, row.shape.steps)
     memory = DevicePeaks(device)
-    # Without a recorder a frame is not recorded.
+    # Without a recorder no CUDA graph is captured.
     recorder: dict[str, Any] = {} if row.arm.graph else {"recorder": lambda _device: None}
     frames = LsdFrames(model, plan, device)
     engine = _Timing(frames, settings, **recorder)
@@ -254,11 +256,11 @@ def _run(row: Row, plan: Plan, model: Lsd, device: torch.device, expected: list[
         finally:
             source.close()
 
-    pictures = _Pictures(expected)
-    stream(pictures, Latency())
-    if pictures.frames < shape.frames:
-        raise RedlineError(f"{shape.film!r} has {pictures.frames} frames, and {shape.frames} are asked for.")
-    setup_s, setup_peak_bytes, engine.weighs = engine.setup_s, memory.take(), False
+    sink = _Comparison(expected)
+    stream(sink, Latency())
+    if sink.frames < shape.frames:
+        raise RedlineError(f"{shape.film!r} has only {sink.frames} frames, not {shape.frames}.")
+    setup_s, setup_peak_bytes, engine.samples_memory = engine.setup_s, memory.take(), False
     timed = Latency(window=shape.frames - WARM_UP_FRAMES)
     stream(NullSink(), timed)
     report, held_bytes = timed.report(), engine.held_bytes[WARM_UP_FRAMES:]
@@ -276,14 +278,13 @@ def _run(row: Row, plan: Plan, model: Lsd, device: torch.device, expected: list[
         grown_bytes=max(held_bytes) - min(held_bytes) if device.type == "cuda" else None,
         setup_s=setup_s,
     )
-    if pictures.errors:
-        row = replace(row, least_psnr_db=_psnr_db(max(pictures.errors)), mean_psnr_db=_psnr_db(fmean(pictures.errors)))
-    return row, pictures.kept
+    if sink.errors:
+        row = replace(row, least_psnr_db=_psnr_db(max(sink.errors)), mean_psnr_db=_psnr_db(fmean(sink.errors)))
+    return row, sink.kept
 
 
 def _plain_loop(source: Source, engine: Engine, sink: NullSink, settings: Settings, latency: Latency) -> None:
-    """What anybody would write first: read a frame, compute it, write it, one after the other. Films are decoded as for
-    any other arm."""
+    """The naive loop: reads, computes and writes one frame after the other."""
     now_s = SystemClock().now_s
     engine.prepare(source.height, source.width)
     for frame in source.frames():
@@ -300,36 +301,31 @@ def _plain_loop(source: Source, engine: Engine, sink: NullSink, settings: Settin
 def _source(shape: Shape) -> Source:
     if not shape.film:
         return SyntheticClip(shape.side, shape.side, shape.frames)
-    return _First(open_source(shape.film, Wishes(size=(shape.side, shape.side))), shape.frames)
+    return _First(open_source(shape.film, EndpointOptions(size=(shape.side, shape.side))), shape.frames)
 
 
-class _First:
-    """The first frames of a film: pictures are kept to be compared, and those of a whole one may not fit."""
-
-    is_live = False
+class _First(SourceWrapper):
+    """The first frames of a video, because all of them may not fit in memory for the comparison."""
 
     def __init__(self, source: Source, count: int) -> None:
-        self.name, self.rate, self.height, self.width = source.name, source.rate, source.height, source.width
-        self._source, self._count = source, count
+        super().__init__(source)
+        self._count = count
 
     def frames(self) -> Generator[Frame, None, None]:
-        with closing(self._source.frames()) as frames:
+        with closing(self.inner.frames()) as frames:
             yield from islice(frames, self._count)
-
-    def close(self) -> None:
-        self._source.close()
 
 
 def _held_bytes(device: torch.device) -> int:
-    """Of tensors and of the allocator's pools; a CPU's allocators tell nothing of the kind."""
+    """Returns the bytes of tensors plus those reserved by the allocator; 0 on a CPU, where they are unknown."""
     if device.type != "cuda":
         return 0
     return torch.cuda.memory_allocated(device) + torch.cuda.memory_reserved(device)
 
 
 def _failed(row: Row, error: Exception) -> Row:
-    said = str(error).strip().splitlines() or [type(error).__name__]
-    text = "out of memory" if is_out_of_memory(error) else said[0].rstrip(".")
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    text = "out of memory" if is_out_of_memory(error) else lines[0].rstrip(".")
     if is_lost(torch.device(row.device)):
-        return replace(row, failure=f"{text}; the device is lost, what is left needs a new start", device_lost=True)
+        return replace(row, failure=f"{text}; the device is lost, start again for the remaining arms", device_lost=True)
     return replace(row, failure=text)

@@ -1,7 +1,7 @@
-"""A diffusers image-to-image model as the engine runs it: encoded, noised, denoised in a few steps, decoded.
+"""Adapts a diffusers image-to-image model to the engine: encode, add noise, denoise in a few steps, decode.
 
-The steps go by the tables of the pipeline's own scheduler. There is no guidance: models distilled to few steps have it
-built in. Each frame is made of itself alone.
+The steps use the tables of the pipeline's own scheduler, without guidance, which models distilled to few steps do not
+need. Each frame is computed independently of the previous one.
 """
 
 from collections.abc import Callable
@@ -17,24 +17,22 @@ from redline.models.samplers import NoiseProcess, StepTable, ddim, distilled, sp
 from redline.models.samplers.distilled import MOST_STEPS
 from redline.models.samplers.noise_process import STEPS
 from redline.quiet import quiet
-from redline.stream.fitting import peak_live_bytes
-from redline.stream.lsd_frames import without_own_graphs
-from redline.stream.noisy_program import NoisyProgram, write_behind
-from redline.stream.planned import under_plan
+from redline.stream.frame_model import ModelControls
+from redline.stream.lsd_frames import without_cuda_graphs
+from redline.stream.memory_check import peak_live_bytes
+from redline.stream.plans import apply_plan
+from redline.stream.sampled_program import SampledProgram, copy_async
 from redline.stream.settings import Settings
 
 _PREDICTIONS = {"epsilon": "epsilon", "v_prediction": "v", "sample": "sample"}
 _SAMPLE_PX = 8
-_KNOWN_PROMPTS = 32
+_CACHED_PROMPTS = 32
 
 
 class PipelineFrames:
-    """The three networks under the plan, and the numbers between them."""
+    """A `FrameModel` of the three networks of a pipeline."""
 
-    sampler = "the pipeline's own"
-    control_names: tuple[str, ...] = ()
-    control_least = -1.0
-    takes_prompt = True
+    default_steps = 1
 
     def __init__(
         self,
@@ -45,44 +43,43 @@ class PipelineFrames:
         device: torch.device,
         name: str,
     ) -> None:
-        """`read_prompt` makes of words what the U-Net takes, in main memory."""
+        """`read_prompt` returns the text embedding that the U-Net takes, on the CPU."""
         unet, vae = parts["unet"], parts["vae"]
-        self.device, self.name, plan = device, name, without_own_graphs(plan, device)
+        self.device, self.name, plan = device, name, without_cuda_graphs(plan, device)
         self.is_compiled = "compile" in plan
         self.process, self.prediction = _process(scheduler, name)
         # A consistency model is sampled with fresh noise; every other scheduler follows the same path as DDIM.
-        self._few = type(scheduler).__name__ == "LCMScheduler"
-        self.most_steps = MOST_STEPS if self._few else 8
-        self.usual_steps = 1
+        self._is_lcm = type(scheduler).__name__ == "LCMScheduler"
+        self.controls = ModelControls(MOST_STEPS if self._is_lcm else 8, takes_prompt=True)
         self._scale, self._shift = float(vae.config.scaling_factor), float(getattr(vae.config, "shift_factor", 0) or 0)
         self._latent_channels = int(unet.config.in_channels)
         self._factor = 2 ** (len(vae.config.block_out_channels) - 1)
         self._multiple_px = self._factor * 2 ** (len(unet.config.block_out_channels) - 1)
-        # Who goes back and forth between prompts does not wait.
-        self.read_prompt = lru_cache(_KNOWN_PROMPTS)(read_prompt)
+        # Cached, so that switching back to an earlier prompt is immediate.
+        self.read_prompt = lru_cache(_CACHED_PROMPTS)(read_prompt)
         text = self.read_prompt("").to(device)
         self.text_shape = text.shape
-        self._shadows = {part: (type(parts[part]), dict(parts[part].config)) for part in ("unet", "vae")}
-        # fp16 ends below what these decoders reach in between.
-        safe = plan.with_rung(parse_rung("bf16")) if "fp16" in plan else plan
+        self._configs = {part: (type(parts[part]), dict(parts[part].config)) for part in ("unet", "vae")}
+        # Activations of these decoders exceed the range of fp16.
+        vae_plan = plan.with_rung(parse_rung("bf16")) if "fp16" in plan else plan
         latents = torch.randn(1, self._latent_channels, _SAMPLE_PX, _SAMPLE_PX, device=device)
         pixels = torch.rand(1, 3, _SAMPLE_PX * self._factor, _SAMPLE_PX * self._factor, device=device) * 2 - 1
         times = torch.tensor([STEPS // 2], device=device)
-        self.plan, self.denoise = under_plan(plan, Denoiser(unet), device, (latents, times, text))
-        _, self.encode = under_plan(safe, Encoder(vae), device, (pixels,))
-        _, self.decode = under_plan(safe, Decoder(vae), device, (latents,))
+        self.plan, self.denoise = apply_plan(plan, Denoiser(unet), device, (latents, times, text))
+        _, self.encode = apply_plan(vae_plan, Encoder(vae), device, (pixels,))
+        _, self.decode = apply_plan(vae_plan, Decoder(vae), device, (latents,))
         self._dtypes = {part: next(network.parameters()).dtype for part, network in (("unet", unet), ("vae", vae))}
 
     def check(self, settings: Settings) -> None:
         if settings.control:
-            raise RedlineError(f"{self.name} takes no control vector.")
+            raise RedlineError(f"{self.name} does not support --control.")
         self.read_prompt(settings.prompt)
         self.table(settings)
 
     def table(self, settings: Settings) -> StepTable:
         strength = max(round(settings.strength * STEPS), settings.steps) / STEPS
-        make = distilled if self._few else ddim
-        return make(self.process, self.prediction, spaced_timesteps(settings.steps, strength))
+        make = distilled if self._is_lcm else ddim
+        return make(self.process, self.prediction, spread(settings.steps, strength))
 
     def padded_px(self, side_px: int) -> int:
         return -(-side_px // self._multiple_px) * self._multiple_px
@@ -91,16 +88,16 @@ class PipelineFrames:
         return PipelineProgram(self, steps, height, width)
 
     def working_bytes(self, height: int, width: int) -> int:
-        """The decoder takes the most, at the full size."""
+        """Returns the maximum over the three networks; the decoder usually takes most."""
         with quiet(), torch.device("meta"):
-            made = {
-                part: kind.from_config(config).to(self._dtypes[part]) for part, (kind, config) in self._shadows.items()
+            networks = {
+                part: kind.from_config(config).to(self._dtypes[part]) for part, (kind, config) in self._configs.items()
             }
             dtype = self._dtypes["unet"]
             latents = torch.empty(1, self._latent_channels, height // self._factor, width // self._factor, dtype=dtype)
             text, times = torch.empty(self.text_shape, dtype=dtype), torch.zeros(1, dtype=torch.long)
             pixels = torch.empty(1, 3, height, width, dtype=self._dtypes["vae"])
-        denoiser, encoder, decoder = Denoiser(made["unet"]), Encoder(made["vae"]), Decoder(made["vae"])
+        denoiser, encoder, decoder = Denoiser(networks["unet"]), Encoder(networks["vae"]), Decoder(networks["vae"])
         runs: list[Callable[[], Tensor]] = [
             lambda: denoiser(latents, times, text),
             lambda: encoder(pixels),
@@ -111,16 +108,15 @@ class PipelineFrames:
     def to_latents(self, frame: Tensor) -> Tensor:
         return (self.encode(frame).float() - self._shift) * self._scale
 
-    def to_picture(self, latents: Tensor) -> Tensor:
+    def to_image(self, latents: Tensor) -> Tensor:
         return self.decode(latents / self._scale + self._shift).float()
 
     def latent_shape(self, height: int, width: int) -> tuple[int, ...]:
         return 1, self._latent_channels, height // self._factor, width // self._factor
 
 
-class PipelineProgram(NoisyProgram):
-    """A number of steps at a size: each frame is made of the frame alone, of noise that stays the same, and of what the
-    prompt says."""
+class PipelineProgram(SampledProgram):
+    """The computation for one number of steps at one size."""
 
     def __init__(self, frames: PipelineFrames, steps: int, height: int, width: int) -> None:
         super().__init__(frames.table, steps, frames.latent_shape(height, width), frames.device)
@@ -128,20 +124,20 @@ class PipelineProgram(NoisyProgram):
         self._text = torch.zeros(frames.text_shape, device=frames.device)
 
     def retune(self, settings: Settings) -> None:
-        before = self._tuned
+        before = self._settings
         super().retune(settings)
         if before is None or before.prompt != settings.prompt:
-            write_behind(self._text, self._frames.read_prompt(settings.prompt))
+            copy_async(self._text, self._frames.read_prompt(settings.prompt))
 
     def run(self, frame: Tensor, previous: Tensor) -> Tensor:
         frames = self._frames
 
         def predict(noisy: Tensor, times: Tensor) -> Tensor:
-            # A compiled network is compiled again for every other layout, and a step leaves its network's own.
+            # A sampler step may leave another memory layout, for which a compiled network would be compiled again.
             return frames.denoise(noisy.contiguous() if frames.is_compiled else noisy, times, self._text)
 
         latents = self._sampler.sample(predict, self._noise_N, frames.to_latents(frame).contiguous())
-        return frames.to_picture(latents)
+        return frames.to_image(latents)
 
 
 class Denoiser(nn.Module):
@@ -154,16 +150,16 @@ class Denoiser(nn.Module):
 
 
 class Encoder(nn.Module):
-    """The likeliest latents, without the noise that training adds: a still picture stays still."""
+    """Returns the mean of the latent distribution, not a sample, so that a still image stays still."""
 
     def __init__(self, vae: Any) -> None:
         super().__init__()
-        self.encoder, self.moments = vae.encoder, getattr(vae, "quant_conv", None)
+        self.encoder, self.quant_conv = vae.encoder, getattr(vae, "quant_conv", None)
         self.is_distribution = type(vae).__name__ == "AutoencoderKL"
 
     def forward(self, pixels: Tensor) -> Tensor:
         found = self.encoder(pixels)
-        found = found if self.moments is None else self.moments(found)
+        found = found if self.quant_conv is None else self.quant_conv(found)
         return found.chunk(2, dim=1)[0] if self.is_distribution else found
 
 
@@ -177,11 +173,15 @@ class Decoder(nn.Module):
 
 
 def _process(scheduler: Any, name: str) -> tuple[NoiseProcess, str]:
-    """The scheduler's own table of how much of a picture is left at each time step."""
-    kept, says = getattr(scheduler, "alphas_cumprod", None), getattr(scheduler.config, "prediction_type", "epsilon")
-    if kept is None or len(kept) != STEPS or says not in _PREDICTIONS:
-        raise ModelError(f"the scheduler of {name} ({type(scheduler).__name__}) is none of {STEPS} steps of diffusion.")
-    kept = kept.double()
-    return NoiseProcess("of the scheduler", tuple(kept.sqrt().tolist()), tuple((1 - kept).sqrt().tolist())), (
-        _PREDICTIONS[says]
+    """Returns the noise process of the scheduler and its prediction type."""
+    alphas, prediction = (
+        getattr(scheduler, "alphas_cumprod", None),
+        getattr(scheduler.config, "prediction_type", "epsilon"),
     )
+    if alphas is None or len(alphas) != STEPS or prediction not in _PREDICTIONS:
+        raise ModelError(
+            f"unsupported scheduler of {name}: {type(scheduler).__name__} is not a diffusion of {STEPS} steps."
+        )
+    alphas = alphas.double()
+    process = NoiseProcess("scheduler", tuple(alphas.sqrt().tolist()), tuple((1 - alphas).sqrt().tolist()))
+    return process, _PREDICTIONS[prediction]

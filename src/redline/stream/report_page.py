@@ -1,4 +1,4 @@
-"""A page about one stream: its latency by stage, frames a second, drops and memory, as curves and as a table."""
+"""Renders the report page of a stream: latency by stage, throughput, drops and memory, as curves and as a table."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ from redline.ladder.report.charts.svg import format_tick
 from redline.notation import format_bytes, format_seconds
 from redline.pages import CURVE_COLORS, ChartCard, TextTable, Tile, render_page
 from redline.stream.latency import STAGES, Report
-from redline.stream.watch import Sample
+from redline.stream.monitor import Sample
 
 _TITLES = {"copy_in": "copy in", "copy_out": "copy out"}
 
 
 @dataclass(frozen=True)
-class About:
-    """What ran, as the page's head says it; `device` is its name, and `device_type` is cuda or cpu."""
+class StreamInfo:
+    """What ran. `device` is the name of the device, and `device_type` is cuda or cpu."""
 
     source: str
     sink: str
@@ -30,19 +30,19 @@ class About:
     setup_s: float
 
 
-def write_page(path: Path, about: About, report: Report, samples: Sequence[Sample], whole: Sample) -> None:
-    write_text(path, render_stream_page(about, report, samples, whole))
+def write_page(path: Path, about: StreamInfo, report: Report, samples: Sequence[Sample], summary: Sample) -> None:
+    write_text(path, render_stream_page(about, report, samples, summary))
 
 
-def render_stream_page(about: About, report: Report, samples: Sequence[Sample], whole: Sample) -> str:
-    """`samples` make the curves, `whole` is of all frames."""
+def render_stream_page(about: StreamInfo, report: Report, samples: Sequence[Sample], summary: Sample) -> str:
+    """Returns the HTML page. `samples` are drawn as curves; `summary` covers all frames."""
     return render_page(
         "redline.stream",
         "report_page.html.jinja",
         about=about,
         meta=f"{about.model} · {about.size} · {about.device}",
-        headline=_headline(report, whole.time_s),
-        tiles=_tiles(report, whole),
+        headline=_headline(report, summary.time_s),
+        tiles=_tiles(report, summary),
         charts=[chart for chart in _charts(samples, about.device_type) if chart.drawing],
         stages=TextTable(
             "Latency by stage, as a table", ("stage", "p50", "p95", "p99", "mean", "max"), tuple(_rows(report))
@@ -53,14 +53,14 @@ def render_stream_page(about: About, report: Report, samples: Sequence[Sample], 
 
 def _headline(report: Report, lasted_s: float) -> str:
     lost = sum(report.drops.values())
-    dropped = "none was dropped" if not lost else f"{lost:,} {'was' if lost == 1 else 'were'} dropped"
+    dropped = "none dropped" if not lost else f"{lost:,} dropped"
     return (
-        f"{report.frames:,} frames in {format_seconds(lasted_s)}, shown {format_seconds(report.latency.p50_s)} after "
-        f"they were captured in the median; {dropped}."
+        f"{report.frames:,} frames in {format_seconds(lasted_s)}, "
+        f"median latency {format_seconds(report.latency.p50_s)}; {dropped}."
     )
 
 
-def _tiles(report: Report, whole: Sample) -> list[Tile]:
+def _tiles(report: Report, summary: Sample) -> list[Tile]:
     latency = report.latency
     return [
         Tile("Frames per second", f"{report.frames_per_s:.1f}", f"over {report.window:,} frames"),
@@ -68,48 +68,48 @@ def _tiles(report: Report, whole: Sample) -> list[Tile]:
         Tile("Latency p99", format_seconds(latency.p99_s), f"most {format_seconds(latency.most_s)}"),
         Tile("Jitter", format_seconds(report.jitter_s), "from frame to frame"),
         Tile("Dropped", f"{sum(report.drops.values()):,}", ", ".join(report.drops) or "nothing lost"),
-        Tile("Memory", format_bytes(whole.peak_bytes), "at the most"),
-        Tile("Device at work", f"{whole.busy_share:.0%}", "of the time"),
+        Tile("Memory", format_bytes(summary.peak_bytes), "maximum"),
+        Tile("Device utilization", f"{summary.busy_share:.0%}", "of the time"),
     ]
 
 
 def _charts(samples: Sequence[Sample], device_type: str) -> list[ChartCard]:
     causes = sorted({cause for sample in samples for cause in sample.drops})
-    kind = "the GPU" if device_type == "cuda" else "the processor"
+    kind = "the GPU" if device_type == "cuda" else "the CPU"
     return [
         _chart(
             "Latency",
-            "From capture to display; percentiles of the last frames at each moment.",
+            "From capture to display: percentiles over the window of the last frames.",
             "latency",
             {"p50": _over(samples, "p50_s"), "p95": _over(samples, "p95_s"), "p99": _over(samples, "p99_s")},
             format_seconds,
         ),
         _chart(
             "Latency by stage",
-            "The median of each; they follow one another without a gap.",
+            "The median of each stage; stages follow one another without a gap.",
             "stages",
             {_title(stage): [(s.time_s, s.stages_p50_s[stage]) for s in samples] for stage in STAGES},
             format_seconds,
         ),
-        _chart("Frames per second", "Shown, in each second.", "rate", {"shown": _over(samples, "frames_per_s")}),
+        _chart("Frames per second", "Frames shown in each second.", "rate", {"shown": _over(samples, "frames_per_s")}),
         _chart(
             "Dropped frames",
-            "In all so far, by cause.",
+            "Total so far, by cause.",
             "drops",
             {cause: [(s.time_s, float(s.drops.get(cause, 0))) for s in samples] for cause in causes},
         ),
         _chart(
             "Memory",
-            "Held by the stream.",
+            "Allocated by the process, or on a GPU by its tensors.",
             "memory",
-            {"held": [(time_s, value / 2**20) for time_s, value in _over(samples, "memory_bytes")]},
+            {"allocated": [(time_s, value / 2**20) for time_s, value in _over(samples, "memory_bytes")]},
             lambda mib: f"{mib:,.4g} MiB",
         ),
         _chart(
-            "Device at work",
+            "Device utilization",
             f"The share of the time in which {kind} computed frames.",
             "share",
-            {"at work": _over(samples, "busy_share")},
+            {"busy": _over(samples, "busy_share")},
             lambda share: f"{share:.0%}",
             top=1.0,
         ),
@@ -124,12 +124,12 @@ def _chart(
     label: Callable[[float], str] = format_tick,
     top: float | None = None,
 ) -> ChartCard:
-    made = [
+    drawn = [
         Curve(key, tuple(points), f"c{number % CURVE_COLORS}") for number, (key, points) in enumerate(curves.items())
     ]
-    # The title names a single curve; a cause of drops is named by nothing else.
-    legend = tuple((curve.kind, curve.name) for curve in made) if len(made) > 1 or name == "drops" else ()
-    return ChartCard(title, note, draw_curves(title, made, name, "seconds", label, (0.0, top)), legend)
+    # The title names a single curve, but not the cause of a drop.
+    legend = tuple((curve.kind, curve.name) for curve in drawn) if len(drawn) > 1 or name == "drops" else ()
+    return ChartCard(title, note, draw_curves(title, drawn, name, "seconds", label, (0.0, top)), legend)
 
 
 def _over(samples: Sequence[Sample], field: str) -> list[tuple[float, float]]:
@@ -137,14 +137,14 @@ def _over(samples: Sequence[Sample], field: str) -> list[tuple[float, float]]:
 
 
 def _rows(report: Report) -> list[tuple[str, ...]]:
-    spreads = [(_title(stage), report.stages[stage]) for stage in STAGES] + [("in all", report.latency)]
+    spreads = [(_title(stage), report.stages[stage]) for stage in STAGES] + [("total", report.latency)]
     return [
         (name, *(format_seconds(getattr(spread, f)) for f in ("p50_s", "p95_s", "p99_s", "mean_s", "most_s")))
         for name, spread in spreads
     ]
 
 
-def _facts(about: About) -> list[tuple[str, str]]:
+def _facts(about: StreamInfo) -> list[tuple[str, str]]:
     return [
         ("Source", about.source),
         ("Sink", about.sink),
@@ -152,8 +152,8 @@ def _facts(about: About) -> list[tuple[str, str]]:
         ("Size", about.size),
         ("Device", about.device),
         ("Plan", about.plan),
-        ("Settings", f"{about.settings}, to begin with"),
-        ("Setting up took", format_seconds(about.setup_s)),
+        ("Settings", f"{about.settings} (initially)"),
+        ("Set-up time", format_seconds(about.setup_s)),
     ]
 
 

@@ -1,6 +1,6 @@
-"""What makes a new picture out of each frame; the pipeline knows no more of a model than this."""
+"""The interface between the pipeline and whatever computes a new image from each frame."""
 
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from torch import Tensor
 
@@ -8,54 +8,36 @@ from redline.stream.frames import Frame
 
 
 class Transform(Protocol):
-    """Both are called in the thread that runs the pipeline, and in no other."""
+    """Called only by the thread that runs the pipeline.
 
-    def prepare(self, height: int, width: int) -> None:
-        """Before the first frame of this size: buffers, compilation, warm-up. A size that cannot be is refused with a
-        `RedlineError`. Frames of an earlier size are not related to what follows."""
-        ...
+    A frame may begin before the previous one is finished, so that copies and computation overlap. `max_in_flight`
+    limits how many frames have begun and are not finished.
+    """
 
-    def __call__(self, frame: Frame) -> Tensor:
-        """New pixels, uint8 (H, W, 3) on the CPU, of any size; made with `frame.settings`. They are written by another
-        thread later: a buffer that the next call fills again must not be given out."""
-        ...
-
-
-@runtime_checkable
-class TimesCopies(Protocol):
-    """A transform that knows how long its copies took."""
+    @property
+    def max_in_flight(self) -> int: ...
 
     @property
     def copies_s(self) -> tuple[float, float]:
-        """Seconds to the device and back, inside the last call."""
+        """Seconds that the last finished frame spent in copies to the device and back."""
         ...
 
+    def prepare(self, height: int, width: int) -> None:
+        """Called before the first frame of a size: allocates, compiles, warms up.
 
-@runtime_checkable
-class Overlapping(Protocol):
-    """A transform that can begin a frame before the one before is finished: copies and work then run side by side."""
-
-    @property
-    def most_under_way(self) -> int:
-        """How many frames may have been begun and not finished."""
+        Raises RedlineError if the size is not supported. Frames of an earlier size do not affect those that follow.
+        """
         ...
 
     def begin(self, frame: Frame) -> None: ...
 
     def is_done(self) -> bool:
-        """Whether `finish` would not wait."""
+        """Returns whether `finish` would return without waiting."""
         ...
 
     def finish(self) -> Tensor:
-        """New pixels of the oldest frame that was begun, as a call would give them."""
+        """Returns new pixels of the oldest frame in flight, uint8 (H, W, 3) on the CPU, of any size.
+
+        Another thread writes them later, so the next frame must not reuse their buffer.
+        """
         ...
-
-
-class Identity:
-    """Gives back what it is given: the pipeline's own share of the latency."""
-
-    def prepare(self, height: int, width: int) -> None:
-        pass
-
-    def __call__(self, frame: Frame) -> Tensor:
-        return frame.pixels

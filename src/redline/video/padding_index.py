@@ -1,11 +1,11 @@
-"""Positions beyond a picture's edge: mirrored, or taken from the other side, however far outside they lie."""
+"""Index tensors for padding an image by reflection or wrapping, by any number of pixels."""
 
 import torch
 from torch import Tensor
 
 
 def reflected(first: int, last: int, length: int) -> Tensor:
-    """Which position stands at each of `first` … `last` − 1 when the picture is mirrored at its outermost pixels."""
+    """Returns the source of each position from `first` to `last` − 1 in an image reflected at its edge pixels."""
     positions = torch.arange(first, last)
     if length == 1:
         return torch.zeros_like(positions)
@@ -15,5 +15,5 @@ def reflected(first: int, last: int, length: int) -> Tensor:
 
 
 def wrapped(first: int, last: int, length: int) -> Tensor:
-    """The same for a picture that goes on at its other side."""
+    """Returns the same for an image that repeats periodically."""
     return torch.arange(first, last) % length

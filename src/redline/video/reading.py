@@ -1,4 +1,4 @@
-"""Opens films: the one place that asks PyAV what a file holds, and says in a sentence why it cannot be read."""
+"""Opens video files through PyAV, and raises RedlineError with a clear message if they cannot be read."""
 
 import codecs
 from collections.abc import Iterator
@@ -20,10 +20,10 @@ from redline.machine.cores import cores
 _DAMAGED_START = 1000
 _FASTEST, _PACKETS_TIMED = 240, 100
 _DECODED_PER_THREAD, _CONVERTED_PER_THREAD, _MOST_THREADS = 2**17, 2**16, 16
-# Decoders of pictures that are mostly one slice. The one of VP8 has threads for the rows of one, and only with these an
-# error for some damage.
+# Codecs whose frames are mostly one slice. VP8 is not among them: its decoder threads over rows, and reports some
+# damage only with these threads.
 _ONE_SLICE = ("h264", "hevc", "mpeg4", "vp9")
-_MOST_AT_ONCE = 6
+_MAX_FRAME_THREADS = 6
 # Demuxers that read one file only. Playlists (HLS, DASH, ffconcat, image sequences) open other files and addresses that
 # they name, so a file from an untrusted source could pull in any local file.
 _FORMATS = (
@@ -52,54 +52,54 @@ def open_video(path: Path) -> InputContainer:
 
 
 def main_stream(container: InputContainer, path: Path) -> VideoStream:
-    """The stream of moving pictures that a player would show."""
+    """Returns the video stream that a player would show."""
     cover = Disposition.attached_pic | Disposition.timed_thumbnails
-    moving = [stream for stream in container.streams.video if not stream.disposition & cover]
-    if not moving:
-        still = " but a cover picture" if container.streams.video else ""
-        raise RedlineError(f"{path.name!r} has no video stream{still}.")
+    candidates = [stream for stream in container.streams.video if not stream.disposition & cover]
+    if not candidates:
+        cover_only = " except a cover image" if container.streams.video else ""
+        raise RedlineError(f"{path.name!r} has no video stream{cover_only}.")
     best = container.streams.best("video")
-    stream = next((stream for stream in moving if best is not None and stream.index == best.index), moving[0])
+    stream = next((stream for stream in candidates if best is not None and stream.index == best.index), candidates[0])
     if stream.codec_context is None:
-        raise RedlineError(f"the pictures in {path.name!r} are in a form for which there is no decoder.")
-    # A decoder that works on several pictures at once ends at a damaged one among the last, without a word, and what
-    # follows is lost: whoever lets it (`decode_several`) has to look for that, and to read the film again.
+        raise RedlineError(f"there is no decoder for the video codec of {path.name!r}.")
+    # Frame threads silently lose the frames after damage near the end, so callers of `enable_frame_threads` must detect
+    # damage and read the file again.
     stream.thread_type = "SLICE"
     stream.codec_context.thread_count = _threads(stream.height * stream.width, _DECODED_PER_THREAD)
     return stream
 
 
-def threads_to_convert(pixels: int) -> int:
-    """Threads that are worth waking to bring so many pixels to RGB: each has rows of its own."""
+def conversion_threads(pixels: int) -> int:
+    """Returns the number of threads for the conversion of this many pixels to RGB."""
     return _threads(pixels, _CONVERTED_PER_THREAD)
 
 
 def _threads(pixels: int, each: int) -> int:
-    """Many for a small picture only make its time uneven."""
+    """Limits the threads for small images, where more of them only add jitter."""
     return max(1, min(cores(), _MOST_THREADS, pixels // each))
 
 
-def decode_several(stream: VideoStream) -> int:
-    """Lets the decoder work on several pictures at a time, and says on how many: 1 where it does not."""
+def enable_frame_threads(stream: VideoStream) -> int:
+    """Lets the decoder work on several frames at a time if it supports that. Returns on how many, or 1."""
     context = stream.codec_context
-    count = pictures_at_once()
+    count = frame_threads()
     if count < 2 or context.name not in _ONE_SLICE:
         return 1
     stream.thread_type = "FRAME"
     context.thread_count = count
-    # A picture that comes out reordered may have been handed on before its thread met the damage, and is then not
-    # marked. An error comes in the order of packets, before any picture that it spoils.
+    # Without this, a reordered frame may be returned before its thread finds the damage, and is then not marked. An
+    # error is raised in packet order, before any spoiled frame.
     context.options = {**context.options, "err_detect": "explode"}
     return count
 
 
-def pictures_at_once() -> int:
-    """Half of the cores: whoever takes the pictures has work for the others."""
-    return min(cores() // 2, _MOST_AT_ONCE)
+def frame_threads() -> int:
+    """Returns how many frames to decode at a time: half of the cores, because the model needs the others."""
+    return min(cores() // 2, _MAX_FRAME_THREADS)
 
 
 def first_frame(container: InputContainer, stream: VideoStream, path: Path) -> VideoFrame:
-    """A recording may start between two key frames, so that its first packets cannot be decoded."""
+    """Returns the first frame that can be decoded; a recording may start between two key frames."""
     for tries, packet in enumerate(packets(container, stream, path.name)):
         try:
             frames = packet.decode()
@@ -110,26 +110,26 @@ def first_frame(container: InputContainer, stream: VideoStream, path: Path) -> V
                 return frame
         if tries > _DAMAGED_START:
             break
-    raise RedlineError(f"no picture in {path.name!r} can be decoded.")
+    raise RedlineError(f"no frame of {path.name!r} can be decoded.")
 
 
 def packets(container: InputContainer, stream: VideoStream | None, name: str) -> Iterator[Packet]:
-    """Those of one stream, or of all; a file that cannot be read on is one sentence."""
+    """Yields the packets of one stream, or of all. Raises RedlineError if the file cannot be read to its end."""
     found = container.demux() if stream is None else container.demux(stream)
     while True:
         try:
             packet = next(found, None)
         except (av.FFmpegError, OSError) as error:
-            raise RedlineError(f"{name!r} cannot be read to its end: {reason(error)}.") from error
+            raise RedlineError(f"cannot read {name!r} to its end: {reason(error)}.") from error
         if packet is None:
             return
         yield packet
 
 
 def frame_rate(stream: VideoStream, path: Path) -> Fraction:
-    """Pictures a second. A file that does not say so is given its clock's rate, which tells nothing."""
-    if (said := said_rate(stream)) is not None:
-        return said
+    """Returns the declared frame rate, or measures it from timestamps; 25 if neither is possible."""
+    if (declared := declared_rate(stream)) is not None:
+        return declared
     with opened(path) as container:
         timed = islice(packets(container, main_stream(container, path), path.name), _PACKETS_TIMED)
         times = [packet.pts for packet in timed if packet.pts is not None]
@@ -139,16 +139,16 @@ def frame_rate(stream: VideoStream, path: Path) -> Fraction:
     return min(measured, Fraction(_FASTEST)).limit_denominator(1001)
 
 
-def said_rate(stream: VideoStream) -> Fraction | None:
-    """What the container says, where that can be a rate."""
-    for said in (stream.average_rate, stream.guessed_rate):
-        if said and 0 < said <= _FASTEST:
-            return Fraction(said)
+def declared_rate(stream: VideoStream) -> Fraction | None:
+    """Returns the frame rate that the container declares, if it is plausible."""
+    for rate in (stream.average_rate, stream.guessed_rate):
+        if rate and 0 < rate <= _FASTEST:
+            return Fraction(rate)
     return None
 
 
 def reason(error: Exception) -> str:
-    """What the system or FFmpeg says of an error, without its number and file name."""
+    """Returns the message of a system or FFmpeg error without its number and file name."""
     return getattr(error, "strerror", None) or str(error)
 
 
@@ -160,10 +160,10 @@ def _why_not(path: Path, error: Exception) -> str:
     if path.is_file() and path.stat().st_size == 0:
         return f"{path.name!r} is empty."
     if _is_playlist(path):
-        return f"{path.name!r} is a playlist, and playlists are not opened: give the video file itself."
+        return f"{path.name!r} is a playlist, which is not supported: give the video file itself."
     if isinstance(error, av.ArgumentError):  # FFmpeg's error for a format that is not in the whitelist
-        return f"{path.name!r} is in a format that is not read: give a video file, such as .mp4 or .mkv."
-    return f"{path.name!r} is no film that can be read, or its end, with the index, is missing."
+        return f"{path.name!r} has an unsupported format: give a video file, such as .mp4 or .mkv."
+    return f"{path.name!r} is not a readable video, or it is truncated and its index is missing."
 
 
 def _is_playlist(path: Path) -> bool:

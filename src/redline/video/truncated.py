@@ -1,5 +1,4 @@
-"""Tells whether a file's end is missing, before hours of work: MP4, Matroska and AVI say how long they are, and MPEG-TS
-is made of packets of one length."""
+"""Detects truncated video files: MP4, Matroska and AVI declare their length, MPEG-TS has packets of equal length."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,15 +7,15 @@ from typing import BinaryIO
 _BOXES = b"ftyp moov mdat free skip wide moof mfra uuid sidx styp meta pnot".split()
 _EBML, _SEGMENT = bytes.fromhex("1A45DFA3"), bytes.fromhex("18538067")
 _CLUSTER = bytes.fromhex("1F43B675")
-# The parts of a segment, each with an id of four bytes; those of a cluster have shorter ids.
+# The elements of a segment have ids of up to four bytes.
 _LONGEST_ID = 4
-# MPEG-TS packets begin with this byte; on Blu-ray and in cameras four bytes of time come before each.
+# MPEG-TS packets start with this byte; Blu-ray discs and cameras put a timestamp of four bytes before it.
 _TS_SYNC, _TS_PACKETS = 0x47, ((0, 188), (4, 192))
 _RIFF, _RIFF_KINDS = b"RIFF", (b"AVI ", b"AVIX")
 
 
 def missing_bytes(path: Path) -> int:
-    """How much of the file is missing at its end, as far as its container tells; 0 where it does not."""
+    """Returns how many bytes are missing at the end of the file; 0 if the container does not tell."""
     size_bytes = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(4 * 192)
@@ -31,16 +30,17 @@ def missing_bytes(path: Path) -> int:
     return max(0, end - size_bytes)
 
 
-def whole_pieces_bytes(path: Path) -> int:
-    """Returns where the last whole piece of an unfinished recording ends: a fragment of MP4 or an element of Matroska.
+def complete_bytes(path: Path) -> int:
+    """Returns where the last complete fragment (MP4) or element (Matroska) of an unfinished recording ends.
 
-    This is the size of the file if all are whole."""
+    This is the size of the file if all are complete.
+    """
     size_bytes = path.stat().st_size
     with path.open("rb") as file:
         if file.read(len(_EBML)) == _EBML:
-            ends = _ends_of_elements(file, size_bytes) if _enter_segment(file) is None else iter(())
+            ends = _element_ends(file, size_bytes) if _enter_segment(file) is None else iter(())
         else:
-            # Behind its head (moof), a fragment's data.
+            # The data of a fragment follow its header (moof).
             ends = (end for kind, end in _boxes(file, size_bytes) if kind in (b"moov", b"mdat"))
         return max((end for end in ends if end <= size_bytes), default=size_bytes)
 
@@ -50,7 +50,7 @@ def _end_of_mp4(file: BinaryIO, size_bytes: int) -> int:
 
 
 def _boxes(file: BinaryIO, size_bytes: int) -> Iterator[tuple[bytes, int]]:
-    """The kind and the end of each; what is no known box is something that was appended, and is not judged."""
+    """Yields the type and the end of each box, up to the first unknown one, which may be appended data."""
     offset = 0
     while offset < size_bytes:
         file.seek(offset)
@@ -67,7 +67,7 @@ def _boxes(file: BinaryIO, size_bytes: int) -> Iterator[tuple[bytes, int]]:
 
 
 def _end_of_avi(file: BinaryIO, size_bytes: int) -> int:
-    """One list, or several of about a gigabyte; a recorder that did not come to its end left their lengths at 0."""
+    """Returns the end of the last RIFF list. An interrupted recorder leaves a length of 0, which is ignored."""
     offset = 0
     while offset < size_bytes:
         file.seek(offset)
@@ -80,13 +80,13 @@ def _end_of_avi(file: BinaryIO, size_bytes: int) -> int:
 
 
 def _end_of_matroska(file: BinaryIO, size_bytes: int) -> int:
-    """The head, and one segment that holds the rest; its length is unknown where a recorder was ended early."""
+    """Returns the end of the segment, whose length is unknown if the recorder was interrupted."""
     length = _enter_segment(file)
-    return max(_ends_of_elements(file, size_bytes), default=0) if length is None else file.tell() + length
+    return max(_element_ends(file, size_bytes), default=0) if length is None else file.tell() + length
 
 
 def _enter_segment(file: BinaryIO) -> int | None:
-    """Goes to the content of the segment and returns its length: 0 if there is no segment, None if it is unknown."""
+    """Seeks to the content of the segment. Returns its length: 0 if there is no segment, None if it is unknown."""
     file.seek(len(_EBML))
     head = _length(file)
     if head is None:
@@ -95,15 +95,15 @@ def _enter_segment(file: BinaryIO) -> int | None:
     return _length(file) if file.read(len(_SEGMENT)) == _SEGMENT else 0
 
 
-def _ends_of_elements(file: BinaryIO, size_bytes: int) -> Iterator[int]:
-    """The ends of the elements of a segment, and of those in clusters of unknown length."""
+def _element_ends(file: BinaryIO, size_bytes: int) -> Iterator[int]:
+    """Yields the ends of the elements of a segment, including those in clusters of unknown length."""
     offset = file.tell()
     while offset < size_bytes:
         file.seek(offset)
         first = file.read(1)
         more = 8 - first[0].bit_length()
         if more >= _LONGEST_ID:
-            return  # no element, but something that was appended
+            return  # appended data
         name, length = first + file.read(more), _length(file)
         if length is None and name != _CLUSTER:
             if file.tell() >= size_bytes:
@@ -114,7 +114,7 @@ def _ends_of_elements(file: BinaryIO, size_bytes: int) -> Iterator[int]:
 
 
 def _ts_packet(start: bytes) -> tuple[int, int] | None:
-    """Returns where the first byte of a packet is, and how long packets are; None if this is not MPEG-TS."""
+    """Returns the offset of the sync byte in a packet, and the packet length; None if this is not MPEG-TS."""
     for offset, length in _TS_PACKETS:
         syncs = start[offset::length]
         if len(syncs) > 2 and set(syncs) == {_TS_SYNC}:
@@ -123,7 +123,7 @@ def _ts_packet(start: bytes) -> tuple[int, int] | None:
 
 
 def _end_of_ts(file: BinaryIO, size_bytes: int, offset: int, length: int) -> int:
-    """The end of the last packet, where that is cut off; one that does not begin in its place is not judged."""
+    """Returns the end of the last packet if it is truncated; a packet at an unexpected position is ignored."""
     last = size_bytes // length * length
     file.seek(max(0, last - length + offset))
     tail = file.read()
@@ -133,7 +133,10 @@ def _end_of_ts(file: BinaryIO, size_bytes: int, offset: int, length: int) -> int
 
 
 def _length(file: BinaryIO) -> int | None:
-    """A number of 1 to 8 bytes, the leading zero bits of the first telling how many; all ones: not known."""
+    """Reads a variable-length integer of 1 to 8 bytes; the leading zero bits of the first give the length.
+
+    Returns None if all bits are ones, which means unknown.
+    """
     first = file.read(1)
     if not first or not first[0]:
         return None

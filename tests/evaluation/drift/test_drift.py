@@ -1,4 +1,4 @@
-"""A restorer that is right passes on every case; whatever is wrong with one is found by its name; controls fail."""
+"""A perfect restoration passes every case, each defect is found by name, and controls fail."""
 
 import math
 from collections.abc import Callable
@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from redline.errors import RedlineError
-from redline.evaluation.drift import CASES, CONTROLS, Case, film_case, judge, photo_cases, watch
-from redline.evaluation.drift.controls import Make
-from redline.evaluation.drift.figures import structural_distance
-from redline.evaluation.drift.watch import Begin
+from redline.evaluation.drift import CASES, CONTROLS, Case, judge, photo_cases, run_case, video_case
+from redline.evaluation.drift.case_run import NewModel
+from redline.evaluation.drift.controls import Model
+from redline.evaluation.drift.metrics import structural_distance
 from synthetic_photos import save_synthetic_photos
 
 FRAMES, SIDE_PX = 90, 48
@@ -29,41 +29,41 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def cases(photos: Path) -> dict[str, Case]:
-    """Made once, so that a frame can be known again as the very same tensor."""
+    """Created once, so that a frame can be identified as the same tensor."""
     found = {}
     for case in photo_cases(str(photos), FRAMES, SIDE_PX, torch.device("cpu"), seed=3):
-        moments = list(case.moments())
+        moments = list(case.inputs())
         found[case.name] = Case(case.name, FRAMES, lambda moments=moments: iter(moments), case.cut)
     return found
 
 
-def restoring(case: Case, spoil: Spoil = lambda clean, previous, index: clean) -> Begin:
-    """Gives the clean picture of each frame, spoilt by a function of it, the last output and the frames seen so far."""
-    moments = list(case.moments())
+def restoring(case: Case, spoil: Spoil = lambda clean, previous, index: clean) -> NewModel:
+    """Returns the clean image of each frame, spoiled by a function of it, the previous output and the frame count."""
+    moments = list(case.inputs())
 
-    def begin() -> Make:
+    def begin() -> Model:
         at, seen = 0, -1
 
         def make(frame: Tensor, previous: Tensor) -> Tensor:
             nonlocal at, seen
-            found = next((index for index, moment in enumerate(moments) if moment.seen is frame), None)
+            found = next((index for index, moment in enumerate(moments) if moment.frame is frame), None)
             if found is not None:
                 at, seen = found, seen + 1
             # In a probe the frame is another one, and what was added to it is added to the picture.
-            return spoil(moments[at].clean + frame - moments[at].seen, previous, seen)
+            return spoil(moments[at].clean + frame - moments[at].frame, previous, seen)
 
         return make
 
     return begin
 
 
-def fallen(case: Case, begin: Begin) -> set[str]:
-    return {finding.name for finding in judge(watch(begin, case)) if not finding.holds}
+def fallen(case: Case, begin: NewModel) -> set[str]:
+    return {finding.name for finding in judge(run_case(begin, case)) if not finding.holds}
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_right_restorer_passes(name: str, cases: dict[str, Case]) -> None:
-    findings = judge(watch(restoring(cases[name]), cases[name]))
+def test_a_perfect_restoration_passes(name: str, cases: dict[str, Case]) -> None:
+    findings = judge(run_case(restoring(cases[name]), cases[name]))
     assert [finding.sentence for finding in findings if not finding.holds] == []
     asked = {finding.name for finding in findings}
     assert {"gain", "gain drift", "flicker drift", "reacts to its input"} <= asked
@@ -124,23 +124,23 @@ def test_what_is_wrong_is_named(spoil: Spoil, named: str, cases: dict[str, Case]
 
 
 def dawn(frames: int = 96, growth: float = 0.6) -> Case:
-    """A film that begins in the dark and ends in the light; without growth, nothing changes in it."""
+    """A video that becomes brighter; without growth it is constant."""
     texture = torch.rand(24, 32, 3, generator=torch.Generator().manual_seed(2)) * 0.2 + 0.1
     pictures = [(255 * (texture + growth * index / frames)).byte() for index in range(frames)]
-    return film_case("dawn", lambda: iter(pictures), frames)
+    return video_case("dawn", lambda: iter(pictures), frames)
 
 
-def test_what_comes_with_the_picture_is_no_drift() -> None:
-    """A curve that brightens dark pictures more: far from its own first frames in the end, and drifting nowhere."""
-    watched = watch(lambda: lambda frame, previous: frame**0.8, dawn())
-    assert len(watched.anew) == len(watched.last) == 8
+def test_what_comes_with_the_frame_is_no_drift() -> None:
+    """A gamma curve brightens dark frames more, so its effect changes with the content, which is no drift."""
+    watched = run_case(lambda: lambda frame, previous: frame**0.8, dawn())
+    assert len(watched.restarted) == len(watched.last) == 8
     found = {finding.name: finding for finding in judge(watched)}
     assert all(finding.holds for finding in found.values())
     assert found["colour drift"].value < 1e-6 and abs(found["colour drift"].since_first or 0) > 0.1
 
 
 def test_what_feeds_on_itself_is_found() -> None:
-    """Each output 1% brighter than the mix of the frame and the last one: 16 frames do not show it, a hundred do."""
+    """Each output is 1% brighter than a mix of the frame and the previous output: visible in 100 frames, not in 16."""
 
     def make(frame: Tensor, previous: Tensor) -> Tensor:
         return 1.01 * torch.lerp(previous, frame, 0.06)
@@ -158,33 +158,33 @@ def test_what_feeds_on_itself_and_settles_at_once_is_found(name: str, cases: dic
     assert "colour of its own making" in red and "colour drift" not in red
 
 
-def test_a_ghost_after_a_cut_is_found(cases: dict[str, Case]) -> None:
+def test_a_remaining_old_scene_is_found(cases: dict[str, Case]) -> None:
     def ghost(clean: Tensor, previous: Tensor, index: int) -> Tensor:
         return torch.lerp(clean, previous, 0.93) if index >= FRAMES // 2 else clean
 
     assert "gets over a cut" in fallen(cases["cut"], restoring(cases["cut"], ghost))
 
 
-def test_of_a_film_only_its_frames_are_known() -> None:
+def test_of_a_video_only_its_frames_are_known() -> None:
     torch.manual_seed(1)
     pictures = F.interpolate(torch.rand(64, 3, 6, 6), size=(33, 47)).mul(255).byte().permute(0, 2, 3, 1)
-    case = film_case("film", lambda: iter(pictures), len(pictures))
-    findings = judge(watch(lambda: lambda frame, previous: frame * 0.9 + 0.02, case))
+    case = video_case("film", lambda: iter(pictures), len(pictures))
+    findings = judge(run_case(lambda: lambda frame, previous: frame * 0.9 + 0.02, case))
     assert all(finding.holds for finding in findings)
     assert not {"gain", "flicker drift"} & {finding.name for finding in findings}
     assert fallen(case, lambda: CONTROLS["identity"]) == {"does something"}
 
 
-def test_few_frames_and_other_sizes_are_refused(cases: dict[str, Case]) -> None:
-    short = film_case("short", lambda: iter(torch.zeros(3, 16, 16, 3, dtype=torch.uint8)), 3)
-    with pytest.raises(RedlineError, match="64 frames or more to be seen, not 3"):
-        watch(lambda: CONTROLS["identity"], short)
-    with pytest.raises(RedlineError, match=r"\(1, 3, 24, 24\), and the frame \(1, 3, 48, 48\)"):
-        watch(lambda: lambda frame, previous: F.avg_pool2d(frame, 2), cases["still"])
+def test_too_few_frames_and_other_sizes_are_refused(cases: dict[str, Case]) -> None:
+    short = video_case("short", lambda: iter(torch.zeros(3, 16, 16, 3, dtype=torch.uint8)), 3)
+    with pytest.raises(RedlineError, match="needs at least 64 frames, not 3"):
+        run_case(lambda: CONTROLS["identity"], short)
+    with pytest.raises(RedlineError, match=r"\(1, 3, 24, 24\), its frame \(1, 3, 48, 48\)"):
+        run_case(lambda: lambda frame, previous: F.avg_pool2d(frame, 2), cases["still"])
 
 
 def test_the_same_case_twice_is_the_same(cases: dict[str, Case]) -> None:
-    first, second = (watch(restoring(cases["moving"]), cases["moving"]) for _ in range(2))
+    first, second = (run_case(restoring(cases["moving"]), cases["moving"]) for _ in range(2))
     assert repr(first) == repr(second) and len(first.rows) == FRAMES
 
 

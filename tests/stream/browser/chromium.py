@@ -1,4 +1,4 @@
-"""Headless Chromium with a made-up camera, driven over the DevTools protocol."""
+"""Headless Chromium with a fake camera, driven over the DevTools protocol."""
 
 import asyncio
 import base64
@@ -16,7 +16,7 @@ PROGRAM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil
 
 
 class Chromium:
-    """`console` is what the page complained about: errors, and what the browser refused to load."""
+    """`console` collects the errors of the page, including blocked resources."""
 
     def __init__(self) -> None:
         self.console: list[str] = []
@@ -72,7 +72,7 @@ class Chromium:
         return said["result"].get("value")
 
     async def wait_for(self, script: str, timeout_s: float = PATIENCE_S) -> object:
-        """Until the expression is true, as JavaScript understands it."""
+        """Waits until the JavaScript expression is truthy."""
         async with asyncio.timeout(timeout_s):
             while not (value := await self.run(script)):
                 await asyncio.sleep(0.1)

@@ -1,4 +1,4 @@
-"""A page without a browser: a socket and an aiortc connection, in the event loop of the test."""
+"""A page without a browser: a WebSocket and an aiortc connection, in the event loop of the test."""
 
 import asyncio
 import json
@@ -12,11 +12,11 @@ from aiortc.mediastreams import MediaStreamTrack
 from av import VideoFrame
 
 from patience import PATIENCE_S
-from redline.stream.browser import peer as peers
+from redline.stream.browser import webrtc
 
 
 class ColourTrack(MediaStreamTrack):
-    """A camera that sends one picture again and again, or what `picture` gives for a number."""
+    """A camera that repeats one image, or sends what `picture` returns for the frame number."""
 
     kind = "video"
 
@@ -43,7 +43,7 @@ class FakePage:
         await self.socket.send_str(json.dumps(said))
 
     async def hear(self, kind: str, timeout_s: float = PATIENCE_S) -> dict:
-        """The next message of this kind; others are kept in `said`."""
+        """Returns the next message of this type; all messages are kept in `said`."""
         async with asyncio.timeout(timeout_s):
             while True:
                 message = await self.socket.receive()
@@ -55,7 +55,7 @@ class FakePage:
                     return heard
 
     async def offer(self, lines: list[str], camera: MediaStreamTrack | None = None) -> dict[str, MediaStreamTrack]:
-        """Connects; the tracks that come, by the names of their lines."""
+        """Connects and returns the received tracks by name."""
         sdp = await self.make_offer(lines, camera)
         await self.say(type="offer", sdp=sdp, lines=lines)
         answer = await self.hear("answer")
@@ -71,7 +71,7 @@ class FakePage:
             else:
                 self.connection.addTransceiver("video", "recvonly")
         # A machine without a network has no other address.
-        peers._keep_to(self.connection, "127.0.0.1")
+        webrtc._restrict_addresses(self.connection, "127.0.0.1")
         await self.connection.setLocalDescription()
         return self.connection.localDescription.sdp
 
@@ -82,7 +82,7 @@ class FakePage:
 
 @asynccontextmanager
 async def open_page(url: str, **headers: str):
-    """`url` is that of the page; the socket is opened as a browser would."""
+    """Opens the WebSocket of the page at `url` as a browser would."""
     place = url.partition("://")[2].partition("/")[0]
     headers = {"Origin": f"http://{place}"} | {name.replace("_", "-"): value for name, value in headers.items()}
     query = url.partition("?")[2]

@@ -1,4 +1,4 @@
-"""Pages that are served while a test runs, with or without a stream behind them."""
+"""Serves pages during a test, with or without a stream."""
 
 import logging
 import threading
@@ -15,7 +15,7 @@ from redline.stream.latency import Latency
 from redline.stream.pipeline import Pipeline
 from redline.stream.reader import Backoff
 from redline.stream.settings import LiveSettings
-from redline.stream.transform import Identity
+from stream.doubles import Identity
 
 # Without the extra `browser` (on a machine for GPU tests, say) there is nothing to serve.
 collect_ignore_glob = [] if find_spec("aiortc") and find_spec("aiohttp") else ["test_*.py"]
@@ -23,7 +23,7 @@ collect_ignore_glob = [] if find_spec("aiortc") and find_spec("aiohttp") else ["
 
 @pytest.fixture(autouse=True)
 def nothing_is_swept_under_the_loop(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """Event loops log the errors that nobody awaited."""
+    """Fails on errors that an event loop logged because no task awaited them."""
     yield
     records = caplog.get_records("call") + caplog.get_records("teardown")
     assert [record.getMessage() for record in records if record.levelno >= logging.ERROR] == []
@@ -35,7 +35,7 @@ class Inverted(Identity):
 
 
 class Running:
-    """A page, and the pipeline that runs behind it in a thread of its own."""
+    """A page with a pipeline that runs in its own thread."""
 
     def __init__(self, page: Page, pipeline: Pipeline, told: list[str]) -> None:
         self.page, self.pipeline, self.told = page, pipeline, told
@@ -60,8 +60,8 @@ class Running:
 
 
 @pytest.fixture
-def open_site() -> Iterator[Callable[..., Page]]:
-    """Serves as `serve` does, on a free port, and closes it at the end."""
+def open_server() -> Iterator[Callable[..., Page]]:
+    """Calls `serve` on a free port, and closes the page after the test."""
     pages: list[Page] = []
 
     def open_(**options: object) -> Page:
@@ -75,21 +75,23 @@ def open_site() -> Iterator[Callable[..., Page]]:
 
 
 @pytest.fixture
-def run_stream(open_site: Callable[..., Page]) -> Iterator[Callable[..., Running]]:
-    """`source`, `sink` and `transform` stand in for the page's where they are given; `tapped` shows the source."""
+def run_stream(open_server: Callable[..., Page]) -> Iterator[Callable[..., Running]]:
+    """Runs a stream; `source`, `sink` and `transform` replace those of the page."""
     streams: list[Running] = []
 
     def run(source=None, sink=None, transform=None, **options: object) -> Running:
         settings, latency, told = options.pop("settings", LiveSettings()), Latency(), []
-        page = open_site(settings=settings, latency=latency, as_source=source is None, as_sink=sink is None, **options)
+        page = open_server(
+            settings=settings, latency=latency, as_source=source is None, as_sink=sink is None, **options
+        )
         pipeline = Pipeline(
-            page.source if source is None else page.tap(source),
+            page.source if source is None else page.preview(source),
             transform or Inverted(),
             sink or page.sink,
             settings=settings,
             latency=latency,
             backoff=Backoff(0.05, 1, 0.05),
-            tell=told.append,
+            log=told.append,
         )
         streams.append(Running(page, pipeline, told))
         return streams[-1]

@@ -1,4 +1,4 @@
-"""The page as people see it: headless Chromium sends its made-up camera and shows what comes back."""
+"""The page in headless Chromium, which sends its fake camera and shows the output."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from patience import HANGS_S, PATIENCE_S
+from redline.stream.frame_model import ModelControls
 from redline.stream.settings import LiveSettings, Settings
 from redline.stream.sources.paced import Paced
 from redline.stream.sources.synthetic import SyntheticClip
@@ -56,7 +57,7 @@ SLIDE = """(id, to) => {
 
 
 async def check_layout(browser: Chromium) -> None:
-    """Nothing sticks out, and everything that can be operated has a name, from phones to desktops."""
+    """From phone to desktop widths, nothing overflows and every control has an accessible name."""
     for width in (390, 768, 1280):
         await browser.size(width, 900)
         await asyncio.sleep(0.3)
@@ -67,7 +68,7 @@ async def check_layout(browser: Chromium) -> None:
 
 def test_the_camera_goes_in_and_comes_back_inverted(run_stream: Callable[..., Running]) -> None:
     settings = LiveSettings(Settings(control=(0.0,)))
-    shown = {"control_names": ("Warmth",), "busy_share": lambda: 0.374}
+    shown = {"controls": ModelControls(8, ("Warmth",)), "busy_share": lambda: 0.374}
     stream = run_stream(size=(240, 320), settings=settings, key="a key for this test", **shown)
 
     async def main() -> None:
@@ -87,9 +88,9 @@ def test_the_camera_goes_in_and_comes_back_inverted(run_stream: Callable[..., Ru
                 f"{number('tile-rate')} > 1 && {number('tile-p99')} > 0 && {number('tile-trip')} > 0"
             )
             assert await browser.run("document.getElementById('tile-busy').textContent") == "37 %"
-            assert await browser.run("document.getElementById('busy-title').textContent") == "Processor at work"
+            assert await browser.run("document.getElementById('busy-title').textContent") == "CPU utilization"
             title = str(await browser.wait_for("document.getElementById('title').textContent"))
-            assert title.startswith("Live at ") and title.endswith(" frames a second")
+            assert title.startswith("Live at ") and title.endswith(" frames per second")
             # Six stages and their sum; from there three to this screen, and all of it.
             await browser.wait_for("document.querySelectorAll('#stages tr').length === 11")
             p50 = [float(one) for one in await browser.run(P50)]
@@ -117,7 +118,7 @@ def test_the_camera_goes_in_and_comes_back_inverted(run_stream: Callable[..., Ru
             assert browser.console == []
 
     asyncio.run(main())
-    assert stream.is_alive and stream.told[0].startswith("the browser has stopped sending.")
+    assert stream.is_alive and stream.told[0].startswith("the browser stopped sending.")
 
 
 def test_a_second_browser_watches(run_stream: Callable[..., Running]) -> None:
@@ -146,7 +147,7 @@ def test_a_second_browser_watches(run_stream: Callable[..., Running]) -> None:
 def test_a_prompt_is_sent_when_it_is_finished(run_stream: Callable[..., Running]) -> None:
     settings = LiveSettings(Settings(prompt="a bridge"))
     clip = Paced(SyntheticClip(96, 128, count=600, rate=10, motion=(0, 0)))
-    stream = run_stream(source=clip, settings=settings, takes_prompt=True)
+    stream = run_stream(source=clip, settings=settings, controls=ModelControls(takes_prompt=True))
 
     async def main() -> None:
         async with Chromium() as browser:
@@ -195,7 +196,7 @@ SEEN = """(id) => {
 }"""
 
 
-def test_a_film_with_wide_pixels_is_seen_in_its_own_shape(run_stream: Callable[..., Running], tmp_path: Path) -> None:
+def test_a_video_with_wide_pixels_is_seen_in_its_own_shape(run_stream: Callable[..., Running], tmp_path: Path) -> None:
     make_clip(tmp_path / "wide.mp4", frames=400, size=(144, 116), pixel_aspect=Fraction(16, 9))
     stream = run_stream(source=Paced(VideoFile(tmp_path / "wide.mp4")))
 

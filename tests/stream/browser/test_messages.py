@@ -1,4 +1,4 @@
-"""Whatever a page sends is understood, or answered with one sentence."""
+"""Messages of a page are parsed, or refused with one sentence."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""Whoever sends nonsense fills no log."""
+"""Malformed requests cannot flood the log."""
 
 import logging
 import sys
@@ -16,7 +16,7 @@ def record(error: Exception) -> logging.LogRecord:
         return logging.LogRecord(*place, "Error handling request from %s", ("::1",), sys.exc_info())
 
 
-def test_one_line_in_ten_seconds_says_how_many_were_left_out() -> None:
+def test_one_line_in_ten_seconds_says_how_many_were_skipped() -> None:
     now_s = [100.0]
     log = RequestLogFilter(lambda: now_s[0])
     first, last = record(BadHttpMessage("x" * 1000)), record(BadHttpMessage("y"))

@@ -1,4 +1,4 @@
-"""The browser as a source: the newest picture, faults that are told once, and a wait that ends at once."""
+"""The browser as a source: newest frame first, faults, and waits that `close` ends."""
 
 import threading
 import time
@@ -10,7 +10,7 @@ from av import VideoFrame
 
 from patience import HANGS_S, PATIENCE_S
 from redline.errors import RedlineError
-from redline.stream.browser.source import CONVERSION_BUSY, BrowserSource, Lateness, Tapped
+from redline.stream.browser.source import CONVERSION_BUSY, BrowserSource, Lateness, Previewed
 from redline.stream.latency import Latency
 from redline.stream.sources import SourceFault
 from redline.stream.sources.synthetic import SyntheticClip
@@ -29,7 +29,7 @@ def made(latency: Latency | None = None, **options) -> BrowserSource:
     return BrowserSource("browser", 24, 32, Fraction(30), latency or Latency(), **options)
 
 
-def test_the_newest_picture_wins_and_the_others_are_counted() -> None:
+def test_the_newest_frame_wins_and_the_others_are_counted() -> None:
     latency, clock = Latency(), ManualClock()
     source = made(latency, clock=clock)
     line = source.connect()
@@ -63,7 +63,7 @@ def test_a_page_that_goes_is_a_fault_and_the_next_one_is_waited_for() -> None:
     frames = source.frames()
     next(frames)
     line.end()
-    with pytest.raises(SourceFault, match=r"^the browser has stopped sending\.$"):
+    with pytest.raises(SourceFault, match=r"^the browser stopped sending\.$"):
         next(frames)
     timer = threading.Timer(0.2, lambda: source.connect().put(picture(77)))
     timer.start()
@@ -81,36 +81,36 @@ def test_closing_ends_the_wait_for_a_page() -> None:
     assert source.connect().ended, "a page that comes later is not kept"
 
 
-def test_silence_is_a_fault_but_the_first_picture_may_take_its_time() -> None:
+def test_silence_is_a_fault_but_the_first_frame_may_take_its_time() -> None:
     source = made(silence_s=0.05)
     line = source.connect()
     timer = threading.Timer(0.2, lambda: line.put(picture(3)))
     timer.start()
     frames = source.frames()
     assert int(next(frames).pixels[0, 0, 0]) == 3
-    with pytest.raises(SourceFault, match=r"^the browser is silent for 0\.05 s\.$"):
+    with pytest.raises(SourceFault, match=r"^the browser sent nothing for 0\.05 s\.$"):
         next(frames)
     timer.join()
 
 
-def test_a_picture_that_is_too_large_is_refused() -> None:
+def test_a_frame_that_is_too_large_is_refused() -> None:
     class Huge:
         width, height = 8192, 4320
 
-    with pytest.raises(RedlineError, match=r"^a picture of 8192×4320 is too large .*\.$"):
+    with pytest.raises(RedlineError, match=r"^camera frames of 8192×4320 are too large .*\.$"):
         made().connect().put(Huge())
 
 
 @pytest.mark.parametrize("size", [(0, 32), (15, 64), (64, 4097)])
 def test_an_impossible_size_is_refused(size: tuple[int, int]) -> None:
-    with pytest.raises(RedlineError, match=r"^sides of 16 to 4096 px can be sent, not .*\.$"):
+    with pytest.raises(RedlineError, match=r"^invalid size .* for a browser: sides must have 16 to 4096 pixels\.$"):
         BrowserSource("browser", *size, Fraction(30), Latency())
 
 
-def test_a_tapped_source_is_the_same_and_shows_its_frames() -> None:
+def test_a_previewed_source_passes_its_frames_on() -> None:
     seen = []
     clip = SyntheticClip(8, 10, count=4)
-    tapped = Tapped(clip, seen.append)
+    tapped = Previewed(clip, seen.append)
     assert (tapped.name, tapped.is_live, tapped.height, tapped.width) == (clip.name, False, 8, 10)
     assert [frame.index for frame in tapped.frames()] == [frame.index for frame in seen] == [0, 1, 2, 3]
 
@@ -149,7 +149,7 @@ def test_clocks_that_run_apart_are_not_taken_for_a_queue() -> None:
 def test_a_queue_that_built_up_on_the_way_ends_the_connection() -> None:
     clock = ManualClock()
     line = made(clock=clock).connect()
-    with pytest.raises(RedlineError, match=r"^pictures come 2\.\d s late: the connection is made anew\.$"):
+    with pytest.raises(RedlineError, match=r"^camera frames arrive 2\.\d s late: reconnecting\.$"):
         for number in range(200):
             line.put(picture(0, number * 3000))
             clock.pass_s(1 / 20)

@@ -1,4 +1,4 @@
-"""While one page sends its camera, others watch."""
+"""Other pages watch while one page sends its camera."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Frames written to a folder come back as they were; two clips are never mixed."""
+"""Frames written to a folder are read back unchanged, and a folder holds one clip only."""
 
 from pathlib import Path
 
@@ -26,13 +26,15 @@ def test_a_folder_round_trip_is_exact(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_not_empty_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(RedlineError, match=r"is not empty: two clips would be mixed\.$"):
+    with pytest.raises(RedlineError, match=r"is not empty: give a new or empty one\.$"):
         ImageFolderSink(tmp_path)
-    with pytest.raises(RedlineError, match=r"is no folder\.$"):
+    with pytest.raises(RedlineError, match=r"is not a folder\.$"):
         ImageFolderSink(tmp_path / "file")
 
 
-def test_a_folder_that_may_not_be_written_to_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_may_not_be_written_to_is_reported_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("os.access", lambda path, mode: False)
     for folder in (tmp_path, tmp_path / "new" / "pictures"):
         with pytest.raises(RedlineError, match=r"^cannot write into '.*': permission denied\.$"):

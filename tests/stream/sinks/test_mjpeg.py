@@ -1,4 +1,4 @@
-"""MJPEG over HTTP: any number of viewers up to a limit, none of whom the stream waits for."""
+"""MJPEG over HTTP: several viewers up to a limit, none of which delays the stream."""
 
 import http.client
 import io
@@ -15,7 +15,7 @@ from PIL import Image
 
 from patience import HANGS_S, PATIENCE_S
 from redline.errors import RedlineError
-from redline.stream.admission import MOST_WAITING_PER_ADDRESS
+from redline.stream.admission import MAX_PENDING_PER_ADDRESS
 from redline.stream.sinks.mjpeg import MjpegSink
 from redline.stream.sources.synthetic import SyntheticClip
 
@@ -78,8 +78,8 @@ def test_pixels_are_seen_as_wide_as_they_are(aspect: Fraction, size: tuple[int, 
     sink.close()
 
 
-def test_whoever_comes_sees_the_next_picture_first() -> None:
-    """Nothing is encoded while nobody looks: the last one was for those who looked before."""
+def test_whoever_comes_sees_the_next_frame_first() -> None:
+    """Nothing is encoded without viewers, so a new viewer must not get an old frame."""
     sink = MjpegSink(port=0)
     before = connected(sink)
     until_watched(sink)
@@ -95,7 +95,7 @@ def test_whoever_comes_sees_the_next_picture_first() -> None:
     sink.close()
 
 
-def test_the_last_picture_is_seen_before_the_end() -> None:
+def test_the_last_frame_is_seen_before_the_end() -> None:
     for _ in range(5):  # whichever thread is first
         sink = MjpegSink(port=0)
         response = connected(sink)
@@ -114,7 +114,7 @@ def test_the_page_shows_the_stream() -> None:
 
 
 def test_what_it_is_can_be_asked_without_a_place() -> None:
-    sink = MjpegSink(port=0, most_viewers=0)
+    sink = MjpegSink(port=0, max_viewers=0)
     asked = connected(sink, method="HEAD")
     assert asked.status == 200 and "multipart/x-mixed-replace" in asked.headers["Content-Type"] and not asked.read()
     page = connected(sink, "/", method="HEAD")
@@ -124,7 +124,7 @@ def test_what_it_is_can_be_asked_without_a_place() -> None:
 
 
 def test_viewers_are_few_and_a_place_is_free_again() -> None:
-    sink = MjpegSink(port=0, most_viewers=2)
+    sink = MjpegSink(port=0, max_viewers=2)
     first, second = connected(sink), connected(sink)
     until_watched(sink, 2)
     assert connected(sink).status == 503
@@ -140,7 +140,7 @@ def test_viewers_are_few_and_a_place_is_free_again() -> None:
 
 
 def test_viewers_who_leave_while_nothing_comes_give_their_places_back() -> None:
-    sink = MjpegSink(port=0, most_viewers=2)
+    sink = MjpegSink(port=0, max_viewers=2)
     for _ in range(2):
         with socket.create_connection(("127.0.0.1", sink.port)) as viewer:
             viewer.sendall(b"GET /stream.mjpeg HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
@@ -179,7 +179,7 @@ def test_a_key_is_asked_for_and_other_names_are_refused() -> None:
     with pytest.raises(RedlineError, match=r"^'0\.0\.0\.0' can be reached from other machines: give a --key, "):
         MjpegSink("0.0.0.0", 0)
     for short in ("", "a"):  # an empty one is what a variable that is not set gives
-        with pytest.raises(RedlineError, match="a key has at least 12 characters"):
+        with pytest.raises(RedlineError, match="the key must have at least 12 characters"):
             MjpegSink("0.0.0.0", 0, key=short)
     sink = MjpegSink("0.0.0.0", 0, key="a b&c, and more")
     assert sink.url.endswith("/stream.mjpeg?key=a%20b%26c%2C%20and%20more")
@@ -217,7 +217,7 @@ def test_silent_connections_do_not_keep_a_viewer_out() -> None:
         # Whoever has waited longest was closed; a viewer that was let in is none of those who wait.
         silent[0].settimeout(PATIENCE_S)
         assert silent[0].recv(1) == b""
-        for _ in range(MOST_WAITING_PER_ADDRESS):
+        for _ in range(MAX_PENDING_PER_ADDRESS):
             held.enter_context(socket.create_connection(("127.0.0.1", sink.port)))
         assert connected(sink, "/").status == 200
         sink.write(FRAMES[1])
@@ -266,20 +266,20 @@ def test_the_newer_kind_of_address() -> None:
     sink.close()
 
 
-def test_pages_of_others_do_not_show_it() -> None:
+def test_other_web_sites_cannot_embed_the_stream() -> None:
     sink = MjpegSink(port=0)
-    assert connected(sink, **{"Sec-Fetch-Site": "cross-site"}).status == 403
-    own = connected(sink, "/", **{"Sec-Fetch-Site": "same-origin"})
+    assert connected(sink, **{"Sec-Fetch-PageServer": "cross-site"}).status == 403
+    own = connected(sink, "/", **{"Sec-Fetch-PageServer": "same-origin"})
     assert own.status == 200 and own.headers["Cross-Origin-Resource-Policy"] == "same-origin"
     sink.close()
 
 
-def test_a_port_that_is_taken_is_told() -> None:
+def test_a_port_that_is_taken_is_reported() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(RedlineError, match=rf"^127\.0\.0\.1:{port} cannot be listened on: .*\.$"):
+        with pytest.raises(RedlineError, match=rf"^cannot listen on 127\.0\.0\.1:{port}: .*\.$"):
             MjpegSink(port=port)
-    with pytest.raises(RedlineError, match=r"a port is a number"):
+    with pytest.raises(RedlineError, match=r"invalid port"):
         MjpegSink(port=70_000)
 
 

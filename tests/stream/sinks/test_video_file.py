@@ -1,4 +1,4 @@
-"""Films keep every frame's time and the sound's; a film is whole or not there."""
+"""Video files keep the times of frames and audio, and are complete or absent."""
 
 import os
 import resource
@@ -81,7 +81,7 @@ def test_live_times_start_at_zero(tmp_path: Path, is_live: bool, suffix: str) ->
 
 @contextmanager
 def small_disk(most_bytes: int) -> Iterator[None]:
-    """No file may be larger: what is written beyond is refused, as on a disk that is full."""
+    """Limits the file size, so that writing fails as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, before[1]))
     try:
@@ -93,7 +93,7 @@ def small_disk(most_bytes: int) -> Iterator[None]:
 @pytest.mark.parametrize("suffix", [".mp4", ".mov", ".mkv"])
 @pytest.mark.parametrize("is_live", [True, False])
 def test_a_full_disk_does_not_take_a_live_recording_away(tmp_path: Path, is_live: bool, suffix: str) -> None:
-    """It will not come again; a film is whole or not there."""
+    """A live recording cannot be repeated, so it is kept; other files are complete or absent."""
     film, noise = tmp_path / f"a{suffix}", torch.Generator().manual_seed(0)
     sink = VideoFileSink(film, Fraction(5), is_live=is_live)
     with small_disk(400_000), pytest.raises(RedlineError, match=r"^cannot write '.*': File too large") as caught:
@@ -102,14 +102,14 @@ def test_a_full_disk_does_not_take_a_live_recording_away(tmp_path: Path, is_live
             sink.write(Frame(pixels, index, index, Fraction(1, 5), 0.0))
         sink.close()
     sink.abandon()
-    assert str(caught.value).endswith("what was recorded before is kept.") == is_live
+    assert str(caught.value).endswith("the recording up to then is kept.") == is_live
     assert [path.name for path in tmp_path.iterdir()] == ([film.name] if is_live else [])
     if is_live:
         seen = [frame.time_s for frame in VideoFile(film).frames()]
         assert len(seen) > 10 and seen == [Fraction(index, 5) for index in range(len(seen))]
 
 
-def test_a_recording_that_has_no_picture_yet_is_not_kept(tmp_path: Path) -> None:
+def test_a_recording_that_has_no_frame_yet_is_not_kept(tmp_path: Path) -> None:
     sink = VideoFileSink(tmp_path / "a.mp4", Fraction(25), is_live=True)
     with small_disk(100), pytest.raises(RedlineError, match=r"^cannot write '.*': File too large\.$"):
         write(sink, clip([0, 1, 2], Fraction(1, 25)))
@@ -119,11 +119,11 @@ def test_a_recording_that_has_no_picture_yet_is_not_kept(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("suffix", [".mp4", ".mkv"])
 @pytest.mark.parametrize("is_live", [True, False])
-def test_sound_is_copied_in_step(tmp_path: Path, is_live: bool, suffix: str) -> None:
+def test_audio_is_copied_in_step(tmp_path: Path, is_live: bool, suffix: str) -> None:
     make_clip(tmp_path / "in.mp4", frames=25, sound="aac")
     source = VideoFile(tmp_path / "in.mp4")
     target = tmp_path / f"out{suffix}"
-    sink = VideoFileSink(target, source.rate, origin_s=source.origin_s, sound=source.path, is_live=is_live)
+    sink = VideoFileSink(target, source.rate, origin_s=source.origin_s, audio=source.path, is_live=is_live)
     write(sink, list(source.frames()))
     before, after = sound_of(tmp_path / "in.mp4"), sound_of(target)
     assert [data for _, data in after] == [data for _, data in before] and len(after) > 40
@@ -132,11 +132,11 @@ def test_sound_is_copied_in_step(tmp_path: Path, is_live: bool, suffix: str) -> 
     assert [f.time_s for f in VideoFile(target).frames()] == [f.time_s for f in source.frames()]
 
 
-def test_sound_of_a_broadcast_stays_in_step_when_its_clock_is_taken_off(tmp_path: Path) -> None:
+def test_audio_of_a_broadcast_stays_in_step_when_its_clock_is_taken_off(tmp_path: Path) -> None:
     make_clip(tmp_path / "in.ts", frames=25, sound="mp2")
     source = VideoFile(tmp_path / "in.ts")
     write(
-        VideoFileSink(tmp_path / "out.mkv", source.rate, origin_s=source.origin_s, sound=source.path),
+        VideoFileSink(tmp_path / "out.mkv", source.rate, origin_s=source.origin_s, audio=source.path),
         frames := list(source.frames()),
     )
     gap = sound_of(tmp_path / "in.ts")[0][0] - frames[0].time_s
@@ -146,13 +146,13 @@ def test_sound_of_a_broadcast_stays_in_step_when_its_clock_is_taken_off(tmp_path
 
 
 @pytest.mark.parametrize("suffix", [".mp4", ".mkv"])
-def test_recordings_that_were_joined_follow_each_other_with_their_sound(tmp_path: Path, suffix: str) -> None:
-    """`cat in.ts in.ts`: the second counts anew, and so do its sound and its pictures."""
+def test_recordings_that_were_concatenated_follow_each_other_with_their_audio(tmp_path: Path, suffix: str) -> None:
+    """`cat in.ts in.ts`: the timestamps of audio and video start again."""
     make_clip(tmp_path / "in.ts", frames=25, sound="mp2", options={"bf": "0"})
     (tmp_path / "two.ts").write_bytes(2 * (tmp_path / "in.ts").read_bytes())
     alone, source = list(VideoFile(tmp_path / "in.ts").frames()), VideoFile(tmp_path / "two.ts")
     frames, target = list(source.frames()), tmp_path / f"out{suffix}"
-    write(VideoFileSink(target, source.rate, origin_s=source.origin_s, sound=source.path), frames)
+    write(VideoFileSink(target, source.rate, origin_s=source.origin_s, audio=source.path), frames)
     written, sound = [f.time_s for f in VideoFile(target).frames()], [at for at, _ in sound_of(target)]
     step, slack = alone[1].time_s - alone[0].time_s, Fraction(1, 500)
     assert len(written) == 50 and all(abs(b - a - step) <= slack for a, b in pairwise(written[25:]))
@@ -162,7 +162,7 @@ def test_recordings_that_were_joined_follow_each_other_with_their_sound(tmp_path
     assert abs(gaps[0] - gaps[1]) <= slack and all(a < b for a, b in pairwise(sound))
 
 
-def test_the_last_picture_lasts_as_long_as_it_did(tmp_path: Path) -> None:
+def test_the_last_frame_lasts_as_long_as_it_did(tmp_path: Path) -> None:
     for suffix in (".mp4", ".mkv"):
         ticks, lasts = [0, 2000, 2100, 6000], [2000, 100, 3900, 33]
         frames = [replace(f, duration=long) for f, long in zip(clip(ticks, Fraction(1, 1000)), lasts, strict=True)]
@@ -171,15 +171,15 @@ def test_the_last_picture_lasts_as_long_as_it_did(tmp_path: Path) -> None:
             assert abs(container.duration / av.time_base - 6.033) < 0.002, suffix
 
 
-def test_a_film_that_was_stopped_ends_with_its_pictures(tmp_path: Path) -> None:
+def test_a_video_that_was_stopped_ends_with_its_frames(tmp_path: Path) -> None:
     make_clip(tmp_path / "in.mp4", frames=50, sound="aac")
     source = VideoFile(tmp_path / "in.mp4")
-    sink = VideoFileSink(tmp_path / "o.mp4", source.rate, sound=source.path)
+    sink = VideoFileSink(tmp_path / "o.mp4", source.rate, audio=source.path)
     write(sink, list(source.frames())[:10], whole=False)
     assert Fraction(37, 100) < sound_of(tmp_path / "o.mp4")[-1][0] < Fraction(4, 10)
 
 
-def test_an_abandoned_film_leaves_no_trace_and_the_old_one_stays(tmp_path: Path) -> None:
+def test_an_abandoned_video_leaves_no_trace_and_the_old_one_stays(tmp_path: Path) -> None:
     target = tmp_path / "a.mp4"
     target.write_bytes(b"old")
     sink = VideoFileSink(target, Fraction(25))
@@ -241,7 +241,7 @@ def test_a_killed_recording_loses_at_most_two_seconds_and_is_kept_by_the_next(tm
         remove_abandoned(folder)
         notes = VideoFileSink(folder / "a.mp4", Fraction(25)).notes
         kept = ["a.recovered-2.mp4", "b.recovered.mov", "c.recovered.mkv"]
-        assert notes == tuple(f"recovered {name!r}, the recording of a stream that was killed." for name in kept)
+        assert notes == tuple(f"recovered {name!r}, a recording that was killed." for name in kept)
         assert sorted(path.name for path in folder.iterdir()) == sorted(["a.recovered.mp4", *kept])
         for name in kept:
             times = [frame.time_s for frame in VideoFile(folder / name).frames()]
@@ -250,20 +250,20 @@ def test_a_killed_recording_loses_at_most_two_seconds_and_is_kept_by_the_next(tm
 
 
 def left_by_killed(path: Path, monkeypatch: pytest.MonkeyPatch, process: int = 2**22 + 1) -> Path:
-    """Returns the name of a recording of a process that began long ago; by default no process has its number."""
+    """Returns the file name of an old process's recording; by default its process id is unused."""
     with monkeypatch.context() as patched:
         patched.setattr(os, "getpid", lambda: process)
         patched.setattr("redline.files.partial._born", lambda process: "1")
         return recording_path(path)
 
 
-def test_a_killed_recording_without_a_picture_is_deleted_with_a_note(
+def test_a_killed_recording_without_a_frame_is_deleted_with_a_note(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = left_by_killed(tmp_path / "a.mp4", monkeypatch)
     left.write_bytes(bytes(88))
     notes = VideoFileSink(tmp_path / "a.mp4", Fraction(25)).notes
-    assert notes == (f"deleted {left.name!r}, the recording of a stream that was killed before its first frame.",)
+    assert notes == (f"deleted {left.name!r}, a recording that was killed before its first frame.",)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -287,11 +287,11 @@ def test_only_recordings_are_recovered_and_links_are_not_followed(
 def test_a_recording_of_an_earlier_process_of_the_same_number_is_recovered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As after the restart of a container, where the stream is process 1 every time."""
+    """After a container restarts, the stream has process id 1 again."""
     make_clip(left_by_killed(tmp_path / "a.mp4", monkeypatch, os.getpid()), frames=3)
     recording_path(tmp_path / "b.mp4").touch()
     notes = VideoFileSink(tmp_path / "a.mp4", Fraction(25)).notes
-    assert notes == ("recovered 'a.recovered.mp4', the recording of a stream that was killed.",)
+    assert notes == ("recovered 'a.recovered.mp4', a recording that was killed.",)
     assert len(list(tmp_path.iterdir())) == 2, "this process still writes the other"
 
 
@@ -303,18 +303,18 @@ def test_without_a_frame_nothing_is_written(tmp_path: Path) -> None:
 def test_another_size_is_refused_and_leaves_no_trace(tmp_path: Path) -> None:
     sink = VideoFileSink(tmp_path / "a.mp4", Fraction(25))
     sink.write(clip([0], Fraction(1, 25))[0])
-    with pytest.raises(RedlineError, match=r"^the film is 50×34 and cannot go on with pictures of 6×8\.$"):
+    with pytest.raises(RedlineError, match=r"^the frame size changes to 6×8, but the video is 50×34\.$"):
         sink.write(clip([1], Fraction(1, 25), 8, 6)[0])
     sink.abandon()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: object, packet: object) -> None:
         raise OSError(28, "No space left on device")
 
     sink = VideoFileSink(tmp_path / "a.mp4", Fraction(25))
-    monkeypatch.setattr("redline.stream.sinks.video_file._Film._mux", full)
+    monkeypatch.setattr("redline.stream.sinks.video_file._VideoWriter._mux", full)
     with pytest.raises(RedlineError, match=r"^cannot write '.*a\.mp4': No space left on device\.$"):
         for frame in clip(list(range(5)), Fraction(1, 25)):
             sink.write(frame)
@@ -323,21 +323,21 @@ def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_impossible_places_are_refused_before_anything_starts(tmp_path: Path) -> None:
-    def sentence(path: Path, sound: Path | None = None) -> str:
+    def sentence(path: Path, audio: Path | None = None) -> str:
         with pytest.raises(RedlineError) as caught:
-            VideoFileSink(path, Fraction(25), sound=sound)
+            VideoFileSink(path, Fraction(25), audio=audio)
         return str(caught.value)
 
-    assert "not 'a.avi'." in sentence(tmp_path / "a.avi")
-    assert "its folder is not there" in sentence(tmp_path / "none" / "a.mp4")
+    assert "unknown video format 'a.avi'" in sentence(tmp_path / "a.avi")
+    assert "its folder does not exist" in sentence(tmp_path / "none" / "a.mp4")
     (tmp_path / "d.mp4").mkdir()
     assert sentence(tmp_path / "d.mp4").endswith("it is a folder.")
     assert "does not exist." in sentence(tmp_path / "a.mp4", tmp_path / "none.mp4")
     make_clip(tmp_path / "f.mkv", frames=5, sound="flac")
-    assert "would be written over" in sentence(tmp_path / "f.mkv", tmp_path / "f.mkv")
+    assert "it is the source" in sentence(tmp_path / "f.mkv", tmp_path / "f.mkv")
     make_clip(tmp_path / "v.mkv", frames=5, sound="libopus")
     assert sentence(tmp_path / "a.mov", tmp_path / "v.mkv") == (
-        "the sound of 'v.mkv' (opus) cannot be copied into a .mov file: choose .mkv."
+        ".mov does not support the audio of 'v.mkv' (opus): write a .mkv file."
     )
 
 

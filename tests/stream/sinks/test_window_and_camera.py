@@ -1,4 +1,4 @@
-"""The window and the virtual camera, with stand-ins for Tk and for the driver, which tests do not have."""
+"""The window and the virtual camera, with fakes of Tk and of the driver."""
 
 import sys
 import threading
@@ -15,14 +15,13 @@ from redline.stream.pipeline import Pipeline
 from redline.stream.sinks.virtual_camera import VirtualCameraSink
 from redline.stream.sinks.window import WindowSink
 from redline.stream.sources.synthetic import SyntheticClip
-from redline.stream.transform import Identity
-from stream.doubles import ScriptedSource
+from stream.doubles import Identity, ScriptedSource
 
 FRAMES = list(SyntheticClip(6, 8, count=3).frames())
 
 
 class FakeTk:
-    """As much of Tk as the window uses."""
+    """The part of Tk that the window uses."""
 
     TclError = RuntimeError
     has_screen = True
@@ -86,7 +85,7 @@ def test_closing_the_window_ends_the_stream(tk: FakeTk) -> None:
 
 @pytest.mark.timeout(HANGS_S)
 def test_a_window_can_be_closed_while_nothing_comes(tk: FakeTk) -> None:
-    """A camera that stands still would leave a window that answers nobody."""
+    """Without frames, the window must still handle events."""
     sink, source = WindowSink(), ScriptedSource([(6, 8)], live=True)
     stopped = threading.Event()
     source.at_end = lambda: stopped.wait(PATIENCE_S)
@@ -107,15 +106,15 @@ def test_a_window_can_be_closed_while_nothing_comes(tk: FakeTk) -> None:
 
     tk.Tk = made
     outcome = pipeline.run()
-    assert outcome.report.frames == 1 and not outcome.whole
+    assert outcome.report.frames == 1 and not outcome.complete
 
 
-def test_a_missing_screen_and_a_missing_library_are_told(tk: FakeTk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_screen_and_a_missing_library_are_reported(tk: FakeTk, monkeypatch: pytest.MonkeyPatch) -> None:
     tk.has_screen = False
-    with pytest.raises(RedlineError, match=r"^no window can be opened \(no display.*\): show the stream in a browser"):
+    with pytest.raises(RedlineError, match=r"^cannot open a window \(no display.*\): use browser"):
         WindowSink()
     monkeypatch.setattr("redline.stream.sinks.window.find_spec", lambda name: None)
-    with pytest.raises(RedlineError, match=r"^a window needs Python's tkinter"):
+    with pytest.raises(RedlineError, match=r"^window needs Python's tkinter"):
         WindowSink()
 
 
@@ -154,7 +153,7 @@ def test_a_virtual_camera_takes_frames(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("virtual camera output could not be started\nmore")
 
     library.Camera = refuse
-    with pytest.raises(RedlineError, match=r"^no virtual camera can be opened \(virtual camera output.*started\): on"):
+    with pytest.raises(RedlineError, match=r"^cannot open a virtual camera \(virtual camera output.*started\): on"):
         VirtualCameraSink(Fraction(25)).write(FRAMES[0])
 
 

@@ -1,4 +1,4 @@
-"""A camera that speaks RTSP, as small as one can be: H.264 in one connection, and a picture when it is told to."""
+"""A minimal RTSP camera: H.264 over one connection, one frame per call."""
 
 import socket
 import struct
@@ -20,7 +20,7 @@ _SDP = (
 
 
 class RtspCamera:
-    """Pictures are of one grey, so that each can be told from the others; `playing` is set while somebody looks."""
+    """Each frame has one shade of grey, to identify it; `playing` is set while a client plays."""
 
     def __init__(self, height: int = 48, width: int = 64) -> None:
         self._size = (height, width)
@@ -49,7 +49,7 @@ class RtspCamera:
                 self._viewer.shutdown(socket.SHUT_RDWR)
 
     def show(self, grey: int) -> None:
-        """One picture, at once; pictures are 1/25 s apart by their times."""
+        """Sends one frame at once; timestamps are 1/25 s apart."""
         picture = VideoFrame.from_ndarray(np.full((*self._size, 3), grey, np.uint8), format="rgb24")
         picture.pts, picture.time_base = self._shown, Fraction(1, _RATE)
         for packet in self._encoder.encode(picture):

@@ -1,4 +1,4 @@
-"""When what a live source sent before it was read has been passed over."""
+"""When the backlog of a live source counts as over."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from redline.stream.sources.backlog import Backlog
     ("waits_s", "is_over"),
     [((0.004,), False), ((0.004, 0.004), True), ((0.01, 0.003, 0.01), False), ((0.01, 0.0, 0.01, 0.01, 0.0), True)],
 )
-def test_it_is_over_when_two_packets_in_a_row_were_waited_for(waits_s: tuple[float, ...], is_over: bool) -> None:
+def test_the_backlog_ends_after_two_waits_in_a_row(waits_s: tuple[float, ...], is_over: bool) -> None:
     passed_over = Backlog()
     for waited_s in waits_s:
         passed_over.read(waited_s)
@@ -18,7 +18,7 @@ def test_it_is_over_when_two_packets_in_a_row_were_waited_for(waits_s: tuple[flo
 
 
 @pytest.mark.parametrize(("seconds", "is_over"), [(3.0, False), (3.1, True)])
-def test_it_is_over_after_three_seconds(monkeypatch: pytest.MonkeyPatch, seconds: float, is_over: bool) -> None:
+def test_the_backlog_ends_after_three_seconds(monkeypatch: pytest.MonkeyPatch, seconds: float, is_over: bool) -> None:
     now_s = [100.0]
     monkeypatch.setattr(backlog.time, "monotonic", lambda: now_s[0])
     passed_over = Backlog()

@@ -1,4 +1,4 @@
-"""Films give every picture once, upright, at its exact time; what is no film is told in a sentence."""
+"""Video files give every frame once, upright and at its exact time; other files are refused."""
 
 import re
 from contextlib import closing
@@ -11,15 +11,15 @@ import pytest
 from PIL import Image
 
 from redline.errors import RedlineError
-from redline.stream.places import Wishes, open_source
+from redline.stream.endpoints import EndpointOptions, open_source
 from redline.stream.sources.live_input import Address, LiveInput
-from redline.stream.sources.video_file import DamagedFilm, VideoFile, _turned
+from redline.stream.sources.video_file import DamagedVideo, VideoFile, _turned
 from stream.clocks import ManualClock
 from upscale.video.clips import make_clip, pattern
 
 
 @pytest.mark.parametrize("name", ["a.mp4", "a.mkv", "a.mov"])
-def test_every_picture_comes_once_at_its_time(tmp_path: Path, name: str) -> None:
+def test_every_frame_comes_once_at_its_time(tmp_path: Path, name: str) -> None:
     expected = make_clip(tmp_path / name, frames=7, size=(51, 35), pixel_format="yuv444p")
     source = VideoFile(tmp_path / name, ManualClock())
     frames = list(source.frames())
@@ -40,7 +40,7 @@ def test_variable_frame_rate_is_kept_to_the_tick(tmp_path: Path) -> None:
     assert [frame.time_s for frame in frames] == [Fraction(tick, 12800) for tick in ticks]
 
 
-def test_a_film_that_lies_on_its_side_is_put_upright(tmp_path: Path) -> None:
+def test_a_video_that_lies_on_its_side_is_put_upright(tmp_path: Path) -> None:
     make_clip(tmp_path / "r.mp4", frames=2, rotation=90, size=(48, 32), pixel_format="yuv444p")
     source = VideoFile(tmp_path / "r.mp4")
     frame = next(source.frames())
@@ -51,7 +51,7 @@ def test_a_film_that_lies_on_its_side_is_put_upright(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rotation", [0, 90, 180, 270])
 @pytest.mark.parametrize("flips", [(False, False), (True, False), (False, True)])
-def test_a_film_is_shown_as_its_matrix_says(tmp_path: Path, rotation: int, flips: tuple[bool, bool]) -> None:
+def test_a_video_is_shown_as_its_matrix_says(tmp_path: Path, rotation: int, flips: tuple[bool, bool]) -> None:
     across, down = flips
     with av.open(str(tmp_path / "m.mp4"), "w") as container:
         made = container.add_stream("libx264", rate=25, options={"crf": "4"})
@@ -70,13 +70,13 @@ def test_a_film_is_shown_as_its_matrix_says(tmp_path: Path, rotation: int, flips
 @pytest.mark.parametrize("size", [(35, 51), (90, 61), (301, 200)])
 @pytest.mark.parametrize("rotation", [0, 90])
 @pytest.mark.parametrize("pixel_format", ["yuv444p", "yuv420p", "yuv420p10le", "gray"])
-def test_a_size_is_what_scaling_the_whole_picture_gives(
+def test_a_size_is_what_scaling_the_whole_frame_gives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: tuple[int, int], rotation: int, pixel_format: str
 ) -> None:
     make_clip(tmp_path / "s.mp4", frames=2, size=(160, 120), rotation=rotation, pixel_format=pixel_format)
     scaled = list[np.ndarray]()
     for threads in (1, 3):
-        monkeypatch.setattr("redline.stream.sources.video_file.threads_to_convert", lambda _, given=threads: given)
+        monkeypatch.setattr("redline.stream.sources.video_file.conversion_threads", lambda _, given=threads: given)
         scaled.append(next(VideoFile(tmp_path / "s.mp4", size=size).frames()).pixels.numpy())
     assert np.array_equal(*scaled)
     whole = Image.fromarray(next(VideoFile(tmp_path / "s.mp4").frames()).pixels.numpy())
@@ -87,27 +87,29 @@ def test_a_size_is_what_scaling_the_whole_picture_gives(
 
 
 @pytest.mark.parametrize("size", [None, (8, 8)])
-def test_pictures_that_cannot_be_shown_are_told_before_the_start(tmp_path: Path, size: tuple[int, int] | None) -> None:
+def test_frames_that_cannot_be_shown_are_reported_before_the_start(
+    tmp_path: Path, size: tuple[int, int] | None
+) -> None:
     with av.open(str(tmp_path / "four_bits.nut"), "w") as container:
         made = container.add_stream("rawvideo", rate=25)
         made.width, made.height, made.pix_fmt = 16, 16, "bgr4"
         container.mux(made.encode(av.VideoFrame(16, 16, "bgr4")))
         container.mux(made.encode(None))
     for opened in (VideoFile, lambda path, size: LiveInput(Address(str(path), "'a'"), size=size)):
-        with pytest.raises(RedlineError, match=r"^pictures in bgr4 cannot be shown: .*\.$"):
+        with pytest.raises(RedlineError, match=r"^frames in bgr4 cannot be converted to RGB: .*\.$"):
             opened(tmp_path / "four_bits.nut", size=size)
 
 
 def test_a_size_that_swscale_refuses_is_reached_all_the_same(tmp_path: Path) -> None:
     make_clip(tmp_path / "wide.mp4", frames=2, size=(4000, 8))
     assert next(VideoFile(tmp_path / "wide.mp4", size=(513, 17)).frames()).pixels.shape == (8, 4000, 3)
-    with closing(open_source(str(tmp_path / "wide.mp4"), Wishes(size=(513, 17)))) as source:
+    with closing(open_source(str(tmp_path / "wide.mp4"), EndpointOptions(size=(513, 17)))) as source:
         assert {frame.pixels.shape for frame in source.frames()} == {(513, 17, 3)}
 
 
-def test_what_pyav_does_not_know_of_a_picture_does_not_keep_it_from_being_upright() -> None:
+def test_what_pyav_does_not_know_of_a_frame_does_not_keep_it_from_being_upright() -> None:
     class Newer:
-        """A picture with a kind of data that this PyAV has no name for."""
+        """A frame with side data of a kind that this PyAV does not know."""
 
         rotation = 90
 
@@ -119,16 +121,16 @@ def test_what_pyav_does_not_know_of_a_picture_does_not_keep_it_from_being_uprigh
 
 
 @pytest.mark.parametrize(("transfer", "curve"), [(16, "PQ"), (18, "HLG"), (1, None)])
-def test_light_that_cannot_be_shown_is_told(tmp_path: Path, transfer: int, curve: str | None) -> None:
+def test_hdr_is_noted(tmp_path: Path, transfer: int, curve: str | None) -> None:
     make_clip(tmp_path / "h.mp4", frames=2, pixel_format="yuv420p10le", colour=(9, 9, transfer, 1))
-    said = f"'h.mp4' is HDR ({curve}), and its light is not mapped to what is shown here: colours come out pale."
+    said = f"'h.mp4' is HDR ({curve}) and is not tone-mapped: its colours look pale."
     assert VideoFile(tmp_path / "h.mp4").notes == ((said,) if curve else ())
     camera = LiveInput(Address(f"file:{tmp_path / 'h.mp4'}", "'h.mp4'"))
     camera.close()
     assert camera.notes == ((said,) if curve else ())
 
 
-def test_broadcast_films_say_where_they_begin(tmp_path: Path) -> None:
+def test_broadcast_videos_say_where_they_begin(tmp_path: Path) -> None:
     make_clip(tmp_path / "b.ts", frames=3)
     source = VideoFile(tmp_path / "b.ts")
     assert next(source.frames()).time_s == source.origin_s > 0
@@ -144,7 +146,7 @@ def test_closing_ends_the_frames(tmp_path: Path) -> None:
     assert seen == 1
 
 
-def test_what_is_no_film_is_told(tmp_path: Path) -> None:
+def test_what_is_no_video_is_reported(tmp_path: Path) -> None:
     def sentence(path: Path) -> str:
         with pytest.raises(RedlineError) as caught:
             VideoFile(path)
@@ -157,7 +159,7 @@ def test_what_is_no_film_is_told(tmp_path: Path) -> None:
     (tmp_path / "text.mp4").write_text("no film at all " * 50)
     assert (
         sentence(tmp_path / "text.mp4")
-        == "'text.mp4' is no film that can be read, or its end, with the index, is missing."
+        == "'text.mp4' is not a readable video, or it is truncated and its index is missing."
     )
     with av.open(str(tmp_path / "song.m4a"), "w", format="mp4") as song:
         stream = song.add_stream("aac", rate=48000, layout="mono")
@@ -168,19 +170,17 @@ def test_what_is_no_film_is_told(tmp_path: Path) -> None:
     make_clip(tmp_path / "whole.mp4", frames=9)
     data = (tmp_path / "whole.mp4").read_bytes()
     (tmp_path / "cut.mp4").write_bytes(data[: len(data) // 2])
-    assert "'cut.mp4' is no film" in sentence(tmp_path / "cut.mp4")
+    assert "'cut.mp4' is not a readable video" in sentence(tmp_path / "cut.mp4")
     unknown = data.replace(b"avc1", b"zzz9").replace(b"avcC", b"free")
     (tmp_path / "codec.mp4").write_bytes(unknown)
-    assert (
-        sentence(tmp_path / "codec.mp4") == "the pictures in 'codec.mp4' are in a form for which there is no decoder."
-    )
+    assert sentence(tmp_path / "codec.mp4") == "there is no decoder for the video codec of 'codec.mp4'."
 
 
 @pytest.mark.parametrize("name", ["a.mkv", "a.mp4", "a.avi"])
-def test_what_is_left_of_a_film_does_not_hang_on_threads(
+def test_what_is_left_of_a_video_does_not_hang_on_threads(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A decoder with few says that half a picture is none, one with many says nothing."""
+    """A decoder with few threads reports a partial frame; with many it does not."""
     index = {"movflags": "+faststart"} if name.endswith("mp4") else {}
     options = {"preset": "ultrafast", "g": "1", "crf": "5"}
     make_clip(tmp_path / name, frames=60, size=(160, 128), muxer=index, options=options)
@@ -195,10 +195,10 @@ def test_what_is_left_of_a_film_does_not_hang_on_threads(
 
 
 @pytest.mark.parametrize("name", ["a.mkv", "a.mp4"])
-def test_what_follows_a_damaged_picture_near_the_end_is_shown(
+def test_what_follows_a_damaged_frame_near_the_end_is_shown(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A decoder that works on many pictures at once ends there, without a word."""
+    """Frame threads end silently at this damage."""
     options = {"preset": "ultrafast", "g": "1", "crf": "5"}
     times = make_clip(tmp_path / name, frames=60, size=(160, 128), options=options)
     with av.open(str(tmp_path / name)) as container:
@@ -217,7 +217,7 @@ def test_what_follows_a_damaged_picture_near_the_end_is_shown(
         assert dropped == ["damaged"] and len(shown) == 59 and shown[-1] == max(times)
 
 
-def test_damage_in_the_middle_is_told_and_not_shown(tmp_path: Path) -> None:
+def test_damage_in_the_middle_is_reported_and_not_shown(tmp_path: Path) -> None:
     make_clip(tmp_path / "a.mkv", frames=30, options={"preset": "ultrafast", "g": "1", "crf": "5"})
     data = bytearray((tmp_path / "a.mkv").read_bytes())
     middle = len(data) // 2
@@ -228,8 +228,8 @@ def test_damage_in_the_middle_is_told_and_not_shown(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "sound"), [("a.mkv", "aac"), ("b.mkv", None), ("c.webm", None)])
-def test_a_damaged_film_is_never_cut_short_without_a_word(tmp_path: Path, name: str, sound: str | None) -> None:
-    """A reader of Matroska that has lost its way goes on elsewhere, or ends as if that were the film's end."""
+def test_a_damaged_video_is_never_cut_short_without_a_word(tmp_path: Path, name: str, sound: str | None) -> None:
+    """After losing synchronization, the Matroska demuxer continues elsewhere or ends silently."""
     codec = "libvpx" if name.endswith("webm") else "libx264"
     make_clip(tmp_path / name, frames=60, size=(96, 64), codec=codec, sound=sound)
     data, told = (tmp_path / name).read_bytes(), set()
@@ -242,7 +242,7 @@ def test_a_damaged_film_is_never_cut_short_without_a_word(tmp_path: Path, name: 
             assert len(list(VideoFile(tmp_path / name).frames())) == 60
         except RedlineError as error:
             told.add(re.sub(r"\d+\.\d s", "", str(error)))
-    missing = {f"{name!r} is damaged at : pictures are missing.", f"{name!r} is damaged: it cannot be read behind ."}
+    missing = {f"{name!r} is damaged at : frames are missing.", f"{name!r} is damaged: it cannot be read after ."}
     assert told & missing
 
 
@@ -264,10 +264,10 @@ DAMAGES = {
     ],
 )
 @pytest.mark.parametrize("damage", list(DAMAGES))
-def test_damage_in_recordings_and_in_avi_is_told_with_its_place(
+def test_damage_in_recordings_and_in_avi_is_reported_with_its_place(
     tmp_path: Path, name: str, codec: str, sound: str | None, damage: str
 ) -> None:
-    """Their readers go on behind a hole without a word, and in AVI with times as if there were none."""
+    """These demuxers continue after a gap silently, and AVI without a gap in its timestamps."""
     film = tmp_path / name
     clock = {"time_base": Fraction(1, 25)} if film.suffix == ".avi" else {}
     form = "yuvj420p" if codec == "mjpeg" else "yuv420p"
@@ -280,7 +280,7 @@ def test_damage_in_recordings_and_in_avi_is_told_with_its_place(
         came = list(VideoFile(film, drop=left_out.append).frames())
         if damage == "cut out" and film.suffix == ".avi":
             # Its index is wrong from there on, and its length tells.
-            with pytest.raises(DamagedFilm, match=r"is cut off: 2,000 bytes are missing at its end\.$"):
+            with pytest.raises(DamagedVideo, match=r"is truncated: 2,000 bytes are missing at its end\.$"):
                 VideoFile(film)
             found += 1
             continue
@@ -295,8 +295,8 @@ def test_damage_in_recordings_and_in_avi_is_told_with_its_place(
     assert found >= 2
 
 
-def test_an_index_that_names_the_headers_of_pictures_tells_the_place_too(tmp_path: Path) -> None:
-    """As FFmpeg writes it; a reader gives the places of what is behind them."""
+def test_an_index_that_names_the_headers_of_frames_tells_the_place_too(tmp_path: Path) -> None:
+    """FFmpeg writes such an index; the demuxer returns the positions after the headers."""
     film, options = tmp_path / "a.avi", {"preset": "ultrafast", "g": "1", "crf": "5"}
     make_clip(film, frames=60, size=(160, 128), options=options)
     with av.open(str(film)) as container:
@@ -304,19 +304,19 @@ def test_an_index_that_names_the_headers_of_pictures_tells_the_place_too(tmp_pat
     data = bytearray(film.read_bytes())
     data[places[40] - 8 : places[43]] = bytes(places[43] - places[40] + 8)
     film.write_bytes(data)
-    with pytest.raises(RedlineError, match=r"^'a\.avi' is damaged at 1\.6 s: pictures are missing\.$"):
+    with pytest.raises(RedlineError, match=r"^'a\.avi' is damaged at 1\.6 s: frames are missing\.$"):
         list(VideoFile(film).frames())
 
 
-def test_pictures_that_are_left_out_in_avi_on_purpose_are_no_damage(tmp_path: Path) -> None:
-    """An AVI has an empty packet for each."""
+def test_frames_that_are_skipped_in_avi_on_purpose_are_no_damage(tmp_path: Path) -> None:
+    """AVI stores an empty packet for each such frame."""
     ticks = [0, 1, 2, 300, 301, 700]
     make_clip(tmp_path / "a.avi", pts=ticks, time_base=Fraction(1, 25), codec="mpeg4", sound="mp3")
     assert [frame.pts for frame in VideoFile(tmp_path / "a.avi").frames()] == ticks
 
 
-def test_recordings_that_were_joined_are_no_damage(tmp_path: Path) -> None:
-    """Packets are counted anew from there on, which marks one as broken that is not."""
+def test_recordings_that_were_concatenated_are_no_damage(tmp_path: Path) -> None:
+    """The packet counter restarts there, which marks an intact packet as corrupt."""
     make_clip(tmp_path / "a.ts", frames=30, options={"bf": "0"})
     make_clip(tmp_path / "b.ts", pts=[15_360 + 512 * number for number in range(30)], options={"bf": "0"})
     joined = b"".join((tmp_path / name).read_bytes() for name in ("a.ts", "b.ts"))
@@ -324,15 +324,15 @@ def test_recordings_that_were_joined_are_no_damage(tmp_path: Path) -> None:
     assert len(list(VideoFile(tmp_path / "c.ts").frames())) == 60
 
 
-def test_a_film_that_is_looked_at_goes_on_behind_what_is_damaged(tmp_path: Path) -> None:
+def test_a_video_that_is_looked_at_goes_on_after_what_is_damaged(tmp_path: Path) -> None:
     make_clip(tmp_path / "a.mkv", frames=30, options={"preset": "ultrafast", "g": "1", "crf": "5"})
     data = bytearray((tmp_path / "a.mkv").read_bytes())
     data[len(data) // 2 : len(data) // 2 + 900] = bytes(900)
     (tmp_path / "a.mkv").write_bytes(data)
-    for wishes in (Wishes(keep_going=True), Wishes(live=True), Wishes()):
+    for options in (EndpointOptions(keep_going=True), EndpointOptions(live=True), EndpointOptions()):
         left_out: list[str] = []
-        source = open_source(str(tmp_path / "a.mkv"), wishes, left_out.append)
-        if wishes == Wishes():
+        source = open_source(str(tmp_path / "a.mkv"), options, left_out.append)
+        if options == EndpointOptions():
             with pytest.raises(RedlineError, match=r"'a\.mkv'"):
                 list(source.frames())
             assert not left_out
@@ -342,13 +342,13 @@ def test_a_film_that_is_looked_at_goes_on_behind_what_is_damaged(tmp_path: Path)
         assert 20 <= len(came) + late < 30 and len(left_out) - late >= 1
 
 
-def test_a_picture_that_is_seen_for_long_is_no_damage(tmp_path: Path) -> None:
+def test_a_frame_that_is_seen_for_long_is_no_damage(tmp_path: Path) -> None:
     ticks = [0, 512, 1024, 90_000, 90_512, 400_000]
     make_clip(tmp_path / "a.mkv", pts=ticks, sound="aac")
     assert len(list(VideoFile(tmp_path / "a.mkv").frames())) == 6
 
 
-def test_pictures_of_another_size_in_mid_stream_come_in_the_one_that_is_asked_for(tmp_path: Path) -> None:
+def test_frames_of_another_size_during_a_stream_come_in_the_one_that_is_asked_for(tmp_path: Path) -> None:
     for name, size in (("a.ts", (64, 48)), ("b.ts", (96, 80))):
         make_clip(tmp_path / name, frames=6, size=size)
     (tmp_path / "both.ts").write_bytes((tmp_path / "a.ts").read_bytes() + (tmp_path / "b.ts").read_bytes())

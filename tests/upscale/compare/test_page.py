@@ -254,7 +254,7 @@ def test_a_film_is_shown_by_its_middle(tmp_path: Path) -> None:
     assert "48 × 32" in text(page) and "frame at 0:00.8" in text(page)
     not_shown = text(page).partition("Not shown")[2]
     assert "cannot find the frame at 0.80 s of 'video.mp4' in 'short.mp4'." in not_shown
-    assert "'broken.mp4' is no" in not_shown
+    assert "'broken.mp4' is not a readable video" in not_shown
 
 
 @pytest.mark.parametrize(("name", "rotation"), [("video.mp4", 90), ("video.mkv", 0), ("video.ts", 0), ("odd.mkv", 0)])

@@ -112,8 +112,8 @@ def test_no_film(tmp_path: Path) -> None:
                 target.mux(packet)
     cases = {
         "empty": "is empty",
-        "text": "",
-        "subtitles": "a format that is not read",
+        "text": "not a readable video",
+        "subtitles": "unsupported format",
         "sound": "no video stream",
     }
     for name, sentence in cases.items():
@@ -166,7 +166,7 @@ def test_a_reader_that_loses_its_way(tmp_path: Path) -> None:
 
 
 def test_an_index_that_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(RedlineError, match="its end, with the index, is missing"):
+    with pytest.raises(RedlineError, match="it is truncated and its index is missing"):
         probe(cut(make(tmp_path / "a.mp4"), 0.9))
 
 

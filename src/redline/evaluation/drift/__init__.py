@@ -1,8 +1,8 @@
-"""Whether a live model stays what it is over a thousand frames: against its input, and against its own beginning."""
+"""Measures whether a live model stays stable over a thousand frames, relative to its input and to its own start."""
 
-from redline.evaluation.drift.cases import CASES, Case, film_case, photo_cases
+from redline.evaluation.drift.case_run import CaseRun, run_case
+from redline.evaluation.drift.cases import CASES, Case, photo_cases, video_case
 from redline.evaluation.drift.controls import CONTROLS
-from redline.evaluation.drift.judgement import Finding, judge
-from redline.evaluation.drift.watch import Watched, watch
+from redline.evaluation.drift.findings import Finding, judge
 
-__all__ = ["CASES", "CONTROLS", "Case", "Finding", "Watched", "film_case", "judge", "photo_cases", "watch"]
+__all__ = ["CASES", "CONTROLS", "Case", "CaseRun", "Finding", "judge", "photo_cases", "run_case", "video_case"]

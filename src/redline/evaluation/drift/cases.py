@@ -1,6 +1,6 @@
-"""What a model is watched on: a moving camera, one that stands still, a hard cut, or anybody's film.
+"""The cases of a drift evaluation: a moving camera, a still one, a hard cut, or any video.
 
-Of clips made from photos the clean picture and every motion are known; of a film nothing is known but its frames.
+For clips made from photos the clean image and every motion are known; for a video only its frames are.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,10 +15,14 @@ CASES = ("moving", "still", "cut")
 
 
 @dataclass(frozen=True)
-class Moment:
-    """A frame (1, 3, H, W) in [0, 1]; where it is known, without the camera's faults, and how it came about."""
+class CaseFrame:
+    """`frame` is the input, (1, 3, H, W) in [0, 1].
 
-    seen: Tensor
+    If known, `clean` is the frame without the camera's degradations, `came_from` the position of each pixel in the
+    previous frame, and `known` a mask of the pixels for which that position is valid.
+    """
+
+    frame: Tensor
     clean: Tensor | None = None
     came_from: Tensor | None = None
     known: Tensor | None = None
@@ -26,44 +30,44 @@ class Moment:
 
 @dataclass(frozen=True)
 class Case:
-    """`moments()` begins anew each time; `cut` is the first frame of another scene, where there is one."""
+    """`inputs()` starts again at each call; `cut` is the index of the first frame of a new scene, if there is one."""
 
     name: str
     frames: int
-    moments: Callable[[], Iterator[Moment]]
+    inputs: Callable[[], Iterator[CaseFrame]]
     cut: int | None = None
 
 
 def photo_cases(photos: str, frames: int, side_px: int, device: torch.device, seed: int = 0) -> list[Case]:
-    """Clips over the photos of a folder, the same for the same seed."""
+    """Returns the three cases over the photos of a folder; the same seed gives the same clips."""
     world_px = 2 * side_px
     moving = ClipSettings(photos, frame_px=side_px, world_px=world_px, batch=1, still=0.0, objects=1.0, cuts=0.0)
     still = ClipSettings(photos, frame_px=side_px, world_px=world_px, batch=1, still=1.0, objects=0.0, cuts=0.0)
-    moved, stood = (Clips(settings, device, seed) for settings in (moving, still))
+    moving_clips, still_clips = (Clips(settings, device, seed) for settings in (moving, still))
 
-    def clip(clips: Clips, step: int, count: int) -> Iterator[Moment]:
+    def clip(clips: Clips, step: int, count: int) -> Iterator[CaseFrame]:
         for frame in clips.clip(step, count):
-            yield Moment(frame.seen, frame.clean, frame.came_from, frame.known)
+            yield CaseFrame(frame.seen, frame.clean, frame.came_from, frame.known)
 
-    def with_a_cut() -> Iterator[Moment]:
-        yield from clip(moved, 1, frames // 2)
-        for index, moment in enumerate(clip(moved, 2, frames - frames // 2)):
-            # No pixel of the first frame after the cut was anywhere before.
-            nowhere = torch.zeros_like(moment.known) if moment.known is not None else None
-            yield moment if index else Moment(moment.seen, moment.clean, moment.came_from, nowhere)
+    def with_cut() -> Iterator[CaseFrame]:
+        yield from clip(moving_clips, 1, frames // 2)
+        for index, shown in enumerate(clip(moving_clips, 2, frames - frames // 2)):
+            # After the cut, no pixel has a position in the previous frame.
+            unknown = torch.zeros_like(shown.known) if shown.known is not None else None
+            yield shown if index else CaseFrame(shown.frame, shown.clean, shown.came_from, unknown)
 
     return [
-        Case("moving", frames, lambda: clip(moved, 0, frames)),
-        Case("still", frames, lambda: clip(stood, 0, frames)),
-        Case("cut", frames, with_a_cut, cut=frames // 2),
+        Case("moving", frames, lambda: clip(moving_clips, 0, frames)),
+        Case("still", frames, lambda: clip(still_clips, 0, frames)),
+        Case("cut", frames, with_cut, cut=frames // 2),
     ]
 
 
-def film_case(name: str, pictures: Callable[[], Iterator[Tensor]], frames: int) -> Case:
-    """Of pictures uint8 (H, W, 3), begun anew each time."""
+def video_case(name: str, images: Callable[[], Iterator[Tensor]], frames: int) -> Case:
+    """Returns a case of images, uint8 (H, W, 3); `images()` starts again at each call."""
 
-    def moments() -> Iterator[Moment]:
-        for picture in pictures():
-            yield Moment(picture.permute(2, 0, 1)[None].float() / 255)
+    def inputs() -> Iterator[CaseFrame]:
+        for image in images():
+            yield CaseFrame(image.permute(2, 0, 1)[None].float() / 255)
 
-    return Case(name, frames, moments)
+    return Case(name, frames, inputs)

@@ -1,6 +1,6 @@
-"""What must not pass: three that do nothing of what a live model is for, each the best at something else.
+"""Controls that must not pass: each does nothing useful, and is perfect in one respect.
 
-A constant picture never flickers and never drifts; noise never freezes; the input itself is never far from the input.
+A constant image never flickers or drifts, noise never freezes, and the identity is never far from its input.
 """
 
 from collections.abc import Callable
@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-# The frame and what was made of the one before, both in [0, 1].
-Make = Callable[[Tensor, Tensor], Tensor]
+# Maps the frame and the previous output to the new output, all in [0, 1].
+Model = Callable[[Tensor, Tensor], Tensor]
 
 
 def constant(frame: Tensor, previous: Tensor) -> Tensor:
@@ -24,4 +24,4 @@ def identity(frame: Tensor, previous: Tensor) -> Tensor:
     return frame
 
 
-CONTROLS: dict[str, Make] = {"constant": constant, "noise": noise, "identity": identity}
+CONTROLS: dict[str, Model] = {"constant": constant, "noise": noise, "identity": identity}

@@ -1,27 +1,27 @@
-"""One page about a model's steadiness: what was found, and the figures frame by frame."""
+"""Renders the drift report: the findings, and the metrics of each frame as curves."""
 
 import math
 from collections.abc import Mapping, Sequence
 
-from redline.evaluation.drift.judgement import Finding
-from redline.evaluation.drift.watch import Watched
+from redline.evaluation.drift.case_run import CaseRun
+from redline.evaluation.drift.findings import Finding
 from redline.ladder.report.charts.curves import Curve, draw_curves
 from redline.pages import ChartCard, render_page
 
-# Title, a line on what it shows, and the figures in it (the second in another colour).
+# Title, description, and the metrics of each chart (the second in another colour).
 _CHARTS = (
-    ("Gain over the input", "PSNR against the clean picture, in dB above the input's.", ("gain_db",)),
-    ("Flicker", "Warp error of the output, and of the input in the other colour.", ("flicker", "input_flicker")),
-    ("Brightness", "Logarithm of the ratio of the green means: 0 is right, a slope is drift.", ("green",)),
-    ("Detail", "Logarithm of the ratio of what is left beside a blur.", ("detail",)),
-    ("Structure", "Distance of the output's structure to the input's.", ("distance",)),
+    ("Gain over the input", "PSNR against the clean image, in dB above the input's.", ("gain_db",)),
+    ("Flicker", "Warp error of the output, and in the other colour of the input.", ("flicker", "input_flicker")),
+    ("Brightness", "Logarithm of the ratio of the green means: 0 is ideal, a slope is drift.", ("green",)),
+    ("Detail", "Logarithm of the ratio of the mean differences from a blurred image.", ("detail",)),
+    ("Structure", "Structural distance of the output to the input.", ("distance",)),
 )
 
 
 def render_drift_page(
     name: str,
     about: str,
-    watched: Sequence[Watched],
+    runs: Sequence[CaseRun],
     findings: Sequence[Finding],
     controls: Mapping[str, Sequence[Finding]],
 ) -> str:
@@ -32,28 +32,28 @@ def render_drift_page(
         meta=about,
         headline=headline(findings),
         findings=findings,
-        cases=[(one.case, len(one.rows), _charts(one)) for one in watched],
-        controls=[(control, [f for f in fallen if not f.holds]) for control, fallen in controls.items()],
+        cases=[(one.case, len(one.rows), _charts(one)) for one in runs],
+        controls=[(control, [f for f in failed if not f.holds]) for control, failed in controls.items()],
     )
 
 
 def headline(findings: Sequence[Finding]) -> str:
-    fallen = [finding for finding in findings if not finding.holds]
-    if not fallen:
+    failed = [finding for finding in findings if not finding.holds]
+    if not failed:
         cases = list(dict.fromkeys(finding.case for finding in findings))
-        return f"It is steady: all {len(findings)} findings hold ({', '.join(cases)})."
-    said = "; ".join(f"{finding.case}: {finding.sentence}" for finding in fallen[:3])
-    more = f", and {len(fallen) - 3} more" if len(fallen) > 3 else ""
-    return f"{len(fallen)} of {len(findings)} findings do not hold: {said}{more}."
+        return f"All {len(findings)} findings hold ({', '.join(cases)})."
+    text = "; ".join(f"{finding.case}: {finding.sentence}" for finding in failed[:3])
+    more = f", and {len(failed) - 3} more" if len(failed) > 3 else ""
+    return f"{len(failed)} of {len(findings)} findings do not hold: {text}{more}."
 
 
-def _charts(watched: Watched) -> list[ChartCard]:
+def _charts(run: CaseRun) -> list[ChartCard]:
     charts = []
     for title, note, names in _CHARTS:
         curves = []
         for name, kind in zip(names, ("c0", "c1"), strict=False):
-            points = tuple((i, v) for i, v in enumerate(watched.series(name)) if math.isfinite(v))
+            points = tuple((i, v) for i, v in enumerate(run.series(name)) if math.isfinite(v))
             curves.append(Curve(name, points, kind))
-        if chart := draw_curves(title, curves, f"{watched.case}-{title.lower().replace(' ', '-')}", "frame"):
+        if chart := draw_curves(title, curves, f"{run.case}-{title.lower().replace(' ', '-')}", "frame"):
             charts.append(ChartCard(title, note, chart))
     return charts

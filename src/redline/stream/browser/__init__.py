@@ -1,7 +1,6 @@
-"""The browser's end of a stream: a local page that shows input and output, changes settings and draws the figures, and
-is the stream's source, its sink, or both, over WebRTC.
+"""The browser as source and output: a local page that shows input and output, changes settings and draws metrics.
 
-Importing this needs neither aiortc nor aiohttp; `serve` does, and says so.
+Frames travel over WebRTC. Importing this package needs neither aiortc nor aiohttp; `serve` does.
 """
 
 import socket
@@ -17,45 +16,46 @@ import torch
 from redline.errors import RedlineError
 from redline.stream.access import Access, urls
 from redline.stream.clock import Clock, SystemClock
+from redline.stream.frame_model import ModelControls
 from redline.stream.latency import Latency
 from redline.stream.settings import LiveSettings
 from redline.stream.sinks import Sink
 from redline.stream.sources import Source
 
 if TYPE_CHECKING:
-    from redline.stream.browser.outlet import Outlet
-    from redline.stream.browser.site import Site
+    from redline.stream.browser.broadcast import Broadcast
+    from redline.stream.browser.server import PageServer
 
-_NEEDED = ("aiortc", "aiohttp")
+_REQUIRED = ("aiortc", "aiohttp")
 
 
 class Page:
-    """A page that is being served. `urls` are its addresses, of which `url` is the first; `source` and `sink` are there
-    where they were asked for."""
+    """A page that is being served at `urls`. `source` and `sink` are None if they were not requested."""
 
     def __init__(
         self,
         urls: tuple[str, ...],
-        site: "Site",
+        server: "PageServer",
         source: Source | None,
         sink: Sink | None,
-        outlets: "dict[str, Outlet]",
+        broadcasts: "dict[str, Broadcast]",
     ) -> None:
         self.urls, self.url, self.source, self.sink = urls, urls[0], source, sink
-        self._site, self._outlets = site, outlets
+        self._server, self._broadcasts = server, broadcasts
 
-    def tap(self, source: Source, waits: bool = False) -> Source:
-        """The same source, whose frames are shown on the page as its input besides; where it `waits`, the first comes
-        when somebody looks."""
-        from redline.stream.browser.source import Tapped
+    def preview(self, source: Source, waits: bool = False) -> Source:
+        """Returns a source whose frames are also shown as the input; if it `waits`, it starts with the first viewer."""
+        from redline.stream.browser.source import Previewed
 
-        return Tapped(source, self._outlets["input"].put, self._outlets["output"].wanted if waits else None)
+        return Previewed(
+            source, self._broadcasts["input"].publish, self._broadcasts["output"].wanted if waits else None
+        )
 
     def close(self) -> None:
-        """Ends the page for all who look at it; to be called when the stream has ended."""
+        """Ends the page for all viewers; call it when the stream has ended."""
         if self.source is not None:
             self.source.close()
-        self._site.close()
+        self._server.close()
 
 
 def serve(
@@ -69,80 +69,82 @@ def serve(
     latency: Latency,
     size: tuple[int, int] = (512, 512),
     rate: Fraction = Fraction(30),
-    most_steps: int = 8,
-    control_names: Sequence[str] = (),
-    control_least: float = -1.0,
-    takes_prompt: bool = False,
+    controls: ModelControls | None = None,
     device: torch.device | str = "cpu",
     busy_share: Callable[[], float | None] = lambda: None,
     names: Sequence[str] = (),
     certificate: Path | None = None,
     clock: Clock | None = None,
 ) -> Page:
-    """`size` is (height, width) of the frames that a browser as source gives, and `rate` what its camera is asked for.
+    """Serves the page until `Page.close`.
 
-    The first numbers of the control vector may have names, and then sliders from `control_least` to 1.
-    The page shows the memory of `device`, and `busy_share`, how much of its time that works. Port 0 takes a free one.
-    `names` are host names besides this machine's own under which the page may be opened;
-    `certificate` is a PEM file with a key and certificates, for https.
+    Args:
+        port: 0 takes a free one.
+        size: (height, width) of the frames that a browser as source gives.
+        rate: the frame rate requested from its camera.
+        controls: the settings that the model supports, shown as sliders.
+        device: the device whose memory the page shows; `busy_share` is the share of time in which it computes.
+        names: further host names under which the page may be opened, such as a proxy's.
+        certificate: a PEM file with a key and certificates, for https.
     """
-    if missing := [name for name in _NEEDED if find_spec(name) is None]:
-        needs = " and ".join(missing)
-        raise RedlineError(f"a browser is served with {needs}, which is not installed: pip install 'redline[browser]'.")
+    if missing := [name for name in _REQUIRED if find_spec(name) is None]:
+        raise RedlineError(f"browser needs {' and '.join(missing)}: pip install 'redline[browser]'.")
     if not as_source and not as_sink:
-        raise RedlineError("a browser is the source of a stream, its sink, or both.")
-    from redline.stream.browser.figures import figures
-    from redline.stream.browser.outlet import Outlet
+        raise RedlineError("a page must be the source of a stream, its output, or both.")
+    from redline.stream.browser.broadcast import Broadcast
+    from redline.stream.browser.metrics import collect_metrics
+    from redline.stream.browser.server import PageInfo, PageServer
     from redline.stream.browser.sink import BrowserSink
-    from redline.stream.browser.site import Site
     from redline.stream.browser.source import BrowserSource
 
     access = Access(host, key, tuple(names))
     clock = clock or SystemClock()
-    outlets = {"input": Outlet(clock)} | ({"output": Outlet(clock)} if as_sink else {})
+    broadcasts = {"input": Broadcast(clock)} | ({"output": Broadcast(clock)} if as_sink else {})
     height, width = size
-    source = BrowserSource("browser", height, width, rate, latency, clock, outlets["input"].put) if as_source else None
-    sink = BrowserSink("browser", outlets["output"]) if as_sink else None
-    control, named = settings.now().control, len(control_names)
-    if named > len(control):
-        raise RedlineError(f"{named} names do not fit a control vector of {len(control)} numbers.")
-    unnamed = [f"Control {number}" for number in range(named + 1, len(control) + 1)]
-    about = {
-        "source": as_source,
-        "sink": as_sink,
-        "height": height,
-        "width": width,
-        "rate": float(rate),
-        "most_steps": most_steps,
-        "takes_prompt": takes_prompt,
-        "device": torch.device(device).type,
-        "control_names": [*control_names, *unnamed],
-        "control_least": [control_least] * named + [-1.0] * len(unnamed),
-    }
+    preview = broadcasts["input"].publish
+    source = BrowserSource("browser", height, width, rate, latency, clock, preview) if as_source else None
+    sink = BrowserSink("browser", broadcasts["output"]) if as_sink else None
+    controls = controls or ModelControls()
+    entries, named = len(settings.now().control), len(controls.names)
+    if named > entries:
+        raise RedlineError(f"there are {named} control names, but the control vector has {entries} numbers.")
+    unnamed = tuple(f"Control {number}" for number in range(named + 1, entries + 1))
+    info = PageInfo(
+        source=as_source,
+        sink=as_sink,
+        height=height,
+        width=width,
+        rate=float(rate),
+        most_steps=controls.max_steps,
+        takes_prompt=controls.takes_prompt,
+        device=torch.device(device).type,
+        control_names=(*controls.names, *unnamed),
+        control_least=(controls.minimum,) * named + (-1.0,) * len(unnamed),
+    )
     tls = _tls(certificate)
     listener = _listen(host, port)
 
     def measure() -> dict[str, Any]:
-        return figures(latency, outlets, clock.now_s(), torch.device(device), busy_share())
+        return collect_metrics(latency, broadcasts, clock.now_s(), torch.device(device), busy_share())
 
-    site = Site(access, listener, tls, source, outlets, settings, measure, about)
+    server = PageServer(access, listener, tls, source, broadcasts, settings, measure, info)
     try:
-        site.start()
+        server.start()
     except BaseException:
         listener.close()
         raise
     scheme, bound_port = "http" if tls is None else "https", listener.getsockname()[1]
-    return Page(urls(scheme, host, bound_port, "/", key), site, source, sink, outlets)
+    return Page(urls(scheme, host, bound_port, "/", key), server, source, sink, broadcasts)
 
 
 def _listen(host: str, port: int) -> socket.socket:
     if not 0 <= port < 65_536:
-        raise RedlineError(f"a port is a number from 0 to 65535, not {port}.")
+        raise RedlineError(f"invalid port {port}: it must be from 0 to 65535.")
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server(address[:2], family=family)
     except OSError as error:
-        raise RedlineError(f"{host}:{port} cannot be listened on: {error.strerror or error}.") from error
+        raise RedlineError(f"cannot listen on {host}:{port}: {error.strerror or error}.") from error
 
 
 def _tls(certificate: Path | None) -> ssl.SSLContext | None:
@@ -152,7 +154,9 @@ def _tls(certificate: Path | None) -> ssl.SSLContext | None:
     try:
         context.load_cert_chain(certificate)
     except (OSError, ssl.SSLError) as error:
-        raise RedlineError(f"{str(certificate)!r} is no PEM file with a key and its certificate: {error}.") from error
+        raise RedlineError(
+            f"{str(certificate)!r} is not a PEM file with a key and its certificate: {error}."
+        ) from error
     return context
 
 

@@ -1,4 +1,4 @@
-"""What a page may say, read with suspicion: anything else is answered with one sentence."""
+"""Parses the messages of a page, which are untrusted: an invalid one raises MessageError."""
 
 import json
 import math
@@ -7,13 +7,13 @@ from typing import Any
 
 from redline.errors import RedlineError
 
-# An offer of three video lines is about 6 kB.
+# An offer of three video tracks has about 6 kB.
 LONGEST_MESSAGE_BYTES = 64 * 1024
 LINES = ("camera", "output", "input")
 
 
 class MessageError(RedlineError):
-    """A message that a page should not have sent; `about` says what it wanted."""
+    """An invalid message; `about` is the message type that it was meant to be."""
 
     def __init__(self, text: str, about: str = "message") -> None:
         super().__init__(text)
@@ -22,7 +22,7 @@ class MessageError(RedlineError):
 
 @dataclass(frozen=True)
 class Offer:
-    """A WebRTC offer; `lines` names its video lines in their order."""
+    """A WebRTC offer; `lines` names its video tracks in order."""
 
     sdp: str = field(repr=False)
     lines: tuple[str, ...]
@@ -35,57 +35,57 @@ class Change:
 
 @dataclass(frozen=True)
 class Ping:
-    """`sent` is of the page's clock, and goes back as it came."""
+    """`sent` is a time of the page's clock, and is returned unchanged."""
 
     sent: float
 
 
 @dataclass(frozen=True)
 class Stop:
-    """The page neither sends nor shows any longer."""
+    """Asks to close the WebRTC connection."""
 
 
 def read(text: str) -> Offer | Change | Ping | Stop:
     try:
-        said = json.loads(text)
+        message = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise MessageError("a message is JSON, and this is not.") from error
-    if not isinstance(said, dict):
-        raise MessageError("a message is a JSON object with a type.")
-    match said.get("type"):
+        raise MessageError("the message is not valid JSON.") from error
+    if not isinstance(message, dict):
+        raise MessageError("the message is not a JSON object.")
+    match message.get("type"):
         case "offer":
-            return _offer(said)
+            return _offer(message)
         case "settings":
-            return _change(said)
+            return _change(message)
         case "ping":
-            if not _is_number(said.get("sent")):
-                raise MessageError("a ping says when it was sent.", "ping")
-            return Ping(said["sent"])
+            if not _is_number(message.get("sent")):
+                raise MessageError('ping: "sent" must be a number.', "ping")
+            return Ping(message["sent"])
         case "stop":
             return Stop()
         case other:
-            raise MessageError(f"{str(other)[:40]!r} is no message: choose from offer, settings, ping, stop.")
+            raise MessageError(f"unknown message type {str(other)[:40]!r} (supported: offer, settings, ping, stop).")
 
 
-def _offer(said: dict[str, Any]) -> Offer:
-    sdp, lines = said.get("sdp"), said.get("lines")
+def _offer(message: dict[str, Any]) -> Offer:
+    sdp, lines = message.get("sdp"), message.get("lines")
     if not isinstance(sdp, str) or not isinstance(lines, list) or not lines:
-        raise MessageError("an offer holds an SDP and the names of its lines.", "offer")
+        raise MessageError('offer: "sdp" must be a text and "lines" a list of names.', "offer")
     if any(not isinstance(line, str) or line not in LINES for line in lines) or len(set(lines)) != len(lines):
-        raise MessageError(f"the lines of an offer are some of {', '.join(LINES)}, each once.", "offer")
+        raise MessageError(f'offer: "lines" must be some of {", ".join(LINES)}, each once.', "offer")
     return Offer(sdp, tuple(lines))
 
 
-def _change(said: dict[str, Any]) -> Change:
-    settings = said.get("settings")
+def _change(message: dict[str, Any]) -> Change:
+    settings = message.get("settings")
     if not isinstance(settings, dict) or not settings:
-        raise MessageError("a change of settings says which and to what.", "settings")
+        raise MessageError('settings: "settings" must be an object with the values to change.', "settings")
     for name, value in settings.items():
         if name == "prompt" and isinstance(value, str):
             continue
         values = value if isinstance(value, list) else [value]
         if not all(_is_number(one) for one in values):
-            raise MessageError(f"{name[:40]!r} is set to numbers only.", "settings")
+            raise MessageError(f"settings: {name[:40]!r} must be a number or a list of numbers.", "settings")
     return Change(settings)
 
 

@@ -1,5 +1,5 @@
-"""The log of the page's server: a request that is not HTTP is one short line, and there is at most one in ten seconds,
-so that nobody can fill a disk or a terminal from outside."""
+"""The log of the page's server: malformed requests write one short line, and at most one line per ten seconds, so that
+clients cannot flood the disk or the terminal."""
 
 import logging
 import time
@@ -11,7 +11,7 @@ EVERY_S = 10.0
 
 
 class RequestLogFilter(logging.Filter):
-    """Shortens records of malformed requests, and drops records of any kind that come too soon after the last."""
+    """Shortens records of malformed requests, and drops records that come too soon after the previous one."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class RequestLogFilter(logging.Filter):
 
 
 def request_logger() -> logging.Logger:
-    """Returns a logger of its own for one server."""
+    """Returns a new logger for one server."""
     logger = logging.Logger("redline.stream.browser")
     logger.parent = logging.getLogger()
     logger.addFilter(RequestLogFilter())

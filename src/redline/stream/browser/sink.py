@@ -1,20 +1,20 @@
-"""Pages as a sink. Writing only leaves the frame where viewers find it: a slow, dead or absent one costs nothing."""
+"""The pages as a sink: `write` only publishes the frame, so slow, dead or absent viewers cost nothing."""
 
-from redline.stream.browser.outlet import Outlet
+from redline.stream.browser.broadcast import Broadcast
 from redline.stream.frames import Frame
 
 
 class BrowserSink:
     takes_new_size = True
 
-    def __init__(self, name: str, outlet: Outlet) -> None:
-        self.name, self._outlet = name, outlet
+    def __init__(self, name: str, broadcast: Broadcast) -> None:
+        self.name, self._broadcast = name, broadcast
 
     def write(self, frame: Frame) -> None:
-        self._outlet.put(frame)
+        self._broadcast.publish(frame)
 
-    def close(self, whole: bool = True) -> None:
-        self._outlet.end()
+    def close(self, complete: bool = True) -> None:
+        self._broadcast.end()
 
     def abandon(self) -> None:
-        self._outlet.end()
+        self._broadcast.end()

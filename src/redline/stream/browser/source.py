@@ -1,98 +1,99 @@
-"""The browser's camera as a live source: what arrives is put on a line of one place, from which the stream reads.
+"""The browser's camera as a live source. The newest received frame waits in a channel until the stream reads it.
 
-A page that comes and goes does not end the stream. Losing it is a fault, told once; then the source waits, for as long
-as it takes, and goes on with the first picture of the next page.
+A page that disconnects does not end the stream: it is logged as a fault, and the source waits for the next page.
 """
 
 import threading
 from collections.abc import Callable, Generator
+from contextlib import closing
 from fractions import Fraction
 from typing import NamedTuple
 
 import av
 from av import VideoFrame
 
+from redline.channels import Channel
 from redline.errors import RedlineError
-from redline.stream.browser.pictures import MOST_SENT_PIXELS, covered
+from redline.stream.browser.images import MAX_CAMERA_PIXELS, crop_and_scale
 from redline.stream.clock import Clock, SystemClock
 from redline.stream.frames import Frame
 from redline.stream.latency import Latency
-from redline.stream.slot import FrameSlot
-from redline.stream.sources import Source, SourceFault
+from redline.stream.sources import Source, SourceFault, SourceWrapper
 
 CONVERSION_BUSY = "conversion busy"
-SMALLEST_SIDE, LARGEST_SIDE = 16, 4096
-MOST_LATE_S = 2.0
-_NOT_SENDING = "the browser has stopped sending."
+MIN_SIDE, MAX_SIDE = 16, 4096
+MAX_LATE_S = 2.0
+_NOT_SENDING = "the browser stopped sending."
 _TIME_BASE = Fraction(1, 90_000)
 
 
 class _Arrived(NamedTuple):
-    picture: VideoFrame
+    image: VideoFrame
     number: int
     captured_s: float
 
 
 class Lateness:
-    """How much longer a picture was under way than the quickest one, by the browser's own time stamps.
+    """Measures how much longer a frame travelled than the fastest one, by the browser's own timestamps.
 
-    The clocks of two machines run apart by some parts in a million: what counts as quickest rises by a thousandth.
+    The clocks of two machines drift by some parts per million, so the reference time rises by 0.1%.
     """
 
     def __init__(self) -> None:
-        self._quickest_s: float | None = None
+        self._fastest_s: float | None = None
         self._at_s = 0.0
 
     def of(self, stamp_s: float, arrived_s: float) -> float:
-        under_way_s = arrived_s - stamp_s
-        if self._quickest_s is None:
-            self._quickest_s, self._at_s = under_way_s, arrived_s
-        self._quickest_s = min(under_way_s, self._quickest_s + 1e-3 * (arrived_s - self._at_s))
+        travel_s = arrived_s - stamp_s
+        if self._fastest_s is None:
+            self._fastest_s, self._at_s = travel_s, arrived_s
+        self._fastest_s = min(travel_s, self._fastest_s + 1e-3 * (arrived_s - self._at_s))
         self._at_s = arrived_s
-        return under_way_s - self._quickest_s
+        return travel_s - self._fastest_s
 
 
-class Line:
-    """One page's connection; fed by the thread of the network. A frame was captured when it arrived here, decoded, less
-    what it was later than the quickest one. What the quickest took, in camera, browser and network, cannot be known."""
+class CameraFeed:
+    """The frames from one page's camera, filled by the network thread.
+
+    The capture time of a frame is its arrival, minus its delay compared with the fastest frame. The time that the
+    fastest frame took in camera, browser and network cannot be measured.
+    """
 
     def __init__(self, clock: Clock, latency: Latency) -> None:
         self._clock = clock
-        self._slot: FrameSlot[_Arrived] = FrameSlot(CONVERSION_BUSY, latency.drop)
+        self._channel = Channel[_Arrived](1, latency.drop, overwrite_cause=CONVERSION_BUSY)
         self._arrived = 0
         self._lateness = Lateness()
         self.why_ended = _NOT_SENDING
 
-    @property
-    def arrived(self) -> int:
-        return self._arrived
-
-    def put(self, picture: VideoFrame) -> None:
-        if picture.width * picture.height > MOST_SENT_PIXELS:
-            raise RedlineError(f"a picture of {picture.width}×{picture.height} is too large to be sent from a browser.")
+    def put(self, image: VideoFrame) -> None:
+        if image.width * image.height > MAX_CAMERA_PIXELS:
+            raise RedlineError(
+                f"camera frames of {image.width}×{image.height} are too large (at most {MAX_CAMERA_PIXELS:,} pixels)."
+            )
         now_s = self._clock.now_s()
-        late_s = self._lateness.of(float((picture.pts or 0) * _TIME_BASE), now_s)
-        # A queue that built up before us is never made up for, but a new connection starts without one.
-        if late_s > MOST_LATE_S:
-            raise RedlineError(f"pictures come {late_s:.1f} s late: the connection is made anew.")
-        self._slot.put(_Arrived(picture, self._arrived, now_s - late_s))
+        late_s = self._lateness.of(float((image.pts or 0) * _TIME_BASE), now_s)
+        # A queue in the network does not drain by itself, but a new connection starts without one.
+        if late_s > MAX_LATE_S:
+            raise RedlineError(f"camera frames arrive {late_s:.1f} s late: reconnecting.")
+        self._channel.put(_Arrived(image, self._arrived, now_s - late_s))
         self._arrived += 1
 
     def take(self, timeout_s: float | None) -> _Arrived | None:
-        return self._slot.take(timeout_s)
+        return self._channel.take(timeout_s)
 
     @property
     def ended(self) -> bool:
-        return self._slot.closed
+        return self._channel.closed
 
     def end(self, why: str = _NOT_SENDING) -> None:
-        if not self._slot.closed:
+        if not self._channel.closed:
             self.why_ended = why
-        self._slot.close()
+        self._channel.close()
 
 
 class BrowserSource:
-    """Frames are of `height` and `width` whatever the camera gives. `seen` is given every frame, for viewers."""
+    """Frames are cropped and scaled to `height` and `width`. `preview` is called with every frame."""
 
     is_live = True
 
@@ -104,93 +105,89 @@ class BrowserSource:
         rate: Fraction,
         latency: Latency,
         clock: Clock | None = None,
-        seen: Callable[[Frame], object] = lambda frame: None,
+        preview: Callable[[Frame], object] = lambda frame: None,
         silence_s: float = 5.0,
     ) -> None:
-        if not all(SMALLEST_SIDE <= side <= LARGEST_SIDE for side in (height, width)):
-            raise RedlineError(f"sides of {SMALLEST_SIDE} to {LARGEST_SIDE} px can be sent, not {width}×{height}.")
+        if not all(MIN_SIDE <= side <= MAX_SIDE for side in (height, width)):
+            raise RedlineError(
+                f"invalid size {width}×{height} for a browser: sides must have {MIN_SIDE} to {MAX_SIDE} pixels."
+            )
         if not 1 <= rate <= 120:
-            raise RedlineError(f"a browser sends 1 to 120 frames a second, not {float(rate):g}.")
+            raise RedlineError(f"invalid frame rate {float(rate):g} for a browser: it must be from 1 to 120.")
         self.name, self.height, self.width, self.rate = name, height, width, Fraction(rate)
-        self._latency, self._clock, self._seen, self._silence_s = latency, clock or SystemClock(), seen, silence_s
+        self._latency, self._clock, self._preview, self._silence_s = latency, clock or SystemClock(), preview, silence_s
         self._changed = threading.Condition()
-        self._line: Line | None = None
+        self._feed: CameraFeed | None = None
         self._closed = False
 
-    def connect(self) -> Line:
-        """A line for a page that begins to send; that of the page before has ended, or ends now."""
-        line = Line(self._clock, self._latency)
+    def connect(self) -> CameraFeed:
+        """Returns a feed for a page that starts to send, and ends that of the previous page."""
+        feed = CameraFeed(self._clock, self._latency)
         with self._changed:
-            if self._line is not None:
-                self._line.end("another page has begun to send.")
+            if self._feed is not None:
+                self._feed.end("another page started to send.")
             if self._closed:
-                line.end()
-            self._line = line
+                feed.end()
+            self._feed = feed
             self._changed.notify_all()
-        return line
+        return feed
 
     def frames(self) -> Generator[Frame, None, None]:
-        line = self._wait_for_line()
-        # The first picture may take as long as a person needs to press a button; then silence is a fault.
+        feed = self._wait_for_feed()
+        # The first frame may take as long as a person needs to press a button; after it, silence is a fault.
         timeout_s, first_pts = None, None
-        while line is not None:
-            arrived = line.take(timeout_s)
+        while feed is not None:
+            arrived = feed.take(timeout_s)
             if self._closed:
                 return
             if arrived is None:
-                raise SourceFault(line.why_ended if line.ended else f"the browser is silent for {self._silence_s:g} s.")
+                silent = f"the browser sent nothing for {self._silence_s:g} s."
+                raise SourceFault(feed.why_ended if feed.ended else silent)
             timeout_s = self._silence_s
-            pts = arrived.picture.pts or 0
+            pts = arrived.image.pts or 0
             first_pts = pts if first_pts is None else first_pts
             try:
-                pixels = covered(arrived.picture, self.height, self.width)
+                pixels = crop_and_scale(arrived.image, self.height, self.width)
             except (av.FFmpegError, ValueError) as error:
-                raise SourceFault("the browser sent a picture that cannot be read.") from error
+                raise SourceFault("the browser sent a frame that cannot be converted.") from error
             frame = Frame(pixels, arrived.number, pts - first_pts, _TIME_BASE, arrived.captured_s)
-            self._seen(frame)
+            self._preview(frame)
             yield frame
 
     def close(self) -> None:
         with self._changed:
             self._closed = True
-            if self._line is not None:
-                self._line.end()
+            if self._feed is not None:
+                self._feed.end()
             self._changed.notify_all()
 
-    def _wait_for_line(self) -> Line | None:
+    def _wait_for_feed(self) -> CameraFeed | None:
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or (self._line is not None and not self._line.ended))
-            return None if self._closed else self._line
+            self._changed.wait_for(lambda: self._closed or (self._feed is not None and not self._feed.ended))
+            return None if self._closed else self._feed
 
 
-class Tapped:
-    """Another source, of which `seen` is given every frame besides: so that the page shows the input too. Nothing is
-    read before `begin` is set."""
+class Previewed(SourceWrapper):
+    """Calls `preview` with every frame of another source, so that the page shows the input as well.
 
-    def __init__(self, source: Source, seen: Callable[[Frame], object], begin: threading.Event | None = None) -> None:
-        self.inner, self._seen, self._begin = source, seen, begin
-        self.name, self.is_live, self.rate = source.name, source.is_live, source.rate
+    Nothing is read before `begin` is set.
+    """
 
-    @property
-    def height(self) -> int:
-        return self.inner.height
-
-    @property
-    def width(self) -> int:
-        return self.inner.width
+    def __init__(
+        self, source: Source, preview: Callable[[Frame], object], begin: threading.Event | None = None
+    ) -> None:
+        super().__init__(source)
+        self._preview, self._begin = preview, begin
 
     def frames(self) -> Generator[Frame, None, None]:
         if self._begin is not None:
             self._begin.wait()
-        frames = self.inner.frames()
-        try:
+        with closing(self.inner.frames()) as frames:
             for frame in frames:
-                self._seen(frame)
+                self._preview(frame)
                 yield frame
-        finally:
-            frames.close()
 
     def close(self) -> None:
-        self.inner.close()
+        super().close()
         if self._begin is not None:
             self._begin.set()

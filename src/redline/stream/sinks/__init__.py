@@ -1,7 +1,7 @@
-"""Where frames go. A sink says what is wrong with its place when it is made, and starts it with the first frame.
+"""Outputs of frames. The constructor of a sink checks its target; the output starts with the first frame.
 
-All calls come from one thread. `close` finishes what was written; `abandon` leaves no trace of it. One of the two is
-called once, whatever happened before.
+All calls come from one thread. Either `close`, which finishes the output, or `abandon`, which discards it, is called
+once at the end.
 """
 
 from typing import Protocol, runtime_checkable
@@ -15,13 +15,13 @@ class Sink(Protocol):
 
     @property
     def takes_new_size(self) -> bool:
-        """Whether a frame may have another size than the one before."""
+        """Whether a frame may differ in size from the previous one."""
         ...
 
     def write(self, frame: Frame) -> None: ...
 
-    def close(self, whole: bool = True) -> None:
-        """`whole`: the source came to its end, rather than being stopped."""
+    def close(self, complete: bool = True) -> None:
+        """`complete`: the source ended by itself and was not stopped."""
         ...
 
     def abandon(self) -> None: ...
@@ -29,10 +29,10 @@ class Sink(Protocol):
 
 @runtime_checkable
 class Idles(Protocol):
-    """A sink that has something to do while no frame comes."""
+    """A sink with work to do while no frame comes."""
 
     def idle(self) -> None:
-        """Called several times a second then."""
+        """Called several times per second while no frame comes."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Takes frames and keeps none: for measuring, and for tests."""
+"""Discards all frames, for measurements and tests."""
 
 from redline.stream.frames import Frame
 
@@ -13,7 +13,7 @@ class NullSink:
     def write(self, frame: Frame) -> None:
         self.frames += 1
 
-    def close(self, whole: bool = True) -> None:
+    def close(self, complete: bool = True) -> None:
         pass
 
     def abandon(self) -> None:

@@ -1,4 +1,4 @@
-"""A camera that other programs see: what a video call shows is the stream. Needs the extra `virtual-camera`."""
+"""A virtual camera that other programs can open, for example video calls. Needs the extra `virtual-camera`."""
 
 from fractions import Fraction
 from importlib import import_module
@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 
 from redline.errors import RedlineError
-from redline.stream.frames import Frame
-from redline.stream.sinks.shown import as_shown
+from redline.stream.frames import Frame, as_square_pixels
 
 
 class VirtualCameraSink:
-    """The camera is there from the first frame on: its size is that of the stream, and stays."""
+    """The camera appears with the first frame and keeps its size."""
 
     name = "virtual camera"
     takes_new_size = False
@@ -21,17 +20,17 @@ class VirtualCameraSink:
     def __init__(self, rate: Fraction, device: str | None = None) -> None:
         if find_spec("pyvirtualcam") is None:
             install = "pip install 'redline[virtual-camera]'"
-            raise RedlineError(f"a virtual camera is made by pyvirtualcam, which is not installed: {install}.")
+            raise RedlineError(f"a virtual camera needs pyvirtualcam: {install}.")
         self._rate, self._device = float(rate), device
         self._camera: Any = None
 
     def write(self, frame: Frame) -> None:
-        picture = as_shown(frame)
+        image = as_square_pixels(frame)
         if self._camera is None:
-            self._camera = self._open(picture.height, picture.width)
-        self._camera.send(np.asarray(picture))
+            self._camera = self._open(image.height, image.width)
+        self._camera.send(np.asarray(image))
 
-    def close(self, whole: bool = True) -> None:
+    def close(self, complete: bool = True) -> None:
         if self._camera is not None:
             self._camera.close()
             self._camera = None
@@ -46,5 +45,5 @@ class VirtualCameraSink:
         except (RuntimeError, ValueError) as error:
             why = (str(error).strip().splitlines() or ["no reason is given"])[0].rstrip(".")
             raise RedlineError(
-                f"no virtual camera can be opened ({why}): on Linux load v4l2loopback, elsewhere install OBS."
+                f"cannot open a virtual camera ({why}): on Linux load v4l2loopback, elsewhere install OBS."
             ) from error

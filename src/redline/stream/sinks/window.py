@@ -1,4 +1,4 @@
-"""A window on this machine's screen, with nothing but Python's own Tk. Closing it ends the stream."""
+"""Shows the stream in a Tk window. Closing it ends the stream."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -6,31 +6,30 @@ from importlib.util import find_spec
 from typing import Any
 
 from redline.errors import RedlineError
-from redline.stream.frames import Frame
-from redline.stream.sinks.shown import as_shown
+from redline.stream.frames import Frame, as_square_pixels
 
-_INSTEAD = "show the stream in a browser, as mjpeg, or write a file"
+_INSTEAD = "use browser, mjpeg or a file as output"
 
 
 class WindowSink:
-    """Tk belongs to one thread: the window is made, drawn and closed by the one that writes frames."""
+    """Tk must be used by one thread: the one that writes frames creates, draws and closes the window."""
 
     name = "window"
     takes_new_size = True
 
     def __init__(self, title: str = "Redline", on_closed: Callable[[], None] = lambda: None) -> None:
         if find_spec("tkinter") is None:
-            raise RedlineError(f"a window needs Python's tkinter, which is not installed: {_INSTEAD}.")
+            raise RedlineError(f"window needs Python's tkinter, which is not installed: {_INSTEAD}.")
         self._tk: Any = import_module("tkinter")
         try:
-            # Tried out now, so that a missing screen is said before anything starts.
+            # Opens a window now so that a missing display is reported before anything starts.
             self._tk.Tk().destroy()
         except self._tk.TclError as error:
-            raise RedlineError(f"no window can be opened ({error}): {_INSTEAD}.") from error
+            raise RedlineError(f"cannot open a window ({error}): {_INSTEAD}.") from error
         self._title, self.on_closed = title, on_closed
         self._window: Any = None
         self._label: Any = None
-        self._picture: Any = None
+        self._image: Any = None
         self._is_closed = False
 
     def write(self, frame: Frame) -> None:
@@ -38,21 +37,21 @@ class WindowSink:
             return
         if self._window is None:
             self._open()
-        picture: Any = import_module("PIL.ImageTk")
-        # Tk does not hold the picture: without this name it would be gone, and the window empty.
+        image_tk: Any = import_module("PIL.ImageTk")
+        # Tk keeps no reference to the image: without this one it would be freed and the window empty.
         window: Any = self._window
-        self._picture = picture.PhotoImage(as_shown(frame), master=window)
-        self._label.configure(image=self._picture)
+        self._image = image_tk.PhotoImage(as_square_pixels(frame), master=window)
+        self._label.configure(image=self._image)
         window.update()
 
     def idle(self) -> None:
-        """It answers while nothing comes: it can be moved, and closed."""
+        """Handles events while no frame comes, so that the window can be moved and closed."""
         if self._window is not None:
             self._window.update()
 
-    def close(self, whole: bool = True) -> None:
+    def close(self, complete: bool = True) -> None:
         if self._window is not None:
-            self._picture = self._label = None
+            self._image = self._label = None
             self._window.destroy()
             self._window = None
 
@@ -62,10 +61,10 @@ class WindowSink:
     def _open(self) -> None:
         self._window = self._tk.Tk()
         self._window.title(self._title)
-        self._window.protocol("WM_DELETE_WINDOW", self._ended)
+        self._window.protocol("WM_DELETE_WINDOW", self._on_delete)
         self._label = self._tk.Label(self._window, borderwidth=0)
         self._label.pack()
 
-    def _ended(self) -> None:
+    def _on_delete(self) -> None:
         self._is_closed = True
         self.on_closed()

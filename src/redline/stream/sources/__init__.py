@@ -1,8 +1,8 @@
-"""Where frames come from. A source is opened when it is made, so that what is wrong is said before anything starts.
+"""Sources of frames. A source is opened by its constructor, so that errors come before a stream starts.
 
-`frames()` runs in one thread and lets go of what it holds there; `close()` may come from any thread, and only asks:
-the frames end soon after. A live source that loses its connection raises `SourceFault`, and connects anew when its
-frames are asked for again; whatever cannot be mended by waiting is another `RedlineError`.
+`frames()` runs in one thread and releases its resources there. `close()` may be called from any thread and only
+requests the end; the frames end soon after. A live source that loses its connection raises `SourceFault`, and
+reconnects when `frames()` is called again. Errors that waiting cannot solve are other `RedlineError`s.
 """
 
 from collections.abc import Generator
@@ -12,7 +12,7 @@ from typing import Protocol
 from redline.errors import RedlineError
 from redline.stream.frames import Frame
 
-# A side of a picture at the most, where we make it: whatever is larger is a slip of the pen.
+# The largest side of frames that we generate or resize to; larger ones are taken for typing errors.
 LARGEST_PX = 16_384
 
 
@@ -21,7 +21,7 @@ class SourceFault(RedlineError):
 
 
 class Source(Protocol):
-    """`is_live`: frames come when they come, and those that nobody takes in time are lost."""
+    """`is_live` sources set the pace: frames that are not taken in time are lost."""
 
     @property
     def name(self) -> str: ...
@@ -31,12 +31,12 @@ class Source(Protocol):
 
     @property
     def rate(self) -> Fraction:
-        """Frames a second, on average."""
+        """Frames per second, on average."""
         ...
 
     @property
     def height(self) -> int:
-        """Of the first frame, as `width` is: a later one may have another size."""
+        """The height of the first frame; as with `width`, later frames may differ."""
         ...
 
     @property
@@ -47,4 +47,18 @@ class Source(Protocol):
     def close(self) -> None: ...
 
 
-__all__ = ["LARGEST_PX", "Source", "SourceFault"]
+class SourceWrapper:
+    """Base class of sources that change the frames of another source, `inner`."""
+
+    def __init__(self, inner: Source) -> None:
+        self.inner, self.name, self.is_live, self.rate = inner, inner.name, inner.is_live, inner.rate
+        self.height, self.width = inner.height, inner.width
+
+    def frames(self) -> Generator[Frame, None, None]:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+__all__ = ["LARGEST_PX", "Source", "SourceFault", "SourceWrapper"]

@@ -1,19 +1,19 @@
-"""What a live source sent before anybody read it, while it was opened and the model set up: passed over, or every frame
-behind it would be as old as it is long.
+"""Detects the end of the backlog that a live source sent while it was opened and the model was set up.
 
-Nothing in a stream says how old a picture is. But what lies there is read at once, and for what comes now one waits.
+The backlog is skipped, or every later frame would be as old as the backlog is long. A stream does not say how old its
+frames are, but packets of the backlog are available at once, while the reader has to wait for new ones.
 """
 
 import time
 
-# Whoever waits so long was there before the picture; twice in a row, since a busy machine makes anybody wait once.
+# A wait this long means that the packet is new. Two in a row are required, because a busy machine causes single waits.
 _WAITED_S, _IN_A_ROW = 0.004, 2
-# A source that comes in bursts, or faster than it is read, is taken as it comes after so long.
+# A source that sends bursts, or faster than it is read, is accepted after this time.
 _LONGEST_S = 3.0
 
 
 class Backlog:
-    """Wall time, whatever the stream's clock is: a network is of the real world."""
+    """Uses wall time even if the stream's clock is simulated, because the network is real."""
 
     def __init__(self) -> None:
         self._began_s = time.monotonic()
@@ -24,6 +24,6 @@ class Backlog:
         return self._waits >= _IN_A_ROW or time.monotonic() - self._began_s > _LONGEST_S
 
     def read(self, waited_s: float) -> None:
-        """A packet came after so long."""
+        """Records that the reader waited this long for a packet."""
         if not self.is_over:
             self._waits = self._waits + 1 if waited_s >= _WAITED_S else 0

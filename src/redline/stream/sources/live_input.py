@@ -1,8 +1,8 @@
-"""A camera or a network stream through FFmpeg: opened once, before anything starts, and again after each fault.
+"""A camera or a network stream through FFmpeg, opened before the stream starts and again after each fault.
 
-Nothing here waits without an end: opening and every read have a time limit, after which the stream counts as lost. The
-first opening is kept for the first frames, since a camera cannot be opened twice and a server is slow to; what came
-meanwhile is passed over. A film that broke off goes on behind the last frame that came.
+Opening and every read have a timeout, after which the stream counts as lost. The first connection is kept open for
+the first frames, because a camera cannot be opened twice and a server is slow to open; frames that came meanwhile are
+skipped. A video on a server continues after the last frame that came.
 """
 
 import errno
@@ -26,24 +26,24 @@ from redline.stream.clock import Clock, SystemClock
 from redline.stream.frames import Frame
 from redline.stream.sources import SourceFault
 from redline.stream.sources.backlog import Backlog
-from redline.stream.sources.video_file import DAMAGED, pixel_aspect, to_pixels, upright, why_pale
-from redline.video.reading import reason, said_rate
+from redline.stream.sources.video_file import DAMAGED, hdr_notes, pixel_aspect, to_pixels, upright
+from redline.video.reading import declared_rate, reason
 
-_USUAL_RATE = Fraction(30)
-# FFmpeg's flag of formats without times, as Motion JPEG is: it makes some up, at 25 frames a second.
+_DEFAULT_RATE = Fraction(30)
+# FFmpeg's flag of formats without timestamps, such as Motion JPEG, for which it assumes 25 frames per second.
 _UNTIMED = 0x80
 _TICK = Fraction(1, 90_000)
-# There FFmpeg knows where a picture of these ends when the next one begins, and gives it then.
-_UNENDED, _UNENDED_CODECS = ("rtsp", "mpegts"), ("h264", "hevc", "mpeg4", "mpeg2video", "mpeg1video")
-# By how much the end of a film may be missing: the clocks of its parts are rounded.
+# For these formats and codecs, FFmpeg returns a frame only when the next one begins.
+_DELAYED, _DELAYED_CODECS = ("rtsp", "mpegts"), ("h264", "hevc", "mpeg4", "mpeg2video", "mpeg1video")
+# A video may end this much before its declared duration, because of rounding.
 _MISSING_S = 1
-# A stream that cannot be decoded for so many packets will not be later.
-_DAMAGED = 600
+# After this many packets that cannot be decoded, a stream is given up.
+_MAX_UNDECODABLE = 600
 
 
 @dataclass(frozen=True)
 class Address:
-    """What FFmpeg opens. `name` is for people, and holds no password; `is_live` is what goes on while nobody reads."""
+    """What FFmpeg opens. `name` is used in messages and has no password; `is_live` streams continue while not read."""
 
     url: str
     name: str
@@ -55,9 +55,11 @@ class Address:
 
 
 class LiveInput:
-    """`length_s` is how long it lasts, where that is known: then it is a film, and its end is no fault. `drop` is told
-    of pictures that came damaged. Frames are brought to `size` (height, width) as those of `VideoFile` are; `sent_size`
-    is that in which they come."""
+    """`length_s` is the duration if the stream is a video of known length, whose end is not a fault.
+
+    `drop` is called for each damaged frame. Frames are scaled from `sent_size` to `size` (height, width) as those of
+    `VideoFile` are.
+    """
 
     is_live = True
 
@@ -77,15 +79,15 @@ class LiveInput:
         try:
             container = _opened(address)
         except SourceFault as fault:
-            # Before the start nobody waits for it to come back.
+            # Before the start, a fault is a plain error: there is no retry.
             raise RedlineError(str(fault)) from fault
         try:
-            stream = _pictures(container, address)
-            self.rate = said_rate(stream) or _USUAL_RATE
+            stream = _video_stream(container, address)
+            self.rate = declared_rate(stream) or _DEFAULT_RATE
             self.length_s = Fraction(container.duration, av.time_base) if container.duration else None
-            self.has_sound = bool(container.streams.audio)
+            self.has_audio = bool(container.streams.audio)
             self._first = _first_frame(container, stream, address)
-            to_pixels(self._first, VideoReformatter())  # what cannot be shown is known before the start
+            to_pixels(self._first, VideoReformatter())  # raises now if frames cannot be converted
         except BaseException as error:
             container.close()
             if isinstance(error, SourceFault):
@@ -94,45 +96,45 @@ class LiveInput:
         self.sent_size = upright(self._first.rotation, self._first.height, self._first.width)
         self.height, self.width = size or self.sent_size
         self.pixel_aspect = pixel_aspect(stream, self._first.rotation)
-        self.notes = why_pale(self._first, self.name)
+        self.notes = hdr_notes(self._first, self.name)
         self._waiting = container
 
     def frames(self) -> Generator[Frame, None, None]:
         with self._lock:
             container, self._waiting = self._waiting, None
         first = self._first if container is not None else None
-        is_film = self.length_s is not None
-        if not is_film:
+        is_video = self.length_s is not None
+        if not is_video:
             self._last, self._next_index = None, 0
-        with closing(container or self._opened_again()) as container:
-            stream = _pictures(container, self._address)
-            is_untimed = not is_film and bool(container.format.flags & _UNTIMED)
+        with closing(container or self._reopened()) as container:
+            stream = _video_stream(container, self._address)
+            is_untimed = not is_video and bool(container.format.flags & _UNTIMED)
             time_base = _TICK if is_untimed else Fraction(stream.time_base or Fraction(1, av.time_base))
-            usual = max(1, round(1 / self.rate / time_base))
+            default_duration = max(1, round(1 / self.rate / time_base))
             to_rgb, before_s, shown = VideoReformatter(), self._clock.now_s(), self._last
-            for found, captured_s in self._found(container, stream, first):
+            for decoded, captured_s in self._found(container, stream, first):
                 if self._closed.is_set():
                     return
-                pts = None if is_untimed else found.pts
+                pts = None if is_untimed else decoded.pts
                 if pts is not None and shown is not None and pts <= shown:
                     continue
-                if found.is_corrupt:
+                if decoded.is_corrupt:
                     if self._last is not None:
                         self._drop(DAMAGED)
                     continue
                 if self._last is None:
                     pts = pts or 0
                 elif pts is None or pts <= self._last:
-                    passed = usual if is_film else round(Fraction(captured_s - before_s) / time_base)
+                    passed = default_duration if is_video else round(Fraction(captured_s - before_s) / time_base)
                     pts = self._last + max(1, passed)
-                lasts = 0 if is_untimed else found.duration or 0
-                pixels, aspect = to_pixels(found, to_rgb, self._size), self.pixel_aspect
-                frame = Frame(pixels, self._next_index, pts, time_base, captured_s, lasts, pixel_aspect=aspect)
+                duration = 0 if is_untimed else decoded.duration or 0
+                pixels, aspect = to_pixels(decoded, to_rgb, self._size), self.pixel_aspect
+                frame = Frame(pixels, self._next_index, pts, time_base, captured_s, duration, pixel_aspect=aspect)
                 self._last, self._next_index, before_s = pts, self._next_index + 1, captured_s
                 yield frame
             if self._closed.is_set():
                 return
-            if not is_film:
+            if not is_video:
                 raise SourceFault(f"{self.name} has ended.")
             self._check_end(stream, time_base, shown)
 
@@ -143,20 +145,23 @@ class LiveInput:
         if container is not None:
             container.close()
 
-    def _opened_again(self) -> InputContainer:
+    def _reopened(self) -> InputContainer:
         container = _opened(self._address)
         if self._last is None:
             return container
         try:
-            container.seek(self._last, stream=_pictures(container, self._address))
+            container.seek(self._last, stream=_video_stream(container, self._address))
         except (av.FFmpegError, OSError):
-            # A server that only sends from the start: what was shown already is passed over.
+            # A server that cannot seek sends from the start: frames that were shown already are skipped.
             container.close()
             return _opened(self._address)
         return container
 
     def _check_end(self, stream: VideoStream, time_base: Fraction, shown: int | None) -> None:
-        """Some films end without an error where their server breaks off; one that gave nothing new has really ended."""
+        """Raises SourceFault if the server broke off, which may come without an error.
+
+        A connection that gave no new frame is taken for the end of the video.
+        """
         if not stream.duration or self._last is None or self._last == shown:
             return
         length_s = ((stream.start_time or 0) + stream.duration) * time_base
@@ -167,12 +172,12 @@ class LiveInput:
     def _found(
         self, container: InputContainer, stream: VideoStream, first: VideoFrame | None
     ) -> Iterator[tuple[VideoFrame, float]]:
-        """Frames, each with the moment at which its last bytes came, or its first where only those can be told."""
+        """Yields each frame with the time at which its last bytes came, or its first if only that is known."""
         backlog = Backlog() if self._address.is_live and self.length_s is None else None
         if first is not None and backlog is None:
             yield first, self._clock.now_s()
-        failed, read_s = 0, self._address.read_s
-        is_unended = container.format.name in _UNENDED and stream.codec_context.name in _UNENDED_CODECS
+        undecodable, read_s = 0, self._address.read_s
+        is_delayed = container.format.name in _DELAYED and stream.codec_context.name in _DELAYED_CODECS
         came_s = self._clock.now_s()
         packets = container.demux(stream)
         while not self._closed.is_set():
@@ -184,28 +189,28 @@ class LiveInput:
             if packet is None:
                 return
             waited_s = time.monotonic() - asked_s
-            # The packet before came with the first bytes of this one.
+            # A delayed packet is returned when the first bytes of the next one come.
             before_s, came_s = came_s, self._clock.now_s()
-            captured_s = before_s if is_unended else came_s
+            captured_s = before_s if is_delayed else came_s
             if backlog is not None:
                 backlog.read(waited_s)
             try:
                 decoded = packet.decode()
             except (av.FFmpegError, OSError) as error:
-                # After a loss on the way, pictures are whole again from the next key frame on.
-                failed += 1
+                # After packet loss, frames are intact again from the next key frame.
+                undecodable += 1
                 if self._last is not None:
                     self._drop(DAMAGED)
-                if failed > _DAMAGED:
-                    raise SourceFault(f"the pictures of {self.name} cannot be decoded: {reason(error)}.") from error
+                if undecodable > _MAX_UNDECODABLE:
+                    raise SourceFault(f"the frames of {self.name} cannot be decoded: {reason(error)}.") from error
                 continue
             for frame in decoded:
                 if isinstance(frame, VideoFrame):
-                    failed = 0
+                    undecodable = 0
                     if backlog is None or backlog.is_over:
                         yield frame, captured_s
             if waited_s >= read_s:
-                # What FFmpeg had in hand, given when it was told to stop: there will be no more.
+                # FFmpeg returned its last packet because the read timed out.
                 raise SourceFault(f"{self.name} is lost: no answer within {read_s:g} s.")
 
 
@@ -217,24 +222,24 @@ def _opened(address: Address) -> InputContainer:
         raise SourceFault(f"{address.name} cannot be opened: {_why(error, address.open_s, address.url)}.") from error
 
 
-def _pictures(container: InputContainer, address: Address) -> VideoStream:
+def _video_stream(container: InputContainer, address: Address) -> VideoStream:
     stream = container.streams.best("video")
-    # A camera that starts again may have its sound before its picture: then it is tried again, as after any fault.
+    # A restarting camera may send audio before video, so this is a fault, which is retried.
     if not isinstance(stream, VideoStream):
-        raise SourceFault(f"{address.name} has no moving picture.")
+        raise SourceFault(f"{address.name} has no video stream.")
     if stream.codec_context is None:
-        raise SourceFault(f"the codec of {address.name} cannot be read here.")
-    # Threads stay as PyAV has them, over slices: those that work on several frames at once give each of them later.
+        raise SourceFault(f"{address.name}: there is no decoder for its codec.")
+    # PyAV's slice threads are kept, because frame threads delay every frame.
     return stream
 
 
 def _first_frame(container: InputContainer, stream: VideoStream, address: Address) -> VideoFrame:
     packets = container.demux(stream)
-    for _ in range(_DAMAGED):
+    for _ in range(_MAX_UNDECODABLE):
         try:
             packet = next(packets, None)
         except (av.FFmpegError, OSError) as error:
-            raise SourceFault(f"{address.name} gives no picture: {_why(error, address.read_s)}.") from error
+            raise SourceFault(f"{address.name} sends no frame: {_why(error, address.read_s)}.") from error
         if packet is None:
             break
         try:
@@ -244,21 +249,21 @@ def _first_frame(container: InputContainer, stream: VideoStream, address: Addres
         for frame in decoded:
             if isinstance(frame, VideoFrame) and not frame.is_corrupt:
                 return frame
-    raise RedlineError(f"no picture of {address.name} can be decoded ({stream.codec_context.name}).")
+    raise RedlineError(f"no frame of {address.name} can be decoded ({stream.codec_context.name}).")
 
 
 def _why(error: Exception, limit_s: float, url: str = "") -> str:
-    # FFmpeg says of a read that was ended for its time that it was asked to stop.
+    # FFmpeg reports a timeout as a requested exit.
     if isinstance(error, av.ExitError):
         return f"no answer within {limit_s:g} s"
     host = urlsplit(url).hostname if "://" in url else None
     if host and getattr(error, "errno", None) == errno.EIO and not _is_known(host):
-        return f"no machine is known as {host!r}"
+        return f"unknown host {host!r}"
     return reason(error)
 
 
 def _is_known(host: str) -> bool:
-    """FFmpeg says of a name that nobody knows what it says of a cable that is cut."""
+    """Resolves the host, because FFmpeg reports an unknown host as a plain I/O error."""
     try:
         return bool(socket.getaddrinfo(host, None))
     except OSError:

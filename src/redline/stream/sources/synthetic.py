@@ -1,7 +1,6 @@
-"""A test clip made on the spot, of which everything is known: the same seed gives the same pixels everywhere.
+"""A generated test clip. The same seed gives the same pixels on every machine.
 
-A smooth pattern that repeats at its edges moves by whole pixels a frame, so frame n is frame 0 rolled by n times the
-motion, exactly.
+A smooth periodic pattern moves by whole pixels, so frame n is exactly frame 0 rolled by n times the motion.
 """
 
 import threading
@@ -21,7 +20,7 @@ _WAVES = 6
 
 
 class SyntheticClip:
-    """`motion` is (down, right) in pixels a frame; `count` None never ends."""
+    """`motion` is (down, right) in pixels per frame. With `count` None the clip never ends."""
 
     is_live = False
 
@@ -36,9 +35,11 @@ class SyntheticClip:
         clock: Clock | None = None,
     ) -> None:
         if height < 1 or width < 1 or rate <= 0 or (count is not None and count < 1):
-            raise RedlineError(f"a test clip needs a size, a rate and a length, not {width}×{height}, {rate}, {count}.")
+            raise RedlineError(
+                f"invalid test clip: size, rate and length must be above 0, not {width}×{height}, {rate}, {count}."
+            )
         if height > LARGEST_PX or width > LARGEST_PX:
-            raise RedlineError(f"a test clip has at most {LARGEST_PX} pixels a side, not {width}×{height}.")
+            raise RedlineError(f"invalid test clip: a side has at most {LARGEST_PX} pixels, not {width}×{height}.")
         self.name, self.height, self.width, self.rate = "test clip", height, width, Fraction(rate)
         self.motion, self._count, self._seed = motion, count, seed
         self._clock = clock or SystemClock()
@@ -46,7 +47,7 @@ class SyntheticClip:
 
     @cached_property
     def _first(self) -> Tensor:
-        # Made when it is asked for: whether its size fits into memory is looked at before.
+        # Computed at the first frame, after the check that its size fits in memory.
         return _pattern(self.height, self.width, self._seed)
 
     def pixels(self, index: int) -> Tensor:
@@ -64,14 +65,14 @@ class SyntheticClip:
 
 
 def _pattern(height: int, width: int, seed: int) -> Tensor:
-    """Waves with whole numbers of periods a side, in fp64, so that rounding to bytes does not depend on the machine."""
+    """Sums waves with whole periods per side, in fp64, so that the rounded bytes do not depend on the machine."""
     generator = torch.Generator().manual_seed(seed)
     down_H1 = torch.arange(height, dtype=torch.float64)[:, None] / height
     right_W = torch.arange(width, dtype=torch.float64) / width
-    picture_HW3 = torch.zeros(height, width, 3, dtype=torch.float64)
+    image_HW3 = torch.zeros(height, width, 3, dtype=torch.float64)
     for channel in range(3):
         for _ in range(_WAVES):
             rows, columns = torch.randint(-3, 4, (2,), generator=generator).tolist()
             phase = float(torch.rand((), generator=generator, dtype=torch.float64))
-            picture_HW3[..., channel] += torch.sin(2 * torch.pi * (rows * down_H1 + columns * right_W + phase))
-    return (127.5 + picture_HW3 * (127.5 / _WAVES)).round().to(torch.uint8)
+            image_HW3[..., channel] += torch.sin(2 * torch.pi * (rows * down_H1 + columns * right_W + phase))
+    return (127.5 + image_HW3 * (127.5 / _WAVES)).round().to(torch.uint8)

@@ -1,4 +1,4 @@
-"""A film from a file, every picture once and at its exact time, whether these come steadily or not."""
+"""A video file as a source: every frame once, at its exact time, also with a variable frame rate."""
 
 import threading
 from collections.abc import Callable, Generator, Iterator
@@ -21,40 +21,41 @@ from torch import Tensor
 
 from redline.errors import RedlineError
 from redline.stream.clock import Clock, SystemClock
+from redline.stream.continuous_timestamps import ARBITRARY_START_FORMATS, ContinuousTimestamps
 from redline.stream.frames import Frame
-from redline.stream.joined import CLOCK_OF_THEIR_OWN, Joined
-from redline.stream.sources.ahead import Trouble, decoded_ahead
-from redline.stream.sources.holes import Holes, Missing
-from redline.video.reading import first_frame, frame_rate, main_stream, opened, packets, reason, threads_to_convert
+from redline.stream.sources.frame_threaded import DamageSuspected, decode_frame_threaded
+from redline.stream.sources.gaps import Gap, GapDetector
+from redline.video.reading import conversion_threads, first_frame, frame_rate, main_stream, opened, packets, reason
 from redline.video.truncated import missing_bytes
 
-# Why pictures of a film are left out: it holds what cannot be shown, or a hole.
+# Causes of dropped frames: they cannot be decoded, or the file has a gap.
 DAMAGED, MISSING = "damaged", "missing"
 _TICK_90KHZ = Fraction(1, 90_000)
 _UNSPECIFIED = 2
 _HDR = {16: "PQ", 18: "HLG"}
-# Swscale's default repeats colour samples instead of interpolating them, and a model would see the steps.
+# By default swscale repeats chroma samples instead of interpolating them, which a model would see as steps.
 _SMOOTH_COLOUR = Interpolation.FULL_CHR_H_INT | Interpolation.ACCURATE_RND
 
 
-class DamagedFilm(RedlineError):
-    """What cannot be shown might be left out."""
+class DamagedVideo(RedlineError):
+    """The video is damaged; with `drop`, `VideoFile` would skip the damage."""
 
 
 @dataclass
-class _Given:
-    """How many frames were given, and the time of the last."""
+class _Progress:
+    """The number of frames that were yielded, and the time of the last one."""
 
     count: int = 0
     last: int | None = None
 
 
 class VideoFile:
-    """`origin_s` is the time at which the film begins on its own clock, and `pixel_aspect` how much wider than high its
-    pixels are shown. Damage is an error, unless there is a `drop`: that is told of each picture that is left out.
-    Frames are brought to `size` (height, width) on their way to RGB where that can be done; `Resized` does the rest.
-    `ahead` decodes several pictures at a time, and begins again at the film's start where it is damaged: nobody should
-    be looking then."""
+    """Damage raises DamagedVideo, unless there is a `drop`, which is called for each skipped frame.
+
+    `origin_s` is the time at which the video starts on its own clock. Frames are scaled to `size` (height, width)
+    during the conversion to RGB where swscale supports it; `Resized` handles the rest. `frame_threads` decodes several
+    frames at a time, and reads the file again from its start if it is damaged, which would delay a live stream.
+    """
 
     is_live = False
 
@@ -64,129 +65,130 @@ class VideoFile:
         clock: Clock | None = None,
         drop: Callable[[str], None] | None = None,
         size: tuple[int, int] | None = None,
-        ahead: bool = True,
+        frame_threads: bool = True,
     ) -> None:
         self.path, self.name, self._size = path, path.name, size
-        self._clock, self._drop, self._ahead = clock or SystemClock(), drop, ahead
+        self._clock, self._drop, self._frame_threads = clock or SystemClock(), drop, frame_threads
         self._closed = threading.Event()
         with opened(path) as container:
             stream = main_stream(container, path)
             first = first_frame(container, stream, path)
-            to_pixels(first, VideoReformatter())  # what cannot be shown is known before the start
+            to_pixels(first, VideoReformatter())  # raises now if frames cannot be converted
             self.height, self.width = size or upright(first.rotation, first.height, first.width)
             self.rate, self.pixel_aspect = frame_rate(stream, path), pixel_aspect(stream, first.rotation)
-            # A film that starts at some arbitrary time would start with nothing.
-            start = container.start_time if container.format.name in CLOCK_OF_THEIR_OWN else None
+            # With an arbitrary start time, the output would begin with a gap.
+            start = container.start_time if container.format.name in ARBITRARY_START_FORMATS else None
             self.origin_s = round(Fraction(start or 0, av.time_base) / _TICK_90KHZ) * _TICK_90KHZ
-            self.has_sound = bool(container.streams.audio)
+            self.has_audio = bool(container.streams.audio)
         missing = missing_bytes(path)
-        cut = f"{self.name!r} is cut off: {missing:,} bytes are missing at its end."
+        truncated = f"{self.name!r} is truncated: {missing:,} bytes are missing at its end."
         if missing and drop is None:
-            raise DamagedFilm(cut)
-        self._is_cut_off = missing > 0
-        self.notes = (*((cut,) if missing else ()), *why_pale(first, repr(self.name)))
+            raise DamagedVideo(truncated)
+        self._is_truncated = missing > 0
+        self.notes = (*((truncated,) if missing else ()), *hdr_notes(first, repr(self.name)))
 
     def frames(self) -> Generator[Frame, None, None]:
-        given = _Given()
-        if self._ahead and not self._is_cut_off:
-            with suppress(Trouble):
-                yield from self._frames(given, is_ahead=True)
+        done = _Progress()
+        if self._frame_threads and not self._is_truncated:
+            with suppress(DamageSuspected):
+                yield from self._frames(done, is_threaded=True)
                 return
-        yield from self._frames(given, is_ahead=False)
+        yield from self._frames(done, is_threaded=False)
 
     def close(self) -> None:
         self._closed.set()
 
-    def _frames(self, given: _Given, is_ahead: bool) -> Generator[Frame, None, None]:
-        """Those behind what was given. Whatever is wrong is told and left out by the careful way alone, which meets all
-        of it: what fell to a decoder's threads would hang on them."""
+    def _frames(self, done: _Progress, is_threaded: bool) -> Generator[Frame, None, None]:
+        """Yields the frames after those that are done. Only the sequential decoder reports and skips damage, because
+        what frame threads find depends on their timing."""
         last: int | None = None
-        damaged, to_rgb = list[str](), VideoReformatter()
+        damage, to_rgb = list[str](), VideoReformatter()
         with opened(self.path) as container:
             stream = main_stream(container, self.path)
             time_base = Fraction(stream.time_base or Fraction(1, av.time_base))
-            usual = max(1, round(1 / self.rate / time_base))
-            captured_s, holes = self._clock.now_s(), Holes(container, stream, self.rate)
-            read = self._packets(container, stream, holes)
-            for found in decoded_ahead(read, stream, holes) if is_ahead else self._decoded(read):
+            default_duration = max(1, round(1 / self.rate / time_base))
+            captured_s, gaps = self._clock.now_s(), GapDetector(container, stream, self.rate)
+            video = self._packets(container, stream, gaps)
+            decoded = decode_frame_threaded(video, stream, gaps) if is_threaded else self._decode(video)
+            for frame in decoded:
                 if self._closed.is_set():
                     return
-                if found.is_corrupt and last is not None:
-                    damaged.append(f"a picture of {self.name!r} is damaged at {_seconds(last * time_base)}.")
-                if not (found.is_corrupt and self._is_cut_off):
-                    # At the end of a film that is cut off half a picture is no damage: a note has told of it.
-                    for sentence in damaged:
-                        self._leave_out(sentence)
-                    damaged.clear()
-                if found.is_corrupt:
+                if frame.is_corrupt and last is not None:
+                    damage.append(f"a frame of {self.name!r} is damaged at {_format_time(last * time_base)}.")
+                if not (frame.is_corrupt and self._is_truncated):
+                    # The partial frame at the end of a truncated file is covered by the note.
+                    for message in damage:
+                        self._skip(message)
+                    damage.clear()
+                if frame.is_corrupt:
                     continue
-                pts = found.pts
+                pts = frame.pts
                 if pts is not None and last is not None:
-                    self._tell_missing(holes.between(last * time_base, pts * time_base))
+                    self._skip_gap(gaps.between(last * time_base, pts * time_base))
                 if pts is None or (last is not None and pts <= last):
-                    # Films that were cut badly repeat times: the next free place keeps order and number.
-                    pts = 0 if last is None else last + (usual if pts is None else 1)
+                    # Badly cut videos repeat timestamps: the next free one keeps the order and the number of frames.
+                    pts = 0 if last is None else last + (default_duration if pts is None else 1)
                 last = pts
-                if given.last is not None and pts <= given.last:
+                if done.last is not None and pts <= done.last:
                     continue
-                pixels, lasts = to_pixels(found, to_rgb, self._size), found.duration or 0
-                index, given.count, given.last = given.count, given.count + 1, pts
-                yield Frame(pixels, index, pts, time_base, captured_s, lasts, pixel_aspect=self.pixel_aspect)
+                pixels, duration = to_pixels(frame, to_rgb, self._size), frame.duration or 0
+                index, done.count, done.last = done.count, done.count + 1, pts
+                yield Frame(pixels, index, pts, time_base, captured_s, duration, pixel_aspect=self.pixel_aspect)
                 captured_s = self._clock.now_s()
             if last is not None:
                 last_s = last * time_base
-                missing = holes.behind_cut(last_s) if self._is_cut_off else holes.at_end(last_s)
-                if missing is not None and is_ahead:
-                    raise Trouble
-                self._tell_missing(missing, last_s)
+                gap = gaps.after_truncation(last_s) if self._is_truncated else gaps.at_end(last_s)
+                if gap is not None and is_threaded:
+                    raise DamageSuspected
+                self._skip_gap(gap, last_s)
 
-    def _packets(self, container: InputContainer, stream: VideoStream, holes: Holes) -> Iterator[Packet]:
-        """Those of pictures, where they belong."""
-        joined = Joined(container.format.name)
+    def _packets(self, container: InputContainer, stream: VideoStream, gaps: GapDetector) -> Iterator[Packet]:
+        """Yields the packets of the video stream with continuous timestamps."""
+        timestamps = ContinuousTimestamps(container.format.name)
         for packet in packets(container, None, self.name):
-            joined.move(packet)
-            holes.read(packet)
+            timestamps.shift(packet)
+            gaps.read(packet)
             if packet.stream.index == stream.index:
                 yield packet
 
-    def _decoded(self, read: Iterator[Packet]) -> Iterator[VideoFrame]:
-        met = False
-        for packet in read:
+    def _decode(self, packets: Iterator[Packet]) -> Iterator[VideoFrame]:
+        has_frame = False
+        for packet in packets:
             try:
                 decoded = packet.decode()
             except (av.FFmpegError, OSError) as error:
-                # Half of a picture at the end, of which a note has told.
-                is_the_cut = self._is_cut_off and (packet.is_corrupt or not packet.size)
-                if met and not is_the_cut:
-                    self._leave_out(f"a picture of {self.name!r} cannot be decoded: {reason(error)}.")
-                # A recording may start between two key frames.
+                # The partial frame at the end of a truncated file is covered by the note.
+                is_end = self._is_truncated and (packet.is_corrupt or not packet.size)
+                if has_frame and not is_end:
+                    self._skip(f"a frame of {self.name!r} cannot be decoded: {reason(error)}.")
+                # A recording may start between two key frames, whose first packets cannot be decoded.
                 continue
             for frame in decoded:
                 if isinstance(frame, VideoFrame):
-                    met = met or not frame.is_corrupt
+                    has_frame = has_frame or not frame.is_corrupt
                     yield frame
 
-    def _leave_out(self, sentence: str, cause: str = DAMAGED, pictures: int = 1) -> None:
+    def _skip(self, message: str, cause: str = DAMAGED, frames: int = 1) -> None:
         if self._drop is None:
-            raise DamagedFilm(sentence)
-        for _ in range(pictures):
+            raise DamagedVideo(message)
+        for _ in range(frames):
             self._drop(cause)
 
-    def _tell_missing(self, missing: Missing | None, end_s: Fraction | None = None) -> None:
-        if missing is None:
+    def _skip_gap(self, gap: Gap | None, end_s: Fraction | None = None) -> None:
+        if gap is None:
             return
-        if missing.at_s == end_s:
-            sentence = f"{self.name!r} is damaged: it cannot be read behind {_seconds(missing.at_s)}."
+        if gap.at_s == end_s:
+            message = f"{self.name!r} is damaged: it cannot be read after {_format_time(gap.at_s)}."
         else:
-            sentence = f"{self.name!r} is damaged at {_seconds(missing.at_s)}: pictures are missing."
-        self._leave_out(sentence, MISSING, missing.pictures)
+            message = f"{self.name!r} is damaged at {_format_time(gap.at_s)}: frames are missing."
+        self._skip(message, MISSING, gap.frames)
 
 
 def to_pixels(frame: VideoFrame, to_rgb: VideoReformatter, size: tuple[int, int] | None = None) -> Tensor:
-    """Upright, in RGB, of that size (height, width) where swscale can: in one pass over the picture, not two."""
+    """Returns upright RGB pixels, scaled to `size` (height, width) in the same pass if swscale supports it."""
     colours = None
     if int(frame.colorspace) == _UNSPECIFIED and not frame.format.is_rgb:
-        # Players guess by the size where the film says nothing.
+        # Players choose by the size if the file declares no colour space.
         large = frame.width >= 1280 or frame.height >= 720
         colours = Colorspace.ITU709 if large else Colorspace.ITU601
     height, width = (frame.height, frame.width) if size is None else upright(frame.rotation, *size)
@@ -199,25 +201,25 @@ def to_pixels(frame: VideoFrame, to_rgb: VideoReformatter, size: tuple[int, int]
             format="rgb24",
             src_colorspace=colours,
             interpolation=_SMOOTH_COLOUR | (Interpolation.BILINEAR if same else Interpolation.BICUBIC),
-            threads=threads_to_convert(max(frame.height * frame.width, height * width)),
+            threads=conversion_threads(max(frame.height * frame.width, height * width)),
         )
     except av.FFmpegError as error:
         if same:
-            raise RedlineError(f"pictures in {frame.format.name} cannot be shown: {reason(error)}.") from error
-        # Swscale brings 4,000 pixels to 17 no more.
+            raise RedlineError(f"frames in {frame.format.name} cannot be converted to RGB: {reason(error)}.") from error
+        # Swscale fails for extreme ratios such as 4,000 pixels to 17.
         return to_pixels(frame, to_rgb)
     return torch.from_numpy(np.ascontiguousarray(_turned(rgb.to_ndarray(), frame)))
 
 
 def _turned(pixels: np.ndarray, frame: VideoFrame) -> np.ndarray:
-    """As it is to be shown. A rotation cannot say that a picture is mirrored: its matrix can."""
+    """Returns the pixels upright. The display matrix is used because a rotation alone cannot express mirroring."""
     if frame.rotation % 90:
         return pixels
     try:
         kept: Any = frame.side_data
         matrix = kept.get(Type.DISPLAYMATRIX)
     except ValueError:
-        # PyAV lists all kinds of such data or none, and fails on those that are newer than itself.
+        # PyAV fails to list side data if a kind is newer than itself.
         matrix = None
     if matrix is None:
         return np.rot90(pixels, frame.rotation // 90)
@@ -228,12 +230,12 @@ def _turned(pixels: np.ndarray, frame: VideoFrame) -> np.ndarray:
     return pixels[:: -1 if down_y < 0 else 1, :: -1 if across_x < 0 else 1]
 
 
-def why_pale(frame: VideoFrame, name: str) -> tuple[str, ...]:
-    """A sentence where the picture has more light than is shown."""
+def hdr_notes(frame: VideoFrame, name: str) -> tuple[str, ...]:
+    """Returns a note if the video is HDR, which is not tone-mapped."""
     curve = _HDR.get(int(frame.color_trc))
     if curve is None:
         return ()
-    return (f"{name} is HDR ({curve}), and its light is not mapped to what is shown here: colours come out pale.",)
+    return (f"{name} is HDR ({curve}) and is not tone-mapped: its colours look pale.",)
 
 
 def upright(rotation: int, height: int, width: int) -> tuple[int, int]:
@@ -241,10 +243,10 @@ def upright(rotation: int, height: int, width: int) -> tuple[int, int]:
 
 
 def pixel_aspect(stream: VideoStream, rotation: int) -> Fraction:
-    """Of the upright picture; 1 where the film does not say."""
-    said = Fraction(stream.sample_aspect_ratio or 1)
-    return 1 / said if rotation % 180 == 90 else said
+    """Returns the pixel aspect ratio of the upright image; 1 if the file does not declare it."""
+    declared = Fraction(stream.sample_aspect_ratio or 1)
+    return 1 / declared if rotation % 180 == 90 else declared
 
 
-def _seconds(time: Fraction) -> str:
+def _format_time(time: Fraction) -> str:
     return f"{float(time):.1f} s"

@@ -1,4 +1,4 @@
-"""A camera of this machine, through Video4Linux, as it comes or as it was asked for."""
+"""Opens a local camera through Video4Linux."""
 
 import sys
 from collections.abc import Callable
@@ -14,47 +14,52 @@ _DEVICES = Path("/dev")
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a camera is asked for, and may not be able to give. `size` is (height, width); `form` is that of the
-    pictures on their way, `mjpeg` or `yuyv422`: large ones come quickly as the former alone."""
+class CameraMode:
+    """The mode requested from a camera, which may not support it.
+
+    `size` is (height, width). `pixel_format` is `mjpeg` or `yuyv422`; only `mjpeg` is fast at large sizes.
+    """
 
     size: tuple[int, int] | None = None
     rate: Fraction | None = None
-    form: str | None = None
+    pixel_format: str | None = None
 
     @property
     def options(self) -> dict[str, str]:
-        said = {
+        options = {
             "video_size": None if self.size is None else f"{self.size[1]}x{self.size[0]}",
             "framerate": None if self.rate is None else str(self.rate),
-            "input_format": self.form,
+            "input_format": self.pixel_format,
         }
-        return {name: value for name, value in said.items() if value is not None}
+        return {name: value for name, value in options.items() if value is not None}
 
 
 def open_webcam(
     device: str | int = 0,
     clock: Clock | None = None,
-    asked: Asked | None = None,
+    mode: CameraMode | None = None,
     drop: Callable[[str], None] = lambda cause: None,
     size: tuple[int, int] | None = None,
 ) -> LiveInput:
-    """By its number, or by its file. A driver gives the nearest that it can, which is noted; `drop` is told of pictures
-    that came damaged, and all are brought to `size`."""
+    """Opens a camera by its number or device file.
+
+    The driver selects the nearest supported mode, which is noted. `drop` is called for each damaged frame. Frames are
+    scaled to `size`.
+    """
     if not sys.platform.startswith("linux"):
-        raise RedlineError("cameras are read through Video4Linux, which only Linux has: use a browser as the source.")
+        raise RedlineError("webcam needs Video4Linux, which only Linux has: use browser as the source.")
     path = _DEVICES / f"video{device}" if isinstance(device, int) else Path(device)
     if not path.exists():
-        there = sorted(str(found) for found in _DEVICES.glob("video*"))
-        raise RedlineError(f"there is no camera {str(path)!r}: {' and '.join(there) or 'none'} can be seen.")
+        cameras = sorted(str(found) for found in _DEVICES.glob("video*"))
+        raise RedlineError(f"there is no camera {str(path)!r} (found: {', '.join(cameras) or 'none'}).")
     if not path.is_char_device():
-        raise RedlineError(f"{str(path)!r} is no camera.")
-    asked = asked or Asked()
-    address = Address(str(path), f"the camera {str(path)!r}", "video4linux2", asked.options, is_live=True)
+        raise RedlineError(f"{str(path)!r} is not a camera.")
+    mode = mode or CameraMode()
+    address = Address(str(path), f"the camera {str(path)!r}", "video4linux2", mode.options, is_live=True)
     camera = LiveInput(address, clock, drop, size)
     given, rate = camera.sent_size, camera.rate
-    if asked.size not in (None, given) or asked.rate not in (None, rate):
+    if mode.size not in (None, given) or mode.rate not in (None, rate):
         camera.notes += (
-            f"{camera.name} gives {given[1]}×{given[0]} at {float(rate):g} a second, not what was asked for.",
+            f"{camera.name} sends {given[1]}×{given[0]} at {float(rate):g} frames/s instead of the requested mode.",
         )
     return camera

@@ -1,6 +1,6 @@
 "use strict";
 
-// How much of the past a chart shows: as much as there is, within these.
+// The shortest and the longest time that a chart shows, in seconds.
 const LEAST_PAST_S = 20, PAST_S = 120;
 
 const Charts = (() => {
@@ -20,7 +20,7 @@ const Charts = (() => {
     return element;
   }
 
-  // A round number at or above the value, of which half is round too.
+  // Returns a round number at or above the value whose half is round as well.
   function roof(value) {
     if (!(value > 0)) return 1;
     const power = 10 ** Math.floor(Math.log10(value));
@@ -31,7 +31,7 @@ const Charts = (() => {
     return seconds >= 90 ? `${+(seconds / 60).toFixed(1)} min ago` : `${Math.round(seconds)} s ago`;
   }
 
-  // Lines over the last two minutes: `series` are {label, look, values: [[seconds, value], …]}.
+  // Draws lines over the last two minutes: `series` are {label, look, values: [[seconds, value], …]}.
   function lines(place, series, nowS, unit, format) {
     const width = Math.max(220, place.clientWidth), height = 168, left = 44, right = 8, top = 10, bottom = 22;
     const drawn = series.filter((one) => one.values.length);
@@ -65,7 +65,7 @@ const Charts = (() => {
     place.replaceChildren(svg, legend);
   }
 
-  // A bar to p50 with marks at p95 and p99, all on one scale.
+  // Draws a bar to p50 with marks at p95 and p99 on one scale.
   function stages(body, rows) {
     const most = Math.max(1e-9, ...rows.map((row) => row.p99));
     body.replaceChildren(...rows.map((row) => {

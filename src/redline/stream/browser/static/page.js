@@ -2,102 +2,102 @@
 
 const $ = (id) => document.getElementById(id);
 const STAGES = {
-  capture: ["Capture", "until it can be computed"], wait: ["Wait", "for the model to be free"], copy_in: ["Copy in", "to the device"],
+  capture: ["Capture", "until it is queued"], wait: ["Wait", "in the queue"], copy_in: ["Copy in", "to the device"],
   compute: ["Compute", "the model"], copy_out: ["Copy out", "from the device"], display: ["Display", "to the hand-over"],
 };
-// From the hand-over on to this screen.
-const WAY_HERE = [["Encode", "for this page, and send"], ["Network", "half a round trip"], ["Browser", "received until shown"]];
-const MIN_GAP_MS = 60, PING_EVERY_MS = 1000, LONGEST_WAIT_MS = 8000;
+// The stages after the hand-over to the pages.
+const PAGE_STAGES = [["Encode", "and send to this page"], ["Network", "half a round trip"], ["Browser", "from arrival to display"]];
+const PING_EVERY_MS = 1000, LONGEST_WAIT_MS = 8000;
 
 let socket = null, about = null, peer = null, camera = null, running = false, ended = false, waitMs = 500;
-// Whether this page only watches what the camera of another page becomes.
+// Whether this page only watches while another page sends its camera.
 let watching = false;
 const trips = [], showings = [], WINDOW = 256;
 const past = { p50: [], p95: [], p99: [], rate: [], process: [], gpu: [], held: [] };
-let figures = null, earlier = [];
+let metrics = null, earlier = [];
 
-function say(message) {
+function sendMessage(message) {
   if (socket && socket.readyState === WebSocket.OPEN) socket.send(JSON.stringify(message));
 }
 
-function sends() {
+function sendsCamera() {
   return Boolean(about?.source) && !watching;
 }
 
-function complain(text) {
+function showError(text) {
   $("trouble").textContent = text || "";
   $("trouble").hidden = !text;
 }
 
-function title(text) {
+function setTitle(text) {
   if ($("title").textContent !== text) $("title").textContent = text;
 }
 
-// The connection to Redline, opened again ever more slowly when it is lost.
+// Opens the WebSocket to Redline, and reconnects with growing delays.
 function connect() {
   socket = new WebSocket(`${location.protocol === "https:" ? "wss" : "ws"}://${location.host}/socket`);
-  socket.onmessage = (event) => hear(JSON.parse(event.data));
+  socket.onmessage = (event) => receive(JSON.parse(event.data));
   socket.onclose = () => {
-    hangUp();
+    disconnect();
     $("start").disabled = $("watch").disabled = true;
     if (ended) return;
-    title("Not connected");
-    complain(`No connection to Redline: trying again in ${Math.round(waitMs / 100) / 10} s.`);
+    setTitle("Not connected");
+    showError(`No connection to Redline: trying again in ${Math.round(waitMs / 100) / 10} s.`);
     setTimeout(connect, waitMs);
     waitMs = Math.min(LONGEST_WAIT_MS, waitMs * 2);
   };
 }
 
-function hear(said) {
-  if (said.type === "hello") welcome(said);
-  else if (said.type === "figures") show(said);
-  else if (said.type === "settings") Settings.set(said.settings);
-  else if (said.type === "pong") {
-    const ms = performance.now() - said.sent;
+function receive(message) {
+  if (message.type === "hello") onHello(message);
+  else if (message.type === "figures") showMetrics(message);
+  else if (message.type === "settings") Settings.set(message.settings);
+  else if (message.type === "pong") {
+    const ms = performance.now() - message.sent;
     $("tile-trip").textContent = `${ms.toFixed(ms < 10 ? 1 : 0)} ms`;
-    remember(trips, ms);
-  } else if (said.type === "answer") peer?.setRemoteDescription({ type: "answer", sdp: said.sdp }).catch((error) => complain(error.message));
-  else if (said.type === "error") {
-    complain(said.text);
-    if (said.settings) Settings.set(said.settings);
-    if (said.about === "offer") stop();
-    if (said.about === "page") ended = true;
-  } else if (said.type === "closed") {
-    hangUp();
-    complain(said.text);
+    keepLast(trips, ms);
+  } else if (message.type === "answer") peer?.setRemoteDescription({ type: "answer", sdp: message.sdp }).catch((error) => showError(error.message));
+  else if (message.type === "error") {
+    showError(message.text);
+    if (message.settings) Settings.set(message.settings);
+    if (message.about === "offer") stop();
+    if (message.about === "page") ended = true;
+  } else if (message.type === "closed") {
+    disconnect();
+    showError(message.text);
     if (running) setTimeout(() => running && !peer && call(), 1500);
-  } else if (said.type === "ended") {
+  } else if (message.type === "ended") {
     ended = true;
     stop();
-    title(said.text);
+    setTitle(message.text);
     $("start").disabled = $("watch").disabled = true;
   }
 }
 
-function welcome(said) {
-  about = said;
+function onHello(message) {
+  about = message;
   waitMs = 500;
-  complain("");
-  for (const id of ["input", "output"]) $(id).style.setProperty("--ratio", said.width / said.height);
-  const from = said.source ? "arrival" : "capture", to = said.sink ? "hand-over" : "the sink";
-  $("busy-title").textContent = said.device === "cuda" ? "GPU at work" : "Processor at work";
+  showError("");
+  for (const id of ["input", "output"]) $(id).style.setProperty("--ratio", message.width / message.height);
+  const from = message.source ? "arrival" : "capture", to = message.sink ? "hand-over" : "output";
+  $("busy-title").textContent = message.device === "cuda" ? "GPU utilization" : "CPU utilization";
   $("tile-span").textContent = `from ${from} to ${to}`;
-  $("footer").textContent = (said.source
-    ? "Latency counts from a frame’s arrival here, decoded, and adds what it was later than the quickest one. What that one took, in camera, browser and network, is not in it."
-    : "Latency begins when the source captured a frame.") + (said.sink
-    ? " Together ends when the frame is handed over to the pages; the rows below it go on to this screen. What the screen itself takes is not in them." : "");
-  Settings.build(said);
+  $("footer").textContent = (message.source
+    ? "Latency counts from the arrival of a decoded frame, plus its delay compared with the fastest one. The time of the fastest one in camera, browser and network is not included."
+    : "Latency counts from the capture of a frame.") + (message.sink
+    ? " Together ends with the hand-over to the pages; the rows below it continue to this page. The display hardware is not included." : "");
+  Settings.build(message);
   $("start").disabled = $("watch").disabled = false;
-  say({ type: "ping", sent: performance.now() });
+  sendMessage({ type: "ping", sent: performance.now() });
   if (running) start(watching);
-  else if (said.sink && (!said.source || said.camera_taken)) start(said.source);
+  else if (message.sink && (!message.source || message.camera_taken)) start(message.source);
   else describe();
 }
 
 function describe() {
   const empty = (id, text) => { $(id).querySelector(".empty").textContent = text; };
   if (!about) return;
-  empty("input", sends() ? (running ? "Waiting for the camera…" : "Press Start to send this camera.") : running ? "Waiting for the input…" : "Not started.");
+  empty("input", sendsCamera() ? (running ? "Waiting for the camera…" : "Press Start to send this camera.") : running ? "Waiting for the input…" : "Not started.");
   empty("output", !about.sink ? "The output goes elsewhere." : running ? "Waiting for the first frame…" : "Not started.");
   $("start").textContent = running ? "Stop" : "Start";
   $("start").classList.toggle("running", running);
@@ -108,9 +108,9 @@ async function start(watch) {
   if (peer) return;
   running = true;
   watching = watch;
-  complain("");
+  showError("");
   describe();
-  if (sends() && !(await openCamera())) {
+  if (sendsCamera() && !(await openCamera())) {
     stop();
     return;
   }
@@ -119,8 +119,8 @@ async function start(watch) {
 
 function stop() {
   running = false;
-  say({ type: "stop" });
-  hangUp();
+  sendMessage({ type: "stop" });
+  disconnect();
   camera?.getTracks().forEach((track) => track.stop());
   camera = null;
   watching = false;
@@ -131,7 +131,7 @@ function stop() {
 async function openCamera() {
   if (camera?.active) return true;
   if (!navigator.mediaDevices) {
-    complain("A browser gives its camera only to https pages and to localhost: open this page so.");
+    showError("Browsers give a camera only to https pages and to localhost: open this page through one of them.");
     return false;
   }
   const wanted = { width: { ideal: about.width }, height: { ideal: about.height }, frameRate: { ideal: about.rate, max: Math.max(about.rate, 30) } };
@@ -139,10 +139,10 @@ async function openCamera() {
   try {
     camera = await navigator.mediaDevices.getUserMedia({ video: wanted });
   } catch (error) {
-    complain({ NotAllowedError: "The camera was not allowed: allow it for this page, and press Start.", NotFoundError: "This device has no camera.", NotReadableError: "The camera is in use by another program." }[error.name] || `The camera cannot be opened: ${error.message}.`);
+    showError({ NotAllowedError: "Camera access was denied: allow it for this page, and press Start.", NotFoundError: "This device has no camera.", NotReadableError: "The camera is in use by another program." }[error.name] || `The camera cannot be opened: ${error.message}.`);
     return false;
   }
-  camera.getVideoTracks()[0].onended = () => { complain("The camera is gone."); stop(); };
+  camera.getVideoTracks()[0].onended = () => { showError("The camera was disconnected."); stop(); };
   const cameras = (await navigator.mediaDevices.enumerateDevices()).filter((device) => device.kind === "videoinput");
   const used = camera.getVideoTracks()[0].getSettings().deviceId;
   $("cameras").hidden = cameras.length < 2;
@@ -155,7 +155,7 @@ async function openCamera() {
 async function call() {
   peer = new RTCPeerConnection({ iceServers: [], bundlePolicy: "max-bundle" });
   const mine = peer, lines = [];
-  // VP8 is what the other end speaks, and a short offer is read quickly.
+  // The server supports VP8 only, and a short offer is parsed faster.
   const codecs = (RTCRtpReceiver.getCapabilities("video")?.codecs || []).filter((codec) => /\/(vp8|rtx)$/i.test(codec.mimeType));
   const add = (name, trackOrKind, direction) => {
     const transceiver = peer.addTransceiver(trackOrKind, { direction, streams: direction === "sendonly" ? [camera] : [] });
@@ -166,107 +166,27 @@ async function call() {
       $(name).querySelector("video").srcObject = new MediaStream([transceiver.receiver.track]);
     }
   };
-  // What was shown over another connection is not compared with this one.
+  // Display times of the previous connection do not count.
   showings.length = 0;
-  if (sends()) add("camera", camera.getVideoTracks()[0], "sendonly");
+  if (sendsCamera()) add("camera", camera.getVideoTracks()[0], "sendonly");
   if (about.sink) add("output", "video", "recvonly");
-  if (!sends()) add("input", "video", "recvonly");
+  if (!sendsCamera()) add("input", "video", "recvonly");
   await peer.setLocalDescription();
-  if (mine === peer) say({ type: "offer", sdp: peer.localDescription.sdp, lines });
+  if (mine === peer) sendMessage({ type: "offer", sdp: peer.localDescription.sdp, lines });
 }
 
-function hangUp() {
+function disconnect() {
   peer?.close();
   peer = null;
-  for (const id of sends() ? ["output"] : ["input", "output"]) $(id).querySelector("video").srcObject = null;
+  for (const id of sendsCamera() ? ["output"] : ["input", "output"]) $(id).querySelector("video").srcObject = null;
 }
 
-const Settings = (() => {
-  const inputs = {};
-  let now = {}, waiting = {}, timer = 0;
-
-  // A slider sends where it is at most every so often, and always where it came to rest.
-  function change(changes) {
-    waiting = { ...waiting, ...changes };
-    if (!timer) timer = setTimeout(() => {
-      timer = 0;
-      complain("");
-      say({ type: "settings", settings: waiting });
-      waiting = {};
-    }, MIN_GAP_MS);
-  }
-
-  function slider(name, label, why, min, max, step, send) {
-    const box = Charts.make("div", "setting"), input = Charts.make("input");
-    const caption = Charts.make("label", "", label), value = Charts.make("output");
-    Object.assign(input, { type: "range", id: `set-${name}`, min, max, step });
-    caption.htmlFor = value.htmlFor = input.id;
-    input.setAttribute("aria-describedby", `why-${name}`);
-    const hint = Charts.make("span", "why", why);
-    hint.id = `why-${name}`;
-    const put = (number) => { input.value = number; value.textContent = step < 1 ? (+number).toFixed(2) : String(number); };
-    input.oninput = () => { value.textContent = step < 1 ? (+input.value).toFixed(2) : input.value; send(+input.value); };
-    inputs[name] = { input, put };
-    box.append(caption, value, input, hint);
-    return box;
-  }
-
-  // Words are sent when they are finished: with Enter, or when the field is left.
-  function words(name, label, why, send) {
-    const box = Charts.make("div", "setting"), input = Charts.make("input");
-    const caption = Charts.make("label", "", label), hint = Charts.make("span", "why", why);
-    Object.assign(input, { type: "text", id: `set-${name}`, maxLength: 2000, autocomplete: "off", spellcheck: false });
-    caption.htmlFor = input.id;
-    hint.id = `why-${name}`;
-    input.setAttribute("aria-describedby", hint.id);
-    input.onchange = () => send(input.value);
-    input.onkeydown = (event) => { if (event.key === "Enter") input.blur(); };
-    inputs[name] = { input, put: (text) => { if (document.activeElement !== input) input.value = text; } };
-    box.append(caption, input, hint);
-    return box;
-  }
-
-  function build(said) {
-    const form = $("settings");
-    const seed = slider("seed", "Seed", "Another number, another noise.", 0, 9999, 1, (value) => change({ seed: value }));
-    const another = Charts.make("button", "", "Another");
-    another.type = "button";
-    another.onclick = () => { const value = Math.floor(Math.random() * 10000); inputs.seed.put(value); change({ seed: value }); };
-    const row = Charts.make("div", "row");
-    row.append(seed.querySelector("input"), another);
-    seed.insertBefore(row, seed.querySelector(".why"));
-    form.replaceChildren(
-      ...(said.takes_prompt ? [words("prompt", "Prompt", "What to show.", (value) => change({ prompt: value }))] : []),
-      slider("strength", "Strength", "How far the output may go from the input.", 0, 1, 0.01, (value) => change({ strength: value })),
-      slider("steps", "Steps", "More take longer.", 1, said.most_steps, 1, (value) => change({ steps: value })),
-      seed,
-      ...said.control_names.map((name, i) => slider(`control-${i}`, name, "Of the model’s control vector.", said.control_least[i], 1, 0.01, (value) => {
-        now.control[i] = value;
-        change({ control: now.control });
-      })),
-    );
-    form.onsubmit = (event) => event.preventDefault();
-    set(said.settings);
-  }
-
-  // What another page set is shown here, but not under the finger that moves a slider.
-  function set(settings) {
-    now = settings;
-    const values = { strength: settings.strength, steps: settings.steps, seed: settings.seed, prompt: settings.prompt };
-    settings.control.forEach((value, i) => { values[`control-${i}`] = value; });
-    for (const [name, value] of Object.entries(values))
-      if (inputs[name] && !inputs[name].input.matches(":active")) inputs[name].put(value);
-  }
-
-  return { build, set };
-})();
-
-function keep(list, atS, value) {
+function keepRecent(list, atS, value) {
   list.push([atS, value]);
   while (list.length && list[0][0] < atS - PAST_S) list.shift();
 }
 
-function remember(list, value) {
+function keepLast(list, value) {
   list.push(value);
   if (list.length > WINDOW) list.shift();
 }
@@ -276,9 +196,9 @@ function percentiles(list) {
   return [0.5, 0.95, 0.99].map((share) => sorted[Math.round(share * (sorted.length - 1))]);
 }
 
-// In milliseconds; sums of percentiles, so about. Nothing before a picture was shown.
-function wayHere() {
-  const view = figures.views.output;
+// In milliseconds; approximate, because percentiles are added. Null before a frame was shown.
+function pageLatency() {
+  const view = metrics.views.output;
   if (!view?.ages_s || !trips.length || !showings.length) return null;
   const ms = (list) => list.map((s) => 1000 * s);
   const network = percentiles(trips).map((trip) => trip / 2), browser = percentiles(showings);
@@ -290,39 +210,39 @@ function bytes(number) {
   return number >= 2 ** 30 ? `${(number / 2 ** 30).toFixed(2)} GiB` : `${(number / 2 ** 20).toFixed(0)} MiB`;
 }
 
-function show(said) {
-  const { report, memory, at_s: now } = said;
+function showMetrics(message) {
+  const { report, memory, at_s: now } = message;
   earlier.push({ at: now, frames: report.frames, drops: report.drops });
   while (earlier.length > 1 && now - earlier[1].at >= 1) earlier.shift();
-  figures = said;
+  metrics = message;
   const before = earlier[0], seconds = now - before.at;
   const rate = seconds > 0 ? (report.frames - before.frames) / seconds : 0;
-  if (seconds > 0) keep(past.rate, now, rate);
+  if (seconds > 0) keepRecent(past.rate, now, rate);
   const ms = (s) => 1000 * s;
-  for (const name of ["p50", "p95", "p99"]) if (report.frames) keep(past[name], now, ms(report.latency[`${name}_s`]));
-  keep(past.process, now, memory.process_bytes);
-  if ("gpu_bytes" in memory) { keep(past.gpu, now, memory.gpu_bytes); keep(past.held, now, memory.gpu_held_bytes); }
+  for (const name of ["p50", "p95", "p99"]) if (report.frames) keepRecent(past[name], now, ms(report.latency[`${name}_s`]));
+  keepRecent(past.process, now, memory.process_bytes);
+  if ("gpu_bytes" in memory) { keepRecent(past.gpu, now, memory.gpu_bytes); keepRecent(past.held, now, memory.gpu_held_bytes); }
 
   const dropped = Object.values(report.drops).reduce((sum, count) => sum + count, 0);
   const label = (value) => `${value.toFixed(value < 99.95 ? 1 : 0)} ms`;
   if (!ended && socket.readyState === WebSocket.OPEN)
-    title(rate > 0 ? `Live at ${rate.toFixed(rate < 9.95 ? 1 : 0)} frames a second` : report.frames ? "Waiting for frames" : "Ready");
+    setTitle(rate > 0 ? `Live at ${rate.toFixed(rate < 9.95 ? 1 : 0)} frames per second` : report.frames ? "Waiting for frames" : "Ready");
   $("tile-rate").textContent = rate.toFixed(1);
   $("tile-p50").textContent = report.frames ? label(ms(report.latency.p50_s)) : "–";
   $("tile-p99").textContent = report.frames ? label(ms(report.latency.p99_s)) : "–";
   $("tile-jitter").textContent = report.frames ? `jitter ${label(ms(report.jitter_s))}` : "jitter –";
   $("tile-drops").textContent = dropped.toLocaleString("en");
-  $("tile-busy").textContent = said.busy_share === null ? "–" : `${Math.round(100 * said.busy_share)} %`;
-  $("tile-made").textContent = `${report.frames.toLocaleString("en")} frames were made`;
-  $("stages-lead").textContent = report.window ? `In milliseconds, of the last ${report.window.toLocaleString("en")} frames.` : "No frame was made yet.";
-  for (const [name, picture] of Object.entries(said.pictures)) describePicture(name, picture);
-  describeView(said.views.output);
+  $("tile-busy").textContent = message.busy_share === null ? "–" : `${Math.round(100 * message.busy_share)} %`;
+  $("tile-made").textContent = `${report.frames.toLocaleString("en")} frames were computed`;
+  $("stages-lead").textContent = report.window ? `In milliseconds, of the last ${report.window.toLocaleString("en")} frames.` : "No frame was computed yet.";
+  for (const [name, picture] of Object.entries(message.pictures)) describePicture(name, picture);
+  describeView(message.views.output);
   drawCharts();
 }
 
 function describePicture(name, picture) {
   if (!picture) return;
-  // A side that is odd is shown one pixel longer.
+  // An odd side is padded by one pixel.
   const differs = Math.max(Math.abs(picture.shown_height - picture.height), Math.abs(picture.shown_width - picture.width)) > 1;
   const shown = differs ? `, shown at ${picture.shown_width} × ${picture.shown_height}` : "";
   $(name).querySelector(".detail").textContent = `${picture.width} × ${picture.height}${shown}`;
@@ -330,19 +250,19 @@ function describePicture(name, picture) {
 }
 
 function describeView(view) {
-  const age = wayHere()?.age;
+  const age = pageLatency()?.age;
   $("age").textContent = age ? `${age[0].toFixed(1)} · ${age[1].toFixed(1)} ms` : "–";
   $("skipped").textContent = view ? view.skipped.toLocaleString("en") : "–";
 }
 
 function drawCharts() {
-  if (!figures) return;
-  const { report, at_s: now } = figures;
+  if (!metrics) return;
+  const { report, at_s: now } = metrics;
   const row = (spread, names) => ({ label: names[0], what: names[1], none: !report.frames, p50: 1000 * spread.p50_s, p95: 1000 * spread.p95_s, p99: 1000 * spread.p99_s });
   const rows = Object.entries(report.stages).map(([name, spread]) => row(spread, STAGES[name] || [name, ""]));
-  const here = wayHere();
-  const rowHere = (ms, [label, what]) => ({ label, what, p50: ms[0], p95: ms[1], p99: ms[2] });
-  const onward = here ? [...here.stages.map((ms, i) => rowHere(ms, WAY_HERE[i])), { ...rowHere(here.age, ["Shown here", "about"]), total: true }] : [];
+  const here = pageLatency();
+  const pageRow = (ms, [label, what]) => ({ label, what, p50: ms[0], p95: ms[1], p99: ms[2] });
+  const onward = here ? [...here.stages.map((ms, i) => pageRow(ms, PAGE_STAGES[i])), { ...pageRow(here.age, ["Shown here", "about"]), total: true }] : [];
   Charts.stages($("stages"), [...rows, { ...row(report.latency, ["Together", ""]), total: true }, ...onward]);
   const asMs = (value) => `${value.toFixed(1)} ms`;
   Charts.lines($("latency-chart"), ["p50", "p95", "p99"].map((name) => ({ label: name, look: name, values: past[name] })), now, "ms", asMs);
@@ -358,7 +278,7 @@ function drawCharts() {
   })));
 }
 
-// What only the browser knows: how many pictures it showed, how long they waited in it, and how long decoding took.
+// Metrics that only the browser has: frames shown, time in the jitter buffer, decoding time.
 let shown = 0, shownBefore = 0, shownSince = performance.now(), statsBefore = null;
 
 function countShown() {
@@ -366,18 +286,18 @@ function countShown() {
   if (!video.requestVideoFrameCallback) return;
   const count = (now, frame) => {
     shown += 1;
-    if (frame.receiveTime) remember(showings, Math.max(0, frame.expectedDisplayTime - frame.receiveTime));
+    if (frame.receiveTime) keepLast(showings, Math.max(0, frame.expectedDisplayTime - frame.receiveTime));
     video.requestVideoFrameCallback(count);
   };
   video.requestVideoFrameCallback(count);
 }
 
-async function measureHere() {
+async function measurePage() {
   const now = performance.now();
   $("shown").textContent = shown.toLocaleString("en");
   $("shown-rate").textContent = ((shown - shownBefore) / ((now - shownSince) / 1000)).toFixed(1);
   [shownBefore, shownSince] = [shown, now];
-  say({ type: "ping", sent: performance.now() });
+  sendMessage({ type: "ping", sent: performance.now() });
   const at = peer?.getReceivers().find((one) => one.track === $("output").querySelector("video").srcObject?.getTracks()[0]);
   const stats = at ? [...(await at.getStats()).values()].find((one) => one.type === "inbound-rtp") : null;
   const per = (sum, count) => {
@@ -398,6 +318,6 @@ $("start").onclick = () => (running ? stop() : start(false));
 $("watch").onclick = () => start(true);
 $("camera").onchange = () => { stop(); start(false); };
 addEventListener("resize", drawCharts);
-setInterval(measureHere, PING_EVERY_MS);
+setInterval(measurePage, PING_EVERY_MS);
 countShown();
 connect();

@@ -1,0 +1,136 @@
+"""Distributes frames to any number of viewers: each gets the newest frame when it is ready, and none is waited for."""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from redline.stream.clock import Clock, SystemClock
+from redline.stream.frames import Frame
+from redline.stream.latency import PERCENTILES
+
+_WINDOW = 256
+
+
+@dataclass(frozen=True)
+class Published:
+    """A frame, its number counted from 1, and the time at which it was published."""
+
+    frame: Frame
+    count: int
+    at_s: float
+
+
+class Broadcast:
+    """May be filled from any thread. `wanted` is set once a connected viewer asks for a frame."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self.clock = clock or SystemClock()
+        self._lock = threading.Lock()
+        self._newest: Published | None = None
+        self._ended = False
+        self.wanted = threading.Event()
+        self._viewers: set[Viewer] = set()
+
+    @property
+    def ended(self) -> bool:
+        return self._ended
+
+    @property
+    def newest(self) -> Published | None:
+        with self._lock:
+            return self._newest
+
+    def publish(self, frame: Frame) -> None:
+        with self._lock:
+            count = self._newest.count if self._newest is not None else 0
+            self._newest = Published(frame, count + 1, self.clock.now_s())
+            viewers = list(self._viewers)
+        for viewer in viewers:
+            viewer.wake()
+
+    def end(self) -> None:
+        """Viewers keep showing the last frame and get no other."""
+        with self._lock:
+            self._ended = True
+            viewers = list(self._viewers)
+        for viewer in viewers:
+            viewer.wake()
+
+    def add_viewer(self) -> "Viewer":
+        """Returns a viewer for the running event loop."""
+        viewer = Viewer(self)
+        with self._lock:
+            self._viewers.add(viewer)
+        return viewer
+
+    def remove_viewer(self, viewer: "Viewer") -> None:
+        with self._lock:
+            self._viewers.discard(viewer)
+
+
+class Viewer:
+    """One receiver of a broadcast. `skipped` counts frames that were replaced by newer ones while it was busy."""
+
+    def __init__(self, broadcast: Broadcast) -> None:
+        self._broadcast, self._loop = broadcast, asyncio.get_running_loop()
+        self._woken = asyncio.Event()
+        self._seen: int | None = None
+        # A frame that was published before this viewer connected has waited, so its age is not measured.
+        newest = broadcast.newest
+        self._count_at_start = 0 if newest is None else newest.count
+        self._ages_s: deque[float] = deque(maxlen=_WINDOW)
+        self._sendings_s: deque[float] = deque(maxlen=_WINDOW)
+        self.taken = self.skipped = 0
+
+    async def next(self, repeat_after_s: float) -> tuple[Published, bool] | None:
+        """Returns the newest frame, and whether it is new since the viewer connected; None at the end.
+
+        If no new frame comes in `repeat_after_s`, the last one is returned again, so that a lost packet does not spoil
+        a still image for long.
+        """
+        self._broadcast.wanted.set()
+        while True:
+            self._woken.clear()
+            newest = self._broadcast.newest
+            if self._broadcast.ended:
+                return None
+            if newest is not None and newest.count != self._seen:
+                self.skipped += newest.count - self._seen - 1 if self._seen is not None else 0
+                self._seen = newest.count
+                self.taken += 1
+                return newest, newest.count > self._count_at_start
+            try:
+                await asyncio.wait_for(self._woken.wait(), repeat_after_s)
+            except TimeoutError:
+                if newest is not None:
+                    return newest, False
+
+    def sent(self, published: Published) -> None:
+        """Records the times from the capture and from the publication until now."""
+        now_s = self._broadcast.clock.now_s()
+        self._ages_s.append(now_s - published.frame.captured_s)
+        self._sendings_s.append(now_s - published.at_s)
+
+    def ages_s(self) -> list[float] | None:
+        return _percentiles(self._ages_s)
+
+    def sendings_s(self) -> list[float] | None:
+        return _percentiles(self._sendings_s)
+
+    def wake(self) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._woken.set)
+        except RuntimeError:  # the loop is closed
+            self.leave()
+
+    def leave(self) -> None:
+        self._broadcast.remove_viewer(self)
+
+
+def _percentiles(values: Iterable[float]) -> list[float] | None:
+    values = list(values)
+    return np.percentile(values, PERCENTILES).tolist() if values else None

@@ -1,0 +1,268 @@
+"""The web server of a stream: the page with its files, and one WebSocket per page, all checked by `Access`.
+
+It runs in a thread of its own, so that neither the network nor a page delays the stream.
+"""
+
+import asyncio
+import socket
+import ssl
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.resources import files
+from typing import Any
+
+from aiohttp import web
+
+from redline.errors import RedlineError
+from redline.stream.access import Access
+from redline.stream.browser.acceptor import Acceptor
+from redline.stream.browser.broadcast import Broadcast
+from redline.stream.browser.messages import LONGEST_MESSAGE_BYTES, MessageError, Offer
+from redline.stream.browser.page_session import PageSession
+from redline.stream.browser.request_log import request_logger
+from redline.stream.browser.source import BrowserSource
+from redline.stream.browser.webrtc import WebRtcConnection
+from redline.stream.settings import LiveSettings
+
+MAX_PAGES, MAX_CONNECTIONS = 8, 4
+_METRICS_EVERY_S = 0.5
+_HEARTBEAT_S = 5.0
+_ENDED = "The stream has ended."
+_FILES = {"/": "page.html"} | {f"/{name}": name for name in ("page.css", "page.js", "settings.js", "charts.js")}
+_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Cache-Control": "no-store",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(self), microphone=()",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+@dataclass(frozen=True)
+class PageInfo:
+    """The properties of the stream that a page receives when it connects, as keys of the message `hello`."""
+
+    source: bool
+    sink: bool
+    height: int
+    width: int
+    rate: float
+    most_steps: int
+    takes_prompt: bool
+    device: str
+    control_names: tuple[str, ...]
+    control_least: tuple[float, ...]
+
+
+class PageServer:
+    """`start` and `close` may be called from any thread; everything else runs in the server's event loop."""
+
+    def __init__(
+        self,
+        access: Access,
+        listener: socket.socket,
+        tls: ssl.SSLContext | None,
+        source: BrowserSource | None,
+        broadcasts: Mapping[str, Broadcast],
+        settings: LiveSettings,
+        measure: Callable[[], dict[str, Any]],
+        info: PageInfo,
+    ) -> None:
+        self._access, self._listener, self._tls, self._source = access, listener, tls, source
+        self._broadcasts, self._settings, self._measure, self._info = dict(broadcasts), settings, measure, info
+        self._cookie = f"redline_{listener.getsockname()[1]}"
+        self._sessions: set[PageSession] = set()
+        self._sent_settings = settings.now()
+        self._stop = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ready = threading.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="redline-browser", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+        self._ready.wait()
+        if self._error is not None:
+            raise RedlineError(f"the page cannot be served: {self._error}.") from self._error
+
+    def close(self) -> None:
+        """May be called repeatedly."""
+        if self._loop is not None and self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+        self._listener.close()
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The current settings as JSON values. The seed is a text, because JavaScript numbers have only 53 bits."""
+        values = asdict(self._settings.now())
+        unset = self._control_entries - len(values["control"])
+        return values | {"seed": str(values["seed"]), "control": [*values["control"], *[0.0] * unset]}
+
+    @property
+    def _control_entries(self) -> int:
+        return max(len(self._info.control_names), len(self._settings.now().control))
+
+    async def change(self, changes: dict[str, Any]) -> None:
+        control, entries = changes.get("control"), self._control_entries
+        if control is not None and (not isinstance(control, list) or len(control) != entries):
+            raise MessageError(f"settings: the control vector of this model has {entries} numbers.", "settings")
+        steps, most = changes.get("steps"), self._info.most_steps
+        if isinstance(steps, int) and steps > most:
+            # A page must not be able to block the device for minutes with one frame.
+            raise MessageError(f"settings: a page may set at most {most} steps.", "settings")
+        # In a thread, because the check of a prompt encodes it.
+        await asyncio.get_running_loop().run_in_executor(None, partial(self._settings.change, **changes))
+        self._send_settings()
+
+    def _send_settings(self) -> None:
+        """Sends the settings to all pages if they have changed, by a page or elsewhere."""
+        now = self._settings.now()
+        if now is self._sent_settings:
+            return
+        self._sent_settings = now
+        self._send_to_all({"type": "settings", "settings": self.settings})
+
+    def _send_to_all(self, message: dict[str, Any]) -> None:
+        for session in self._sessions:
+            session.socket.send_later(message)
+
+    def open_connection(self, offer: Offer) -> WebRtcConnection:
+        for name, is_there in (("camera", self._source is not None), ("output", "output" in self._broadcasts)):
+            if name in offer.lines and not is_there:
+                raise MessageError(f"this stream has no {name} in a browser.", "offer")
+        if sum(session.connection is not None for session in self._sessions) >= MAX_CONNECTIONS:
+            raise MessageError(f"too many connected pages: at most {MAX_CONNECTIONS} are allowed.", "offer")
+        if "camera" not in offer.lines or self._source is None:
+            return WebRtcConnection(self._access.host, self._broadcasts, None)
+        if self._is_camera_taken:
+            raise MessageError("another page is sending its camera: press Watch, or stop that page first.", "offer")
+        return WebRtcConnection(self._access.host, self._broadcasts, self._source.connect())
+
+    @property
+    def _is_camera_taken(self) -> bool:
+        return any(session.connection is not None and session.connection.sends for session in self._sessions)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._ready.set()
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        app = web.Application(middlewares=[self._release_when_sent])
+        app.on_response_prepare.append(self._add_headers)
+        for path in _FILES:
+            app.router.add_get(path, self._file)
+        app.router.add_get("/socket", self._socket)
+        runner = web.AppRunner(
+            app, access_log=None, logger=request_logger(), shutdown_timeout=1.0, handle_signals=False
+        )
+        await runner.setup()
+        assert runner.server is not None
+        self._acceptor = Acceptor(runner.server)
+        accepting = asyncio.create_task(self._acceptor.run(self._listener, self._tls))
+        try:
+            self._ready.set()
+            await self._update_pages()
+        finally:
+            sessions = list(self._sessions)
+            await asyncio.gather(*(session.socket.close(_ENDED) for session in sessions))
+            await asyncio.gather(*(session.disconnect() for session in sessions))
+            accepting.cancel()
+            await asyncio.gather(accepting, return_exceptions=True)
+            await runner.cleanup()
+
+    async def _update_pages(self) -> None:
+        """Sends settings, metrics and the end of the stream to all pages until the server is closed."""
+        is_end_sent = False
+        while not self._stop.is_set():
+            self._send_settings()
+            metrics = self._measure()
+            for session in self._sessions:
+                session.send_metrics(metrics)
+            if not is_end_sent and "output" in self._broadcasts and self._broadcasts["output"].ended:
+                is_end_sent = True
+                self._send_to_all({"type": "ended", "text": _ENDED})
+            try:
+                await asyncio.wait_for(self._stop.wait(), _METRICS_EVERY_S)
+            except TimeoutError:
+                continue
+
+    @web.middleware
+    async def _release_when_sent(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        answer = await self._answer(request, handler)
+        if not isinstance(answer, web.WebSocketResponse):
+            # No connection is kept open for a second request.
+            answer.force_close()
+            release = self._acceptor.release_if_sent
+            request.task.add_done_callback(lambda _, transport=request.transport: release(transport))
+        return answer
+
+    async def _answer(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        host, origin = request.headers.get("Host"), request.headers.get("Origin")
+        why_not = self._access.why_not_host(host)
+        if not why_not and (origin is not None or request.path == "/socket"):
+            why_not = self._access.why_not_origin(origin, host)
+        key = request.query.get("key")
+        if not why_not:
+            why_not = self._access.why_not_key(key or _bearer(request), request.cookies.get(self._cookie))
+        if why_not:
+            return web.Response(status=403, text=why_not)
+        if key is not None and self._access.key is not None and request.path == "/":
+            # The cookie replaces the key, which disappears from the address bar and the history.
+            redirect = web.Response(status=303, headers={"Location": "/"})
+            secure = self._tls is not None
+            redirect.set_cookie(self._cookie, self._access.token, httponly=True, samesite="Strict", secure=secure)
+            return redirect
+        try:
+            return await handler(request)
+        except web.HTTPException as error:
+            return web.Response(status=error.status, text=f"{error.reason}.")
+
+    async def _add_headers(self, request: web.Request, response: web.StreamResponse) -> None:
+        response.headers.update(_HEADERS)
+
+    async def _file(self, request: web.Request) -> web.Response:
+        name = _FILES[request.path]
+        text = (files("redline.stream.browser") / "static" / name).read_text("utf-8")
+        return web.Response(text=text, content_type=_TYPES[name.rpartition(".")[2]], charset="utf-8")
+
+    async def _socket(self, request: web.Request) -> web.StreamResponse:
+        # Messages of up to four times the limit are received, so that they are answered with an error.
+        socket = web.WebSocketResponse(
+            heartbeat=_HEARTBEAT_S, max_msg_size=4 * LONGEST_MESSAGE_BYTES, compress=False, timeout=1.0
+        )
+        await socket.prepare(request)
+        session = PageSession(socket, self)
+        if len(self._sessions) >= MAX_PAGES:
+            await session.socket.send_error(f"too many open pages: at most {MAX_PAGES} are allowed.", "page")
+            await socket.close()
+            return socket
+        self._sessions.add(session)
+        self._acceptor.release(request.transport)
+        try:
+            now = {"settings": self.settings, "camera_taken": self._is_camera_taken}
+            await session.socket.send({"type": "hello", **now, **asdict(self._info)})
+            await session.run()
+        finally:
+            self._sessions.discard(session)
+        return socket
+
+
+def _bearer(request: web.Request) -> str | None:
+    kind, _, key = request.headers.get("Authorization", "").partition(" ")
+    return key if kind.lower() == "bearer" else None

@@ -1,0 +1,159 @@
+"""`evaluate_drift` measures whether a stream's model stays stable over a thousand frames."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from redline.errors import RedlineError
+from redline.evaluation.drift import CONTROLS, Case, CaseRun, Finding, judge, photo_cases, run_case, video_case
+from redline.evaluation.drift.case_run import LEAST_FRAMES, NewModel, check_frames
+from redline.evaluation.drift.page import render_page
+from redline.files.atomic import write_text
+from redline.ladder.plan import Plan
+from redline.machine.machine import resolve_device
+from redline.stream.frame_model import FrameModel
+from redline.stream.loading import load_model
+from redline.stream.settings import Settings
+from redline.stream.sources.video_file import VideoFile
+
+# Called after each frame with the name of the run, the frames that are done and their total.
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class DriftResult:
+    """`controls` has the findings of the controls, none of which may pass: see `controls_that_passed`."""
+
+    model: Path
+    clip: Path
+    description: str
+    plan: Plan
+    steps: int
+    runs: tuple[CaseRun, ...]
+    findings: tuple[Finding, ...]
+    controls: Mapping[str, list[Finding]]
+
+    @property
+    def is_stable(self) -> bool:
+        """Whether all findings hold."""
+        return all(finding.holds for finding in self.findings)
+
+    @property
+    def controls_that_passed(self) -> list[str]:
+        """The controls for which all findings hold; if there are any, the evaluation is meaningless."""
+        return [name for name, findings in self.controls.items() if all(finding.holds for finding in findings)]
+
+    def write_page(self, path: Path) -> None:
+        """Writes an HTML page with the findings, and the metrics of each frame as curves."""
+        about = f"{self.description} · {self.clip.name}"
+        write_text(path, render_page(self.model.name, about, self.runs, self.findings, self.controls))
+
+    def write_rows(self, path: Path) -> None:
+        """Writes the metrics of each frame as JSON lines."""
+        lines = [_line(run.case, index, row) for run in self.runs for index, row in enumerate(run.rows)]
+        write_text(path, "".join(lines))
+
+
+def evaluate_drift(
+    model: str | Path,
+    clip: str | Path,
+    *,
+    frames: int = 1000,
+    size: int = 256,
+    steps: int | None = None,
+    sampler: str | None = None,
+    strength: float | None = None,
+    seed: int = 0,
+    plan: Plan | str = "eager",
+    device: str = "auto",
+    controls: bool = True,
+    progress: Progress = lambda name, frame, frames: None,
+) -> DriftResult:
+    """Measures colours, contrast, detail, structure, flicker and response of a model over many frames.
+
+    Args:
+        model: LSD weights, the output folder of their training, or a diffusers folder.
+        clip: a video, or a folder of photos, from which three cases with known motion are made.
+        frames: the number of frames of each case.
+        size: the side of clips made from photos, in pixels.
+        steps, sampler, strength: None takes the model's default.
+        controls: also run models that must fail (constant, noise, identity), to show that the findings can fail.
+    """
+    model, clip = Path(model), Path(clip)
+    check_frames(frames)
+    if size < 1:
+        raise RedlineError(f"size must be at least 1 pixel, not {size}.")
+    target = torch.device(resolve_device(device))
+    loaded = load_model(model, Plan.parse(plan) if isinstance(plan, str) else plan, target, sampler)
+    frame_model = loaded.frames
+    settings = Settings(
+        loaded.strength if strength is None else strength, loaded.steps if steps is None else steps, seed
+    )
+    frame_model.check(settings)
+
+    def cases(count: int) -> list[Case]:
+        return _cases(clip, count, size, frame_model, seed)
+
+    def run(name: str, new_model: NewModel, case: Case) -> CaseRun:
+        return run_case(new_model, case, lambda frame: progress(name, frame, case.frames))
+
+    runs = tuple(run(case.name, _new_model(frame_model, settings, case), case) for case in cases(frames))
+    judged: dict[str, list[Finding]] = {}
+    for name, control in CONTROLS.items() if controls else ():
+        # Complete short cases: the start of a long one would have no cut.
+        control_runs = [run(f"{name}, {case.name}", lambda: control, case) for case in cases(LEAST_FRAMES)]  # noqa: B023
+        judged[name] = [finding for control_run in control_runs for finding in judge(control_run)]
+    counted = f"{settings.steps} step{'s' if settings.steps > 1 else ''}"
+    description = f"{frame_model.name} · {sampler or 'default sampler'}, {counted} · plan {loaded.plan} · {target}"
+    findings = tuple(finding for each in runs for finding in judge(each))
+    return DriftResult(model, clip, description, loaded.plan, settings.steps, runs, findings, judged)
+
+
+def _cases(clip: Path, frames: int, size: int, model: FrameModel, seed: int) -> list[Case]:
+    if clip.is_dir():
+        return photo_cases(str(clip), frames, model.padded_px(size), model.device, seed)
+    video = VideoFile(clip)
+    try:
+        # Cropped to sides that need no padding.
+        height, width = (_supported_side(side, model) for side in (video.height, video.width))
+    finally:
+        video.close()
+
+    def images() -> Iterator[Tensor]:
+        source = VideoFile(clip)
+        try:
+            for frame in islice(source.frames(), frames):
+                yield frame.pixels[:height, :width].to(model.device)
+        finally:
+            source.close()
+
+    return [video_case(clip.name, images, frames)]
+
+
+def _supported_side(side_px: int, model: FrameModel) -> int:
+    supported = next((side for side in range(side_px, 0, -1) if model.padded_px(side) == side), None)
+    if supported is None:
+        raise RedlineError(f"frames with a side of {side_px} pixels are too small for {model.name}.")
+    return supported
+
+
+def _new_model(model: FrameModel, settings: Settings, case: Case) -> NewModel:
+    """Returns what the stream's engine computes for a frame. It keeps no state besides the previous output."""
+    height, width = next(iter(case.inputs())).frame.shape[-2:]
+    program = model.program(settings.steps, height, width)
+    program.retune(settings)
+
+    def run(frame: Tensor, previous: Tensor) -> Tensor:
+        return (program.run(frame * 2 - 1, previous * 2 - 1).clamp(-1, 1) + 1) / 2
+
+    return lambda: run
+
+
+def _line(case: str, index: int, row: dict[str, float]) -> str:
+    known = {name: value for name, value in row.items() if value == value}
+    return json.dumps({"case": case, "frame": index, **known}) + "\n"

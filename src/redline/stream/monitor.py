@@ -1,0 +1,188 @@
+"""Samples a stream once per second, for the terminal, the metrics file and the report.
+
+The last line of the metrics file covers all frames, as the final table does. Samples take bounded memory: after an
+hour every other one is dropped, and from then on half as many are kept.
+"""
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Protocol
+
+import torch
+
+from redline.machine.memory import MemoryMonitor
+from redline.stream.clock import Clock, SystemClock
+from redline.stream.latency import STAGES, Latency, Report
+
+_TICK_S = 0.05
+_MAX_SAMPLES = 3600
+
+
+class Busy(Protocol):
+    @property
+    def busy_s(self) -> float:
+        """The seconds that the device has computed so far."""
+        ...
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One measurement of a running stream.
+
+    `frames_per_s` and `busy_share` (of the device's time) cover the time since the previous sample, and latencies the
+    window; if `is_whole`, everything covers all frames. `peak_bytes` counts from the first frame.
+    """
+
+    time_s: float
+    frames: int
+    frames_per_s: float
+    p50_s: float
+    p95_s: float
+    p99_s: float
+    jitter_s: float
+    stages_p50_s: Mapping[str, float]
+    stages_p95_s: Mapping[str, float]
+    stages_p99_s: Mapping[str, float]
+    drops: Mapping[str, int]
+    busy_share: float
+    memory_bytes: int
+    peak_bytes: int
+    is_whole: bool = False
+
+    def as_json(self) -> str:
+        return json.dumps(asdict(self), allow_nan=False)
+
+
+class Monitor:
+    """A context in which a thread takes samples, passes each to `show`, and its JSON line to `write`.
+
+    `stop` is called once when the stream has run for `duration_s`, or when `stop_requested` is set, for example by a
+    signal handler. If `show` or `write` raises, `fail` is called and `error` is set.
+    """
+
+    def __init__(
+        self,
+        latency: Latency,
+        busy: Busy,
+        device: torch.device,
+        *,
+        every_s: float = 1.0,
+        duration_s: float | None = None,
+        stop_requested: threading.Event | None = None,
+        stop: Callable[[], None] = lambda: None,
+        fail: Callable[[Exception], None] = lambda error: None,
+        show: Callable[[Sample], None] = lambda sample: None,
+        write: Callable[[str], None] = lambda line: None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.samples: list[Sample] = []
+        # Covers all frames; None until the end, and if there was no frame.
+        self.summary: Sample | None = None
+        self.error: Exception | None = None
+        self.stop_requested = stop_requested or threading.Event()
+        self._latency, self._busy, self._memory = latency, busy, MemoryMonitor(str(device))
+        self._every_s, self._duration_s = every_s, duration_s
+        self._stop, self._fail, self._show, self._write = stop, fail, show, write
+        self._clock, self._ended = clock or SystemClock(), threading.Event()
+        self._began_s: float | None = None
+        self._began_busy_s = 0.0
+        # Time, frames and busy seconds at the last sample.
+        self._last = (0.0, 0, 0.0)
+        self._thinning = self._taken = 0
+        self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
+
+    def __enter__(self) -> "Monitor":
+        self._last = (self._clock.now_s(), 0, self._busy.busy_s)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        now_s = self._clock.now_s()
+        if self._began_s is None and self._latency.report().frames:
+            self._began_s, self._began_busy_s = self._last[0], self._last[2]  # all frames came within one tick
+        # Rates over a few milliseconds are meaningless.
+        is_due = not self.samples or now_s - self._last[0] > self._every_s / 4
+        if self._began_s is not None and self.error is None:
+            try:
+                if is_due:
+                    self._take_sample(now_s)
+                self.summary = self._summarize(now_s)
+                self._write(self.summary.as_json() + "\n")
+            except Exception as error:
+                self.error = error
+
+    def _run(self) -> None:
+        next_s = 0.0
+        try:
+            while not self._clock.wait(_TICK_S, self._ended):
+                now_s = self._clock.now_s()
+                if self.stop_requested.is_set():
+                    self._stop()
+                if self._began_s is None:
+                    if not self._latency.report().frames:
+                        self._last = (now_s, 0, self._busy.busy_s)
+                        continue
+                    # Time counts from the first frame, without the set-up.
+                    self._began_s, next_s = now_s, now_s + self._every_s
+                    self._last = (now_s, self._latency.report().frames, self._busy.busy_s)
+                    self._began_busy_s = self._busy.busy_s
+                    self._memory.reset()
+                if now_s >= next_s:
+                    # Missed samples are not made up for, because rates over single ticks are meaningless.
+                    next_s += (1 + (now_s - next_s) // self._every_s) * self._every_s
+                    self._take_sample(now_s)
+                if self._duration_s is not None and now_s - self._began_s >= self._duration_s:
+                    self._duration_s = None
+                    self._stop()
+        except Exception as error:
+            self.error = error
+            self._fail(error)
+
+    def _take_sample(self, now_s: float) -> None:
+        report, busy_s = self._latency.report(), self._busy.busy_s
+        before_s, before_frames, before_busy_s = self._last
+        passed_s = max(now_s - before_s, 1e-9)
+        self._last = (now_s, report.frames, busy_s)
+        frames_per_s, busy_share = (report.frames - before_frames) / passed_s, (busy_s - before_busy_s) / passed_s
+        sample = self._sample(now_s, report, frames_per_s, busy_share)
+        self._keep(sample)
+        self._write(sample.as_json() + "\n")
+        self._show(sample)
+
+    def _summarize(self, now_s: float) -> Sample:
+        report, passed_s = self._latency.report_all(), max(now_s - (self._began_s or 0.0), 1e-9)
+        busy_share = (self._busy.busy_s - self._began_busy_s) / passed_s
+        return replace(self._sample(now_s, report, report.frames_per_s, busy_share), is_whole=True)
+
+    def _sample(self, now_s: float, report: Report, frames_per_s: float, busy_share: float) -> Sample:
+        assert self._began_s is not None
+        memory = self._memory.read()
+        return Sample(
+            time_s=now_s - self._began_s,
+            frames=report.frames,
+            frames_per_s=frames_per_s,
+            p50_s=report.latency.p50_s,
+            p95_s=report.latency.p95_s,
+            p99_s=report.latency.p99_s,
+            jitter_s=report.jitter_s,
+            stages_p50_s={stage: report.stages[stage].p50_s for stage in STAGES},
+            stages_p95_s={stage: report.stages[stage].p95_s for stage in STAGES},
+            stages_p99_s={stage: report.stages[stage].p99_s for stage in STAGES},
+            drops=report.drops,
+            busy_share=min(1.0, busy_share),
+            memory_bytes=memory.current_bytes,
+            peak_bytes=memory.peak_bytes,
+        )
+
+    def _keep(self, sample: Sample) -> None:
+        self._taken += 1
+        if self._taken % (1 << self._thinning):
+            return
+        self.samples.append(sample)
+        if len(self.samples) >= _MAX_SAMPLES:
+            del self.samples[::2]
+            self._thinning += 1
