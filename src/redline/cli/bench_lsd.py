@@ -42,7 +42,7 @@ def bench_lsd(texts: list[str], plans: list[str], device: str, save_path: Path |
     about["command"] = command_line(sys.argv)
     with LiveLine("starting …") as line:
         for shape in shapes:
-            for row in measure(shape, arms, where, say=lambda text: line.update(f"{text} …")):
+            for row in measure(shape, arms, where, log=lambda text: line.update(f"{text} …")):
                 rows.append(row)
                 if save_path is not None:
                     write_text(save_path, "".join(json.dumps(about | one.as_dict()) + "\n" for one in rows))

@@ -61,11 +61,11 @@ class Engine:
         self.copies_s = (0.0, 0.0)
         cuda = model.device.type == "cuda"
         # On the CPU a frame is complete when `begin` returns.
-        self.max_in_flight = PLACES if cuda else 1
+        self.max_in_flight = MAX_IN_FLIGHT if cuda else 1
         self._settings, self._cut_threshold = settings or Settings(), cut_threshold
-        self._make_recorder = recorder or (CudaRecorder if cuda else None)
+        self._make_recorder = recorder or (CudaGraphCapturer if cuda else None)
         self._compute_stream = torch.cuda.Stream(model.device) if cuda else None
-        self._recorder: Recorder | None = None
+        self._recorder: GraphCapturer | None = None
         self._buffers: FrameBuffers | None = None
         self._transfers: Transfers | None = None
         self._prepared: dict[int, _Prepared] = {}
@@ -92,7 +92,7 @@ class Engine:
             with self._on_stream():
                 self._buffers = FrameBuffers(self.model, height, width, self._cut_threshold)
                 self._recorder = self._make_recorder(self.model.device) if self._make_recorder else None
-                if isinstance(self._recorder, CudaRecorder) and self._compute_stream is not None:
+                if isinstance(self._recorder, CudaGraphCapturer) and self._compute_stream is not None:
                     # Libraries keep a workspace for each stream they have seen, so one stream does everything.
                     self._recorder.stream = self._compute_stream
                 self._transfers = self._make_transfers(self._buffers)
@@ -193,11 +193,11 @@ class Engine:
         # The warm-up must not change the state of the stream.
         state = [tensor.clone() for tensor in buffers.state]
         for _ in range(_WARM_UPS):
-            self._recorder.rehearse(compute)
+            self._recorder.warm_up(compute)
         for tensor, before in zip(buffers.state, state, strict=True):
             tensor.copy_(before)
         try:
-            _, replay = self._recorder.record(compute)
+            _, replay = self._recorder.capture(compute)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:

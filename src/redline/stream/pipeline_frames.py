@@ -79,7 +79,7 @@ class PipelineFrames:
     def table(self, settings: Settings) -> StepTable:
         strength = max(round(settings.strength * STEPS), settings.steps) / STEPS
         make = distilled if self._is_lcm else ddim
-        return make(self.process, self.prediction, spread(settings.steps, strength))
+        return make(self.process, self.prediction, spaced_timesteps(settings.steps, strength))
 
     def padded_px(self, side_px: int) -> int:
         return -(-side_px // self._multiple_px) * self._multiple_px

@@ -11,6 +11,7 @@ import torch
 
 from redline.errors import RedlineError
 from redline.ladder.plan import Plan
+from redline.ladder.plans.choose import choose_plan
 from redline.machine.machine import Machine, resolve_device
 from redline.stream.endpoints import EndpointOptions, Endpoints, open_endpoints, serves_viewers
 from redline.stream.engine import CUT_THRESHOLD, Engine
@@ -21,7 +22,6 @@ from redline.stream.loading import LoadedModel, load_model
 from redline.stream.metrics_file import MetricsFile
 from redline.stream.monitor import Monitor, Sample
 from redline.stream.pipeline import Pipeline
-from redline.stream.plans import choose_plan
 from redline.stream.report_page import StreamInfo
 from redline.stream.result import StreamResult
 from redline.stream.settings import LiveSettings, Settings
@@ -108,7 +108,7 @@ class Stream:
         key = read_key(key, key_file, serves_viewers(source, output))
         self.device = torch.device(resolve_device(device))
         plan = Plan.parse(plan) if isinstance(plan, str) else plan
-        plan = choose_plan(Machine.detect(str(self.device)), precision, plan)
+        plan = choose_plan("stream", Machine.detect(str(self.device)), precision, plan).plan
         self._model = load_model(None if model is None else Path(model), plan, self.device, sampler)
         initial = _initial_settings(self._model, prompt, steps, strength, seed, tuple(control))
         frame_model = self._model.frames

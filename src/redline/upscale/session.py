@@ -231,5 +231,4 @@ def _load(settings: UpscaleSettings, machine: Machine) -> tuple[Network, ChosenP
         network = load_onnx_network(settings.weights, settings.scale, settings.provider, machine.device)
         return network, ChosenPlan(Plan())
     network = load_network(settings.weights, settings.scale)
-    given = None if settings.plan is None else Plan.load(settings.plan)
-    return network, choose_plan("upscale", machine, settings.precision, given, network.module)
+    return network, choose_plan("upscale", machine, settings.precision, settings.plan, network.module)
