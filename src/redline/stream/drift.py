@@ -12,7 +12,7 @@ from torch import Tensor
 from redline.errors import RedlineError
 from redline.evaluation.drift import CONTROLS, Case, CaseRun, Finding, judge, photo_cases, run_case, video_case
 from redline.evaluation.drift.case_run import LEAST_FRAMES, NewModel, check_frames
-from redline.evaluation.drift.page import render_page
+from redline.evaluation.drift.page import render_drift_page
 from redline.files.atomic import write_text
 from redline.ladder.plan import Plan
 from redline.machine.machine import resolve_device
@@ -51,7 +51,7 @@ class DriftResult:
     def write_page(self, path: Path) -> None:
         """Writes an HTML page with the findings, and the metrics of each frame as curves."""
         about = f"{self.description} · {self.clip.name}"
-        write_text(path, render_page(self.model.name, about, self.runs, self.findings, self.controls))
+        write_text(path, render_drift_page(self.model.name, about, self.runs, self.findings, self.controls))
 
     def write_rows(self, path: Path) -> None:
         """Writes the metrics of each frame as JSON lines."""
