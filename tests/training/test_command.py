@@ -13,12 +13,11 @@ from typer.testing import CliRunner, Result
 from redline.cli.train import train
 from redline.errors import RedlineError
 from redline.models.drct import load_drct
-from redline.training.bundled import find_settings
+from redline.training.bundled import find_config
 from redline.training.loop import Progress
 from synthetic_photos import save_synthetic_photos
 
-# The package may hold the command under the module's own name.
-command = sys.modules["redline.cli.train"]
+command = sys.modules["redline.cli.train_progress"]
 SETTINGS = """
 [model]
 scale = 2
@@ -98,7 +97,7 @@ def test_it_begins_with_the_weights_of_another_scale(here: Path) -> None:
     (here / "tiny.toml").write_text(SETTINGS.replace("scale = 2", "scale = 3"))
     seen = run("--steps", "2", "--out", "x3", "--start", "x2/model.safetensors")
     assert seen.exit_code == 0, seen.output
-    assert "beginning with all weights but those of the upsampling of `model.safetensors`" in seen.stderr
+    assert "starting from all weights but those of the upsampling of `model.safetensors`" in seen.stderr
     (here / "tiny.toml").write_text(SETTINGS.replace("width = 8", "width = 12"))
     with pytest.raises(RedlineError, match="its width is 8, and the settings say 12"):
         CliRunner().invoke(
@@ -115,24 +114,24 @@ def test_a_short_time_is_kept(here: Path) -> None:
 
 
 def test_settings_are_found_by_file_or_name(here: Path) -> None:
-    assert find_settings("tiny.toml", "drct") == Path("tiny.toml")
-    assert find_settings("drct-small-x4", "drct").is_file()
+    assert find_config("tiny.toml") == (Path("tiny.toml"), "drct")
+    assert find_config("drct-small-x4", "drct")[0].is_file()
     with pytest.raises(RedlineError, match="super-resolution model: .* one of drct-small-x2, drct-small-x4.$"):
-        find_settings("drct-tiny", "drct")
+        find_config("drct-tiny", "drct")
     for kind, name, said in (
-        ("lsd", "drct-small-x4", "not of a live video model: it is trained by `redline train drct drct-small-x4`[.]$"),
-        ("text", "lsd-tiny", "not of a language model: it is trained by `redline train lsd lsd-tiny`[.]$"),
-        ("drct", "decoder-tiny", "not of a super-resolution model: it is trained by `redline train decoder-tiny`[.]$"),
+        ("lsd", "drct-small-x4", "not of a live video model: train it with `redline train drct drct-small-x4`[.]$"),
+        ("text", "lsd-tiny", "not of a language model: train it with `redline train lsd lsd-tiny`[.]$"),
+        ("drct", "decoder-tiny", "not of a super-resolution model: train it with `redline train decoder-tiny`[.]$"),
     ):
         with pytest.raises(RedlineError, match=said):
-            find_settings(name, kind)
+            find_config(name, kind)
 
 
 def test_settings_may_come_through_a_pipe(here: Path) -> None:
     os.mkfifo("pipe")
-    assert find_settings("pipe", "drct") == Path("pipe")
+    assert find_config("pipe", "drct") == (Path("pipe"), "drct")
 
 
 def test_a_folder_does_not_hide_settings_of_its_name(here: Path) -> None:
     Path("drct-small-x4").mkdir()
-    assert find_settings("drct-small-x4", "drct").is_file()
+    assert find_config("drct-small-x4", "drct")[0].is_file()

@@ -18,7 +18,8 @@ from redline.training.bundled import CONFIGS
 from redline.training.loop import Progress, train
 from redline.training.model_card import rounded, write_result
 from redline.training.precision import computing_in
-from redline.training.super_resolution import DrctSettings, DrctTask, DrctTraining
+from redline.training.settings import decode
+from redline.training.super_resolution import DrctLoopSettings, DrctSettings, DrctTask, DrctTraining
 from synthetic_photos import save_synthetic_photos
 
 CPU = torch.device("cpu")
@@ -68,14 +69,14 @@ def test_the_file_is_read_and_the_command_line_comes_first(tmp_path: Path, setti
     assert timed.data.photos == "elsewhere" and timed.data.validation == ("a", "b")
     with pytest.raises(RedlineError, match="multiple of the model's window, 4"):
         replace(settings, data=replace(settings.data, crop_px=10))
-    with pytest.raises(RedlineError, match="unknown weights 'int8'"):
-        DrctSettings(weights="int8")
+    with pytest.raises(RedlineError, match="weights = 'int8' .* must be one of fp16, fp32"):
+        decode(DrctSettings, {"weights": "int8"}, "model")
 
 
 def test_resumed_is_uninterrupted_bit_for_bit(tmp_path: Path, settings: DrctTraining) -> None:
     whole = train(DrctTask(settings, CPU), settings.loop, tmp_path / "whole", CPU)
     first = train(
-        DrctTask(settings, CPU), settings.loop, tmp_path / "parts", CPU, tell=lambda seen: interrupt_at(4, seen)
+        DrctTask(settings, CPU), settings.loop, tmp_path / "parts", CPU, on_progress=lambda seen: interrupt_at(4, seen)
     )
     assert first.interrupted and first.position.step == 4
     torch.manual_seed(777)
@@ -231,8 +232,8 @@ def test_frequencies_count_from_their_share_of_the_steps_on(settings: DrctTraini
     assert "frequency_weight" in task.identity and "frequency_weight" not in plain.identity
     with pytest.raises(RedlineError, match="frequency_from is a share of the steps"):
         replace(loop, steps=None, minutes=1.0)
-    with pytest.raises(RedlineError, match="frequency_from is a share of the training"):
-        replace(loop, frequency_from=1.5)
+    with pytest.raises(RedlineError, match="frequency_from = 1.5 .*at most 1"):
+        decode(DrctLoopSettings, {"steps": 1, "frequency_from": 1.5}, "training")
 
 
 @pytest.mark.filterwarnings("ignore")

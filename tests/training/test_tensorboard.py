@@ -54,7 +54,7 @@ def test_what_is_done_again_is_drawn_once(tmp_path: Path) -> None:
 
     # The second goes back to a checkpoint of step 5, and says less; the third judges the end of the second.
     for behind, steps in ((0, (5, 6, 7, 8)), (5, (8,)), (8, ())):
-        board = TensorBoard(tmp_path).behind(behind)
+        board = TensorBoard(tmp_path).starting_after(behind)
         for step in steps:
             board(entry(step))
         board({"step": 8, "elapsed_s": 1.5, "validation": True, "validation_loss": 3.0 + behind})

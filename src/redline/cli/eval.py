@@ -17,7 +17,7 @@ from redline.cli.eval_memory import evaluate_memory
 from redline.cli.live_line import LiveLine
 from redline.cli.signals import uninterrupted_imports
 from redline.errors import RedlineError
-from redline.training.settings import choices
+from redline.training.settings import check_choice
 
 if TYPE_CHECKING:
     import torch
@@ -66,7 +66,7 @@ def evaluate_sr(
         from redline.evaluation.super_resolution import bicubic_model, evaluate, find_pairs
         from redline.machine.machine import resolve_device
         from redline.training.precision import computing_in
-    choices("precision", precision, ("fp32", "bf16"))
+    check_choice("precision", precision, ("fp32", "bf16"))
     where = torch.device(resolve_device(device))
     pairs = find_pairs(folder)
     model, factor, window = _model(weights, scale, where)

@@ -16,7 +16,7 @@ from redline.cli.signals import uninterrupted_imports
 from redline.errors import ModelError, RedlineError
 from redline.files.atomic import check_can_write_file, write_text
 from redline.notation import format_bytes, format_seconds
-from redline.training.settings import choices
+from redline.training.settings import check_choice
 
 if TYPE_CHECKING:
     from redline.evaluation.recall import LossRow, Recall, RecallRow
@@ -61,7 +61,7 @@ def evaluate_memory(
         from redline.evaluation.recall.page import Subject, render_page
         from redline.generation.precision import choose_holding
         from redline.machine.machine import Machine, resolve_device
-    choices("precision", precision, ("auto", "fp32", "bf16", "fp16"))
+    check_choice("precision", precision, ("auto", "fp32", "bf16", "fp16"))
     check_counts(samples, batch, seed)
     folder, own = _language_folder(model)
     tasks = [] if task == ["none"] else _tasks(task or [], own, folder)

@@ -25,7 +25,7 @@ from redline.version import VERSION
 
 
 @dataclass(frozen=True)
-class Result:
+class DrctResult:
     weights: Path
     card: Path
     model_bytes: int
@@ -34,13 +34,13 @@ class Result:
     bicubic: dict[str, Evaluation]
 
 
-def write_result(task: DrctTask, outcome: Outcome, out: Path) -> Result:
+def write_result(task: DrctTask, outcome: Outcome, out: Path) -> DrctResult:
     """Scores the averaged weights as they will be stored, then writes weights and page."""
     dtype = DTYPES[task.settings.model.weights]
     model = rounded(outcome.model, dtype)
     scores, bicubic = task.evaluate(model), task.evaluate_bicubic()
-    config = {"model": asdict(task.settings.model), "data": asdict(task.settings.data)}
-    config["training"] = asdict(task.settings.loop)
+    config = asdict(task.settings)
+    config["training"] = config.pop("loop")
     # Where the photos lay is nobody's business; what the folder was called says enough.
     config["data"]["photos"] = _name(task.settings.data.photos)
     config["data"]["validation"] = [_name(folder) for folder in task.settings.data.validation]
@@ -49,7 +49,7 @@ def write_result(task: DrctTask, outcome: Outcome, out: Path) -> Result:
         "made_by": f"redline {VERSION}",
         "model": str(model.config),
         "settings": json.dumps(config),
-        "data": f"{task.crops.pairs.photos} photos, {task.crops.pairs.pixels / 1e6:.1f} megapixels",
+        "data": f"{task.pairs.photos} photos, {task.pairs.pixels / 1e6:.1f} megapixels",
         "steps": str(outcome.position.step),
         "seconds": f"{outcome.position.elapsed_s:.0f}",
         "scores": json.dumps({_name(name): asdict(seen.mean) for name, seen in scores.items()}),
@@ -59,7 +59,7 @@ def write_result(task: DrctTask, outcome: Outcome, out: Path) -> Result:
     save_drct(model, out / WEIGHTS, dtype, about)
     size = (out / WEIGHTS).stat().st_size
     parameters = sum(weight.numel() for weight in model.parameters())
-    result = Result(out / WEIGHTS, out / CARD, size, parameters, scores, bicubic)
+    result = DrctResult(out / WEIGHTS, out / CARD, size, parameters, scores, bicubic)
     write_text(out / CARD, _card(task, outcome, model, result, config))
     return result
 
@@ -71,8 +71,10 @@ def rounded(model: nn.Module, dtype: torch.dtype) -> Drct:
     return as_stored(model, dtype)
 
 
-def _card(task: DrctTask, outcome: Outcome, model: Drct, result: Result, config: dict[str, dict[str, object]]) -> str:
-    settings, crops, position = task.settings, task.crops.pairs, outcome.position
+def _card(
+    task: DrctTask, outcome: Outcome, model: Drct, result: DrctResult, config: dict[str, dict[str, object]]
+) -> str:
+    settings, crops, position = task.settings, task.pairs, outcome.position
     seen = position.step * settings.data.batch
     shape = settings.model
     lines = [
@@ -132,7 +134,7 @@ def _loss(loop: DrctLoopSettings) -> str:
     return f"absolute error and {loop.frequency_weight:g} times that of the Fourier transform{since}"
 
 
-def _scores(result: Result, scale: int) -> list[str]:
+def _scores(result: DrctResult, scale: int) -> list[str]:
     if not result.scores:
         return ["## Scores", "", "No test set was given, so nothing was scored.", ""]
     rows = [

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,28 +12,36 @@ from torch.optim import Optimizer
 
 from redline.cuda_graphs import CudaRecorder
 from redline.datasets.photo_crops import PhotoCrops
-from redline.datasets.photo_pairs import PhotoSettings, hash_of
+from redline.datasets.photo_pairs import PhotoPairs, PhotoSettings, hash_of
 from redline.errors import RedlineError
 from redline.evaluation.super_resolution import Evaluation, bicubic_model, evaluate, find_pairs
-from redline.files.untrusted import read_toml, reader
 from redline.models.drct import Drct, DrctConfig
 from redline.nn import Choosing
 from redline.training.arithmetic import Arithmetic
+from redline.training.captured_gradients import CapturedGradients
 from redline.training.interpolating_start import start_as_interpolation
 from redline.training.optimizers import build_optimizer
 from redline.training.precision import computing_in, resolve_precision
-from redline.training.recorded_gradients import RecordedGradients
-from redline.training.settings import LoopSettings, choices, fill, sections
+from redline.training.settings import (
+    ConfigSource,
+    LoopSettings,
+    NonNegativeFloat,
+    Share,
+    StoredDtype,
+    decode,
+    override,
+    read_config,
+)
 from redline.training.starting_weights import StartingWeights, start_from
 from redline.training.task import FREE_TO_CHANGE, Task
 
 
 @dataclass(frozen=True)
 class DrctSettings:
-    """The model's shape, its heads and MLPs by the paper's rule.
+    """The dimensions of the model; its heads and MLP widths follow from the paper's rule.
 
-    `weights` is what the result is stored in. `start` is a file of weights to begin with: of a DRCT of the same shape,
-    whose scale may be another one.
+    `weights` is the dtype in which the result is stored. `start` is a file of initial weights: a DRCT of the same
+    dimensions, whose scale may differ.
     """
 
     scale: int = 4
@@ -42,11 +50,8 @@ class DrctSettings:
     growth: int = 16
     features: int = 32
     window: int = 16
-    weights: str = "fp16"
+    weights: StoredDtype = "fp16"
     start: str = ""
-
-    def __post_init__(self) -> None:
-        choices("weights", self.weights, ("fp16", "fp32"))
 
     @property
     def config(self) -> DrctConfig:
@@ -57,58 +62,58 @@ class DrctSettings:
 
 @dataclass(frozen=True)
 class DrctLoopSettings(LoopSettings):
-    """`compile` compiles the groups, which are alike; on a GPU `fused_ops` takes Redline's own kernels, and
-    `cuda_graph` records forward and backward as one graph.
+    """`compile` compiles the groups. On a GPU, `fused_ops` uses Redline's kernels, and `cuda_graph` captures the
+    forward and backward pass as one CUDA graph.
 
     `frequency_weight` is the weight of an L1 loss on the Fourier transform, added to the L1 loss from the share
     `frequency_from` of the training on.
     """
 
+    optimizer: Literal["adamw", "adam"] = "adamw"
+    precision: Literal["bf16", "fp32"] = "bf16"
     compile: bool = False
     fused_ops: bool = True
     cuda_graph: bool = True
-    frequency_weight: float = 0.0
-    frequency_from: float = 0.7
+    frequency_weight: NonNegativeFloat = 0.0
+    frequency_from: Share = 0.7
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.frequency_weight < 0:
-            raise RedlineError(f"frequency_weight must not be negative, as {self.frequency_weight} is.")
-        if not 0 <= self.frequency_from <= 1:
-            raise RedlineError(f"frequency_from is a share of the training, from 0 to 1, not {self.frequency_from}.")
         if self.frequency_weight and self.frequency_from and self.steps is None:
             raise RedlineError("frequency_from is a share of the steps: set steps instead of minutes, or set it to 0.")
 
 
 @dataclass(frozen=True)
 class DrctTraining:
-    """A whole settings file: [model], [data] and [training]."""
-
     model: DrctSettings
     data: PhotoSettings
     loop: DrctLoopSettings
 
     @classmethod
-    @reader("settings file")
-    def read(cls, path: str | Path, **instead: Any) -> "DrctTraining":
-        """The file's settings, with those of `instead` that are not None in place of its own."""
-        model, data, loop = sections(read_toml(path, "settings file"), ("model", "data", "training"))
-        given = {name: value for name, value in instead.items() if value is not None}
-        # A length given on the command line replaces the file's, whichever of the two kinds that is.
-        if "steps" in given or "minutes" in given:
-            loop = {name: value for name, value in loop.items() if name not in ("steps", "minutes")}
-        model |= {name: value for name, value in given.items() if name == "start"}
-        data |= {name: value for name, value in given.items() if name in ("photos", "validation")}
-        loop |= {name: value for name, value in given.items() if name in ("steps", "minutes")}
-        return cls(
-            fill(DrctSettings, model, "model"),
-            fill(PhotoSettings, data, "data"),
-            fill(DrctLoopSettings, loop, "training"),
-        )
+    def read(
+        cls,
+        config: ConfigSource,
+        photos: str | None = None,
+        validation: list[str] | None = None,
+        start: str | None = None,
+        steps: int | None = None,
+        minutes: float | None = None,
+    ) -> "DrctTraining":
+        """Returns the settings of a config file or dict, with the arguments that are not None in place of its own."""
+        with read_config(config, ("model", "data", "training")) as tables:
+            override(tables["model"], start=start)
+            override(tables["data"], photos=photos, validation=validation)
+            override(tables["training"], steps=steps, minutes=minutes)
+            return cls(
+                decode(DrctSettings, tables["model"], "model"),
+                decode(PhotoSettings, tables["data"], "data"),
+                decode(DrctLoopSettings, tables["training"], "training"),
+            )
 
     def __post_init__(self) -> None:
         if self.data.crop_px % self.model.window:
-            raise RedlineError(f"crop_px must be a multiple of the model's window, {self.model.window}.")
+            crop_px, window = self.data.crop_px, self.model.window
+            raise RedlineError(f"crop_px = {crop_px} under [data] must be a multiple of the model's window, {window}.")
 
 
 # Settings that older checkpoints do not name, with the values that change nothing.
@@ -151,20 +156,24 @@ class DrctTask(Task):
             for group in model.layers:
                 group.compile()
         self._with_frequencies = False
-        self._recorded: RecordedGradients | None = None
+        self._recorded: CapturedGradients | None = None
+
+    @property
+    def pairs(self) -> PhotoPairs:
+        return self.crops.pairs
 
     @property
     def identity(self) -> Mapping[str, Any]:
         """How long it lasts, what is said on the way and where the photos lie may change when it is resumed."""
         free = {*FREE_TO_CHANGE, "compile", "fused_ops", "cuda_graph", "photos", "validation", "weights"}
-        settings = {**asdict(self.settings.model), **asdict(self.settings.data), **asdict(self.settings.loop)}
+        settings = {key: value for table in asdict(self.settings).values() for key, value in table.items()}
         # Settings that came later count only where they are used, so that older checkpoints can still be resumed.
         free |= {name for name, default in _ADDED_LATER.items() if settings[name] == default}
         free |= set() if settings["frequency_weight"] else {"frequency_from"}
         kept = {name: value for name, value in settings.items() if name not in free}
         # By what is in the file, wherever it lies.
         start = self.start.sha256 if self.start else None
-        return {**kept, "photos": self.crops.pairs.photos, "pixels": self.crops.pairs.pixels, "start": start}
+        return {**kept, "photos": self.pairs.photos, "pixels": self.pairs.pixels, "start": start}
 
     def optimizer(self) -> Optimizer:
         return build_optimizer(self.model, self.settings.loop)
@@ -178,7 +187,7 @@ class DrctTask(Task):
             return super().backward(step, part, arithmetic)
         self._choose_loss(step)
         if self._recorded is None:
-            self._recorded = RecordedGradients(self.model, self._loss_of, CudaRecorder(self.device))
+            self._recorded = CapturedGradients(self.model, self._loss_of, CudaRecorder(self.device))
         return self._recorded(*self.crops.batch(step))
 
     def penalties(self, step: int) -> tuple[str, ...]:
@@ -222,7 +231,7 @@ class DrctTask(Task):
     def _refuse_known_pictures(self) -> None:
         for folder, pairs in self.tests.items():
             for pair in pairs:
-                if hash_of(pair.high) in self.crops.pairs.hashes:
+                if hash_of(pair.high) in self.pairs.hashes:
                     raise RedlineError(
                         f"{pair.high.name!r} of the test set {folder!r} is among the photos to train on: "
                         "a score on it would mean nothing."

@@ -14,8 +14,7 @@ from redline.models.lsd import load_lsd
 from redline.training.loop import Progress
 from synthetic_photos import save_synthetic_photos
 
-# The package may hold the command under the module's own name.
-command = sys.modules["redline.cli.train_lsd"]
+command = sys.modules["redline.cli.train_progress"]
 SETTINGS = """
 [model]
 patch = 2

@@ -9,6 +9,7 @@ from redline.datasets.clips.settings import ClipSettings
 from redline.errors import RedlineError
 from redline.models.samplers.distilled import MOST_STEPS
 from redline.training.lsd.settings import LsdLoopSettings, LsdSettings, LsdTraining, StageSettings
+from redline.training.settings import decode
 
 STAGES = StageSettings()
 
@@ -39,7 +40,7 @@ def test_a_stage_from_1_on_never_begins() -> None:
     ids=str,
 )
 def test_stages_at_their_limits_are_taken(change: dict[str, Any]) -> None:
-    assert replace(STAGES, **change)
+    assert decode(StageSettings, change, "stages")
 
 
 @pytest.mark.parametrize(
@@ -60,23 +61,23 @@ def test_stages_at_their_limits_are_taken(change: dict[str, Any]) -> None:
     ids=str,
 )
 def test_stages_beyond_their_limits_are_refused(change: dict[str, Any]) -> None:
-    with pytest.raises(RedlineError):
-        replace(STAGES, **change)
+    with pytest.raises(RedlineError, match=next(iter(change))):
+        decode(StageSettings, change, "stages")
 
 
 @pytest.mark.parametrize("name", ["validation_clips", "validation_frames", "final_frames"])
 def test_judging_takes_a_clip_of_four_frames_at_least(name: str) -> None:
     least = 1 if name == "validation_clips" else 4
-    assert LsdLoopSettings(steps=1, **{name: least})
-    with pytest.raises(RedlineError, match="judging takes"):
-        LsdLoopSettings(steps=1, **{name: least - 1})
+    assert decode(LsdLoopSettings, {"steps": 1, name: least}, "training")
+    with pytest.raises(RedlineError, match=f"{name} = .*at least {least}"):
+        decode(LsdLoopSettings, {"steps": 1, name: least - 1}, "training")
 
 
 def test_a_size_is_changed_by_what_is_given() -> None:
     config = LsdSettings("light", width=8, attending=0).config
     assert (config.width, config.attending, config.blocks) == (8, 0, 1)
     with pytest.raises(RedlineError, match="fp16, fp32"):
-        LsdSettings(weights="bf16")
+        decode(LsdSettings, {"weights": "bf16"}, "model")
 
 
 def test_a_frame_is_a_multiple_of_what_the_model_takes() -> None:

@@ -24,10 +24,11 @@ from redline.training.lsd import task as module
 from redline.training.lsd.history import corrupted
 from redline.training.lsd.loss import difference, weights_by_input
 from redline.training.lsd.result import rounded, write_lsd_result
-from redline.training.lsd.settings import LsdSettings, LsdTraining, StageSettings
+from redline.training.lsd.settings import LsdLoopSettings, LsdSettings, LsdTraining, StageSettings
 from redline.training.lsd.task import LsdTask
 from redline.training.lsd.validation import judge, psnr_db, restorer
 from redline.training.optimizers import step_unless
+from redline.training.settings import decode
 from synthetic_photos import save_synthetic_photos
 
 CPU = torch.device("cpu")
@@ -82,22 +83,22 @@ def test_the_file_is_read_and_the_command_line_comes_first(tmp_path: Path, setti
     timed = LsdTraining.read(tmp_path / "lsd.toml", minutes=3.0, photos="elsewhere", validation=["a"], steps=None)
     assert timed.loop.minutes == 3 and timed.loop.steps is None
     assert timed.data.photos == "elsewhere" and timed.data.validation == ("a",)
-    with pytest.raises(RedlineError, match="frame_px must be a multiple of 4"):
+    with pytest.raises(RedlineError, match="frame_px = 18 .* must be a multiple of 4"):
         replace(settings, data=replace(settings.data, frame_px=18))
-    for wrong, sentence in (
-        ({"rollouts_from": 0.9}, "rollouts_from ≤ distillation_from"),
-        ({"frames": 1}, "two frames or more"),
-        ({"sample_steps": 5}, "sample_steps is from 1 to 4"),
-        ({"corruption": 2.0}, "corruption is from 0 to 1"),
-        ({"steadiness": -1.0}, "steadiness must not be negative"),
+    for wrong, message in (
+        ({"rollouts_from": 0.9}, "rollouts_from .* must not be larger than distillation_from"),
+        ({"frames": 1}, "frames = 1 .*at least 2"),
+        ({"sample_steps": 5}, "sample_steps = 5 .*at least 1 and at most 4"),
+        ({"corruption": 2.0}, "corruption = 2.0 .*at most 1"),
+        ({"steadiness": -1.0}, "steadiness = -1.0 .*at least 0"),
     ):
-        with pytest.raises(RedlineError, match=sentence):
-            replace(settings.stages, **wrong)
+        with pytest.raises(RedlineError, match=message):
+            decode(StageSettings, wrong, "stages")
     with pytest.raises(RedlineError, match="no LSD of size 'vast'"):
         _ = LsdSettings(size="vast").config
-    assert replace(settings.loop, optimizer="adamw8bit").optimizer == "adamw8bit"
-    with pytest.raises(RedlineError, match="unknown precision 'fp8'"):
-        replace(settings.loop, precision="fp8")
+    assert decode(LsdLoopSettings, {"steps": 1, "optimizer": "adamw8bit"}, "training").optimizer == "adamw8bit"
+    with pytest.raises(RedlineError, match="precision = 'fp8' .* must be one of bf16, fp16, fp32"):
+        decode(LsdLoopSettings, {"steps": 1, "precision": "fp8"}, "training")
 
 
 def test_stages_begin_at_their_shares() -> None:
@@ -118,7 +119,7 @@ def test_it_learns_to_restore(tmp_path: Path, settings: LsdTraining) -> None:
     task = LsdTask(replace(settings, model=replace(settings.model, width=16), data=data, stages=stages, loop=loop), CPU)
     (start,) = task.judge(task.model, 8).values()
     seen: list[Progress] = []
-    outcome = train(task, loop, tmp_path / "out", CPU, tell=seen.append)
+    outcome = train(task, loop, tmp_path / "out", CPU, on_progress=seen.append)
     (learnt,) = task.judge(outcome.model, 8).values()
     losses = [progress.loss for progress in seen]
     assert sum(losses[3:5]) / 2 < 0.95 * losses[0] and all(math.isfinite(loss) for loss in losses)
@@ -136,7 +137,7 @@ def test_resumed_is_uninterrupted_bit_for_bit(tmp_path: Path, settings: LsdTrain
                 signal.raise_signal(signal.SIGINT)
 
         folder = tmp_path / f"parts{stop}"
-        first = train(LsdTask(settings, CPU), settings.loop, folder, CPU, tell=interrupt)
+        first = train(LsdTask(settings, CPU), settings.loop, folder, CPU, on_progress=interrupt)
         assert first.interrupted and first.position.step == stop
         torch.manual_seed(777)
         second = train(LsdTask(settings, CPU), settings.loop, folder, CPU, resume=True)
@@ -148,32 +149,32 @@ def test_resumed_is_uninterrupted_bit_for_bit(tmp_path: Path, settings: LsdTrain
 
 def test_the_teacher_follows_until_it_teaches(settings: LsdTraining) -> None:
     task = LsdTask(settings, CPU)
-    before = copy.deepcopy(task.pupil.teacher)
+    before = copy.deepcopy(task.networks.teacher)
     with torch.no_grad():
-        for weight in task.pupil.student.parameters():
+        for weight in task.networks.student.parameters():
             weight += 0.1
     task.loss(0)
-    assert task.stage == "diffusion" and not same(before, task.pupil.teacher)
+    assert task.stage == "diffusion" and not same(before, task.networks.teacher)
     task.loss(3)
     assert task.stage == "rollouts"
-    taught = copy.deepcopy(task.pupil.teacher)
+    taught = copy.deepcopy(task.networks.teacher)
     loss = task.loss(4)
-    assert task.stage == "distillation" and same(taught, task.pupil.teacher)
+    assert task.stage == "distillation" and same(taught, task.networks.teacher)
     loss.backward()
-    assert all(weight.grad is None for weight in task.pupil.teacher.parameters())
-    assert any(weight.grad is not None for weight in task.pupil.student.parameters())
+    assert all(weight.grad is None for weight in task.networks.teacher.parameters())
+    assert any(weight.grad is not None for weight in task.networks.student.parameters())
     optimized = {id(weight) for group in task.optimizer().param_groups for weight in group["params"]}
-    assert optimized == {id(weight) for weight in task.pupil.student.parameters()}
+    assert optimized == {id(weight) for weight in task.networks.student.parameters()}
 
 
 def test_every_stage_trains_every_weight(settings: LsdTraining) -> None:
     task = LsdTask(replace(settings, data=replace(settings.data, batch=8)), CPU)
     for step, stage in ((0, "diffusion"), (2, "rollouts"), (4, "distillation")):
-        task.pupil.zero_grad(set_to_none=True)
+        task.networks.zero_grad(set_to_none=True)
         for offset in (0, 1):
             task.loss(step + offset).backward()
         assert task.stage == stage
-        for name, weight in task.pupil.student.named_parameters():
+        for name, weight in task.networks.student.named_parameters():
             assert weight.grad is not None and weight.grad.isfinite().all(), (stage, name)
             assert weight.grad.abs().max() > 0, (stage, name)
 
@@ -310,7 +311,7 @@ def test_by_the_clock_stages_follow_it_and_a_resumed_one_goes_on(
         stages.append(task.stage)
     assert stages == ["diffusion", "diffusion", "rollouts", "distillation"]
     resumed = LsdTask(task.settings, CPU)
-    resumed.pupil.load_state_dict(task.pupil.state_dict())
+    resumed.networks.load_state_dict(task.networks.state_dict())
     now[0] = 5000.0
     resumed.loss(3)
     assert resumed.stage == "distillation"
@@ -319,11 +320,11 @@ def test_by_the_clock_stages_follow_it_and_a_resumed_one_goes_on(
 def test_without_distillation_there_is_no_teacher_to_keep(tmp_path: Path, settings: LsdTraining) -> None:
     stages = replace(settings.stages, distillation_from=1.0)
     task = LsdTask(replace(settings, stages=stages, loop=replace(settings.loop, checkpointing=True)), CPU)
-    assert task.pupil.teacher is None and task.pupil.student.encoder[0].recomputes
+    assert task.networks.teacher is None and task.networks.student.encoder[0].recomputes
     train(task, replace(settings.loop, steps=4), tmp_path / "out", CPU)
     assert task.stage == "rollouts"
     unaided = LsdTask(replace(settings, stages=replace(settings.stages, teacher_share=0.0)), CPU)
-    assert unaided.pupil.teacher is None and unaided.loss(5).isfinite() and unaided.stage == "distillation"
+    assert unaided.networks.teacher is None and unaided.loss(5).isfinite() and unaided.stage == "distillation"
 
 
 def test_without_control_it_trains_too(settings: LsdTraining) -> None:
@@ -341,13 +342,13 @@ def test_fp16_scales_its_loss_and_trains_fp32_weights(
     half = replace(settings, loop=replace(settings.loop, precision="fp16", steps=3))
     task = LsdTask(half, CPU)
     assert task.arithmetic.name == "fp16"
-    before = copy.deepcopy(task.pupil.student)
+    before = copy.deepcopy(task.networks.student)
     outcome = train(task, half.loop, tmp_path / "out", CPU)
-    assert {weight.dtype for weight in task.pupil.parameters()} == {torch.float32}
+    assert {weight.dtype for weight in task.networks.parameters()} == {torch.float32}
     assert {weight.dtype for weight in task.computing.parameters()} == {torch.float16}
     assert outcome.position.step == 3
     if outcome.position.skipped < 3:
-        assert not same(before, task.pupil.student)
+        assert not same(before, task.networks.student)
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("lsd-*.toml")), ids=lambda path: path.stem)
@@ -410,7 +411,7 @@ def test_medium_trains_within_8_gib(
         step_unless(~norm.isfinite(), stepping)
         stepping.zero_grad(set_to_none=True)
         average.update(task.averaged, step + 1)
-    assert (task.pupil.teacher is None) == (distillation_from == 1)
+    assert (task.networks.teacher is None) == (distillation_from == 1)
     assert torch.cuda.max_memory_allocated() - held < 8 * 2**30
 
 

@@ -296,9 +296,9 @@ def test_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"file": "x", "vocabulary": 300}, "contradict"),
-        ({}, "name a tokenizer.json"),
-        ({"vocabulary": 300, "end": "x"}, "for a tokenizer that is loaded"),
+        ({"file": "x", "vocabulary": 300}, "exclude each other"),
+        ({}, "set file .a tokenizer.json. or vocabulary"),
+        ({"vocabulary": 300, "end": "x"}, "needs file"),
     ],
 )
 def test_contradictions(values: dict[str, object], said: str) -> None:

@@ -39,9 +39,9 @@ def make(path: Path) -> TextTask:
     corpus = prepare(Sources.find(training.data.sources), training.tokenizer, Path(training.data.shards))
     task = TextTask(training.with_batch(training.data.batch), corpus, GPU)
     asked = training.loop.precision
-    assert task.trainee.precision == (asked if asked != "auto" else "bf16")
-    dtypes = {weight.dtype for weight in task.trainee.module.parameters()}
-    assert dtypes == {DTYPES.get(task.trainee.precision, torch.float32)}
+    assert task.trained.precision == (asked if asked != "auto" else "bf16")
+    dtypes = {weight.dtype for weight in task.trained.module.parameters()}
+    assert dtypes == {DTYPES.get(task.trained.precision, torch.float32)}
     return task
 
 
@@ -179,4 +179,4 @@ def test_the_batch_is_found(wide: Callable[..., Path]) -> None:
 
 def test_weights_are_computed_with_in_bf16(wide: Callable[..., Path]) -> None:
     task = make(wide(('precision = "fp32"', "")))
-    assert task.trainee.precision == "bf16" and isinstance(task.arithmetic, WorkingCopy)
+    assert task.trained.precision == "bf16" and isinstance(task.arithmetic, WorkingCopy)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from redline.errors import RedlineError
+from redline.training.settings import decode
 from redline.training.text.architecture import products_per_token
 from redline.training.text.memory_settings import MemorySettings
 
@@ -23,7 +24,7 @@ def test_weights_are_counted_without_being_made(change: dict[str, Any]) -> None:
     "change", [{"merge_cosine": -1.0}, {"merge_cosine": 1.0}, {"score_weight": 0.0, "score_after": 0}], ids=str
 )
 def test_settings_at_their_limits_are_taken(change: dict[str, Any]) -> None:
-    assert replace(SLOTS, **change)
+    assert decode(MemorySettings, {"memory_slots": 4, **change}, "model")
 
 
 @pytest.mark.parametrize(
@@ -31,7 +32,7 @@ def test_settings_at_their_limits_are_taken(change: dict[str, Any]) -> None:
 )
 def test_settings_beyond_their_limits_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(RedlineError, match=next(iter(change))):
-        replace(SLOTS, **change)
+        decode(MemorySettings, {"memory_slots": 4, **change}, "model")
 
 
 def test_the_score_costs_something_from_a_step_on() -> None:

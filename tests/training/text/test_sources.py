@@ -63,11 +63,11 @@ def test_identity_changes_with_any_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("a.jsonl", b'{"text": 3}\n', "line 1 of .* has no text under 'text'"),
+        ("a.jsonl", b'{"text": 3}\n', "line 1 of .* has no string under 'text'"),
         ("a.jsonl", b'{"text": "x"}\n[1]\n', "line 2 of .* has no text"),
         ("a.jsonl", b'{"text": "x"}\n{"te', "line 2 of .* is not JSON"),
-        ("a.jsonl", b'{"text": "x"}\n{"body": "y"}', "line 2 of .* has no text under 'text'"),
-        ("a.jsonl", b'{"text": "x"}\n{"text": "half \\ud83d"}', "line 2 of .* holds half a character under 'text'"),
+        ("a.jsonl", b'{"text": "x"}\n{"body": "y"}', "line 2 of .* has no string under 'text'"),
+        ("a.jsonl", b'{"text": "x"}\n{"text": "half \\ud83d"}', "line 2 of .* holds a lone surrogate under 'text'"),
         ("a.jsonl", b'{"text": "x", "n": ' + b"9" * 5000 + b"}", "line 1 of .* holds a number with too many digits"),
         ("a.jsonl", b'{"text": "x"}\n' + b"[" * 200_000, "line 2 of .* is nested too deeply"),
         ("a.txt", b"\xff\xfe\x00", "is not UTF-8 text"),

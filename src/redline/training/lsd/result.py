@@ -17,8 +17,8 @@ from redline.models.lsd import Lsd, save_lsd
 from redline.notation import format_bytes, format_seconds
 from redline.training.licence import licence_section
 from redline.training.loop import Outcome
-from redline.training.lsd.pupil import Pupil
 from redline.training.lsd.settings import STAGES
+from redline.training.lsd.student_teacher import StudentTeacher
 from redline.training.lsd.task import LsdTask
 from redline.training.lsd.validation import Restoration
 from redline.training.stored import CARD, DTYPES, WEIGHTS, as_stored
@@ -41,7 +41,7 @@ def write_lsd_result(task: LsdTask, outcome: Outcome, out: Path) -> LsdResult:
     model = rounded(outcome.model, dtype)
     scores = task.judge(model, task.settings.loop.final_frames)
     named = {Path(folder).resolve().name: seen for folder, seen in scores.items()}
-    pairs = task.clips.crops.pairs
+    pairs = task.pairs
     about = {
         "made_by": f"redline {VERSION}",
         "model": str(model.config),
@@ -63,14 +63,14 @@ def write_lsd_result(task: LsdTask, outcome: Outcome, out: Path) -> LsdResult:
 
 def rounded(model: nn.Module, dtype: torch.dtype) -> Lsd:
     """A copy of the student whose weights are what reading them back from a file of that dtype gives."""
-    student = model.student if isinstance(model, Pupil) else model
+    student = model.student if isinstance(model, StudentTeacher) else model
     if not isinstance(student, Lsd):
         raise RedlineError(f"a {type(student).__name__} is no LSD.")
     return as_stored(student, dtype).eval()
 
 
 def _card(task: LsdTask, outcome: Outcome, model: Lsd, result: LsdResult) -> str:
-    settings, pairs, position = task.settings, task.clips.crops.pairs, outcome.position
+    settings, pairs, position = task.settings, task.pairs, outcome.position
     data, stages, loop = settings.data, settings.stages, settings.loop
     reached = STAGES[: STAGES.index(result.stage) + 1]
     lines = [

@@ -14,14 +14,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from redline.datasets.clips import Clips, Frame, warp
+from redline.datasets.photo_pairs import PhotoPairs
 from redline.errors import RedlineError
 from redline.models.lsd import PREDICTION, PROCESS, Lsd
 from redline.models.samplers import Sampler, noise_process, sampler_table
 from redline.training.arithmetic import Arithmetic
 from redline.training.lsd.history import corrupted
 from redline.training.lsd.loss import difference, soft_abs, weights_by_input
-from redline.training.lsd.pupil import Pupil
 from redline.training.lsd.settings import LsdTraining
+from redline.training.lsd.student_teacher import StudentTeacher
 from redline.training.lsd.validation import Restoration, judge, restorer
 from redline.training.optimizers import build_optimizer
 from redline.training.precision import computing_in, resolve_precision
@@ -42,6 +43,7 @@ class LsdTask(Task):
     """What the loop needs to train an LSD."""
 
     unit = "clip"
+    start = None  # LSD training has no initial weights
 
     def __init__(self, settings: LsdTraining, device: torch.device) -> None:
         self.settings, self.device = settings, device
@@ -58,11 +60,11 @@ class LsdTask(Task):
             student = Lsd(settings.model.config)
         _start_near_the_frame(student)
         student.recompute(settings.loop.checkpointing)
-        self.pupil = Pupil(student, settings.stages.has_teacher).to(device)
-        self.model: nn.Module = self.pupil.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-        self._arithmetic = WorkingCopy(self.pupil, "fp16") if self.precision == "fp16" else Arithmetic()
-        computing = self._arithmetic.model if isinstance(self._arithmetic, WorkingCopy) else self.pupil
-        assert isinstance(computing, Pupil)
+        self.networks = StudentTeacher(student, settings.stages.has_teacher).to(device)
+        self.model: nn.Module = self.networks.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        self._arithmetic = WorkingCopy(self.networks, "fp16") if self.precision == "fp16" else Arithmetic()
+        computing = self._arithmetic.model if isinstance(self._arithmetic, WorkingCopy) else self.networks
+        assert isinstance(computing, StudentTeacher)
         self.computing = computing
         if settings.loop.compile:
             for network in computing.children():
@@ -78,11 +80,15 @@ class LsdTask(Task):
     @property
     def averaged(self) -> nn.Module:
         """The student alone: the teacher is an average already, and a copy of it would be in nobody's use."""
-        return self.pupil.student
+        return self.networks.student
 
     @property
     def arithmetic(self) -> Arithmetic:
         return self._arithmetic
+
+    @property
+    def pairs(self) -> PhotoPairs:
+        return self.clips.crops.pairs
 
     @property
     def identity(self) -> Mapping[str, Any]:
@@ -91,17 +97,17 @@ class LsdTask(Task):
         free |= {"validation_clips", "validation_frames", "final_frames"}
         parts = (self.settings.data, self.settings.stages, self.settings.loop)
         settings = {name: value for part in parts for name, value in asdict(part).items() if name not in free}
-        pairs = self.clips.crops.pairs
+        pairs = self.pairs
         return {**self.settings.model.config.to_dict(), **settings, "photos": pairs.photos, "pixels": pairs.pixels}
 
     def optimizer(self) -> Optimizer:
-        return build_optimizer(self.pupil.student, self.settings.loop)
+        return build_optimizer(self.networks.student, self.settings.loop)
 
     def loss(self, step: int, part: int = 0) -> Tensor:
         stages = self.settings.stages
         self.stage = stages.at(self._progress(step))
         if self.stage != "distillation":
-            self.pupil.teach_later(step, stages.teacher_decay)
+            self.networks.update_teacher(step, stages.teacher_decay)
         # Seeds that the clips do not use: their noise must have nothing to do with diffusion's.
         generator = torch.Generator(self.device).manual_seed((self.settings.loop.seed + 101) * 1_000_000_007 + step)
         draws = torch.Generator().manual_seed((self.settings.loop.seed + 202) * 1_000_000_007 + step)
@@ -129,7 +135,7 @@ class LsdTask(Task):
 
     def judge(self, model: nn.Module, frames: int) -> dict[str, Restoration]:
         """Always in fp32: what is judged is what was learnt, not what rounding leaves of it."""
-        student = model.student if isinstance(model, Pupil) else model
+        student = model.student if isinstance(model, StudentTeacher) else model
         steps, data = self.settings.stages.sample_steps, self.settings.data
         restore = restorer(student, steps, self.settings.loop.validation_clips, data.frame_px, self.device)
         return {folder: judge(restore, clips.clip(0, frames), steps) for folder, clips in self.tests.items()}
@@ -247,10 +253,10 @@ class LsdTask(Task):
         if loop.steps is not None:
             return step / loop.steps
         if self._began_s is None:
-            self._before_s, self._began_s = float(self.pupil.seconds), time.monotonic()
+            self._before_s, self._began_s = float(self.networks.seconds), time.monotonic()
         elapsed_s = self._before_s + time.monotonic() - self._began_s
-        for pupil in {id(one): one for one in (self.pupil, self.computing)}.values():
-            pupil.seconds.fill_(elapsed_s)
+        for networks in {id(one): one for one in (self.networks, self.computing)}.values():
+            networks.seconds.fill_(elapsed_s)
         return elapsed_s / (60 * (loop.minutes or 1.0))
 
     def _refuse_known_photos(self) -> None:

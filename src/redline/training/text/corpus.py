@@ -22,6 +22,7 @@ from redline.errors import RedlineError
 from redline.files.atomic import write_text
 from redline.files.partial import hidden_path, remove_abandoned
 from redline.files.untrusted import check_types, read_json_object, reading
+from redline.training.settings import NonNegativeInt
 from redline.training.text.shards import Shard, open_shard, write_shard
 from redline.training.text.sources import Sources
 from redline.training.text.tokenizer import NAME, TextTokenizer, load_tokenizer, train_tokenizer
@@ -47,23 +48,26 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class TokenizerSettings:
-    """A file to load, or the size of a vocabulary to train; `end` is the loaded one's token for a document's end.
+    """A tokenizer file to load, or the size of a vocabulary to train. `end` names the end-of-document token of a file.
 
-    With `special_tokens`, the name of a special token in a text is that token, as chats are written; else its letters.
+    With `special_tokens`, the name of a special token in the text becomes that token, as in chat templates; otherwise
+    it is tokenized as plain characters.
     """
 
     file: str = ""
-    vocabulary: int = 0
+    vocabulary: NonNegativeInt = 0
     end: str = ""
     special_tokens: bool = False
 
     def __post_init__(self) -> None:
         if self.file and self.vocabulary:
-            raise RedlineError("file and vocabulary under [tokenizer] contradict each other: load one, or train one.")
+            raise RedlineError(
+                "file and vocabulary under [tokenizer] exclude each other: load a tokenizer or train one."
+            )
         if not self.file and not self.vocabulary:
-            raise RedlineError("name a tokenizer.json as file under [tokenizer], or the size of a vocabulary to train.")
+            raise RedlineError("set file (a tokenizer.json) or vocabulary (the size to train) under [tokenizer].")
         if self.end and not self.file:
-            raise RedlineError("end under [tokenizer] is for a tokenizer that is loaded from a file.")
+            raise RedlineError("end under [tokenizer] needs file: a trained tokenizer has its own end token.")
 
     def load(self) -> TextTokenizer:
         return load_tokenizer(self.file, self.end, self.special_tokens)

@@ -1,4 +1,4 @@
-"""What a finished training on text leaves behind: a model's folder with its tokenizer, and a page with the curves."""
+"""Writes the result of a training on text: a model folder with its tokenizer, and a summary page with curves."""
 
 import json
 import platform
@@ -39,7 +39,7 @@ class TextResult:
 
 
 def write_result(task: LanguageTask, outcome: Outcome, out: Path, active: list[str]) -> TextResult:
-    """The weights as they were judged, in fp32; the page is made from the journal."""
+    """Writes the weights in fp32 and a summary page made from the journal."""
     model = outcome.model
     task.save(model, out / MODEL)
     entries = read_journal(out / JOURNAL)
@@ -65,7 +65,7 @@ def render_page(
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(files("redline.training").joinpath("summary.html.jinja").read_text("utf-8"))
     settings, position = asdict(task.training), outcome.position
-    # Where the text lay is nobody's business; what the files were called says enough.
+    # The page shows names of files, not paths.
     settings["data"]["sources"] = [Path(place).name for place in task.training.data.sources]
     settings["data"].pop("shards")
     settings["tokenizer"]["file"] = Path(task.training.tokenizer.file).name
@@ -74,17 +74,21 @@ def render_page(
     judged = Curve.of(entries, "validation_loss", "validation", "second")
     charts = (
         ("Loss", _about_loss(entries), (loss, judged)),
-        ("Recall", "The share of what was asked that was right.", (Curve.of(entries, "recall", "recall"),)),
-        ("Speed", "Tokens a second.", (Curve.of(entries, "items_per_s", "tokens/s"),)),
-        ("Gradient", "Its norm before clipping.", (Curve.of(entries, "gradient_norm"),)),
-        ("Learning rate", "As the schedule set it.", (Curve.of(entries, "learning_rate"),)),
+        (
+            "Recall",
+            "The share of queried tokens that were predicted correctly.",
+            (Curve.of(entries, "recall", "recall"),),
+        ),
+        ("Speed", "Tokens per second.", (Curve.of(entries, "items_per_s", "tokens/s"),)),
+        ("Gradient", "The gradient norm before clipping.", (Curve.of(entries, "gradient_norm"),)),
+        ("Learning rate", "The learning rate of the schedule.", (Curve.of(entries, "learning_rate"),)),
     )
     drawn = [(title, note, draw_curves(title, some, title.split()[0].lower())) for title, note, some in charts]
     return template.render(
         version=VERSION,
         css=Markup(files("redline.ladder.report").joinpath("report.css").read_text("utf-8")),
         name=f"{task.training.kind}, {result.parameters / 1e6:,.4g}M parameters",
-        meta=f"{_device(task.device)} · torch {torch.__version__} · {task.trainee.precision}",
+        meta=f"{_device(task.device)} · torch {torch.__version__} · {task.trained.precision}",
         headline=_headline(result, position.step, position.elapsed_s),
         tiles=_tiles(task, outcome, result),
         charts=[chart for chart in drawn if chart[2]],
@@ -96,22 +100,22 @@ def render_page(
 def _about_loss(entries: list[dict[str, Any]]) -> str:
     penalties = sorted({name for entry in entries for name in entry.get("penalties", ())})
     if not penalties:
-        return "Nats a token; validation in the second colour."
+        return "Nats per token; validation in the second colour."
     held = " and ".join(penalties)
-    return f"Nats a token; the training's with {held}, validation, in the second colour, without."
+    return f"Nats per token. The training loss includes {held}; the validation loss (second colour) does not."
 
 
 def _headline(result: TextResult, steps: int, elapsed_s: float) -> str:
-    said = f"{result.tokens:,} tokens in {steps:,} steps and {format_seconds(elapsed_s)}"
+    done = f"{result.tokens:,} tokens in {steps:,} steps and {format_seconds(elapsed_s)}"
     if "recall" in result.figures:
-        return f"{said}; at the end it recalled {result.figures['recall']:.1%} of what was asked."
+        return f"{done}; the final recall is {result.figures['recall']:.1%}."
     if "validation_loss" in result.figures:
-        return f"{said}; the validation loss ended at {result.figures['validation_loss']:.4f}."
-    return f"{said}." if result.loss is None else f"{said}; the loss ended at {result.loss:.4f}."
+        return f"{done}; the final validation loss is {result.figures['validation_loss']:.4f}."
+    return f"{done}." if result.loss is None else f"{done}; the final loss is {result.loss:.4f}."
 
 
 def _tiles(task: LanguageTask, outcome: Outcome, result: TextResult) -> list[tuple[str, str, str]]:
-    tiles = [("tokens a second", f"{result.tokens_per_s:,.0f}", "median")] if result.tokens_per_s else []
+    tiles = [("tokens per second", f"{result.tokens_per_s:,.0f}", "median")] if result.tokens_per_s else []
     if result.utilization:
         tiles.append(("of the machine's ceiling", f"{result.utilization:.1%}", "model FLOP over measured FLOP/s"))
     tiles.append(("peak memory", format_bytes(outcome.peak_bytes), ""))
@@ -124,7 +128,7 @@ def _tiles(task: LanguageTask, outcome: Outcome, result: TextResult) -> list[tup
 
 
 def _median(entries: list[dict[str, Any]], key: str) -> float | None:
-    # The first entry holds compiling and starting up.
+    # The first entry includes compilation and start-up.
     values = [entry[key] for entry in entries if entry.get(key) is not None]
     return statistics.median(values[1:] or values) if values else None
 

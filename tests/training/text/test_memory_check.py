@@ -22,9 +22,9 @@ def test_a_cpu_holds_what_is_kept_in_its_precision_and_the_logits(
     weights = 16 * training.model.parameters(room.SMALLEST)
     least = weights + number * tokens * (training.model.kept_per_token + room.SMALLEST)
     monkeypatch.setattr(room, "available_host_bytes", lambda: least)
-    room.check_room(training, CPU)
+    room.check_memory(training, CPU)
     monkeypatch.setattr(room, "available_host_bytes", lambda: least - 1)
     with pytest.raises(
-        RedlineError, match=r"^a batch of 3 rows of 29 tokens takes .* or more, and there are .*: lower"
+        RedlineError, match=r"^a batch of 3 rows of 29 tokens takes at least .*, and this machine has .*: lower"
     ):
-        room.check_room(training, CPU)
+        room.check_memory(training, CPU)
