@@ -9,6 +9,7 @@ from redline.version import VERSION as __version__
 
 if _TYPE_CHECKING:
     from redline.errors import RedlineError
+    from redline.generation.text_generator import TextGenerator
     from redline.ladder.batch_size import find_optimal_batch_size
     from redline.ladder.gate import Gate
     from redline.ladder.measurement import Measurement
@@ -18,6 +19,7 @@ if _TYPE_CHECKING:
     from redline.ladder.workloads.addresses import load_workload
     from redline.machine.machine import Machine
     from redline.machine.memory import MemoryMonitor, MemoryPool, PerformanceTracker
+    from redline.training.run import train
 
 __all__ = [
     "Gate",
@@ -30,10 +32,12 @@ __all__ = [
     "RedlineError",
     "Rung",
     "Stage",
+    "TextGenerator",
     "Workload",
     "__version__",
     "find_optimal_batch_size",
     "load_workload",
+    "train",
 ]
 
 # Where each public name is, so that what needs no torch (a command's --help) does not wait for it.
@@ -48,9 +52,11 @@ _PLACES = {
     "RedlineError": "errors",
     "Rung": "ladder.rung",
     "Stage": "ladder.rung",
+    "TextGenerator": "generation.text_generator",
     "Workload": "ladder.workload",
     "find_optimal_batch_size": "ladder.batch_size",
     "load_workload": "ladder.workloads.addresses",
+    "train": "training.run",
 }
 
 

@@ -143,7 +143,7 @@ def test_memories_that_cannot_be_used(
     (bare / "model.safetensors").write_bytes(b"nothing")
     for plain in (folder, bare):
         seen = command("generate", plain, "a", "--device", "cpu", "--memory", memory)
-        assert_one_sentence(seen, "--memory needs a model with neural memory; '")
+        assert_one_sentence(seen, "memory needs a model with neural memory; '")
     assert not memory.exists()
     memory.write_bytes(b"nothing")
     seen = command("generate", remembering, "a", "--device", "cpu", "--memory", memory)
@@ -156,7 +156,7 @@ def test_memories_that_cannot_be_used(
     seen = command(
         "generate", remembering, "a", "--device", "cpu", "--memory", tmp_path / "typo" / "memory.safetensors"
     )
-    assert_one_sentence(seen, "--memory: there is no folder")
+    assert_one_sentence(seen, "memory: there is no folder")
     assert not (tmp_path / "typo").exists()
 
 

@@ -64,7 +64,7 @@ class ModelFolder:
         return cls(path, model_type, tokenizer, known, find_stop_tokens(path, config))
 
     @property
-    def remembers(self) -> bool:
+    def has_memory(self) -> bool:
         """Whether its model has a long-term memory, which can be carried on."""
         return self.model_type == MEMORY_MODEL
 

@@ -13,7 +13,7 @@ from redline.errors import RedlineError
 from redline.ladder.batch_size import BatchSizeResult, Probe
 from redline.training.loop import train
 from redline.training.text import run as module
-from redline.training.text import trained as trained_model_module
+from redline.training.text import trained_model as trained_model_module
 from redline.training.text.batch_choice import TrainingCase, batch_limit, find_batch
 from redline.training.text.config import TextTraining
 from redline.training.text.run import prepare_training

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from redline.errors import RedlineError
 from redline.machine.machine import Machine
 from redline.training.loop import train
-from redline.training.text import trained as trained_model_module
+from redline.training.text import trained_model as trained_model_module
 from redline.training.text.config import TextTraining
 from redline.training.text.corpus import prepare
 from redline.training.text.packing import NO_TARGET

@@ -73,7 +73,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int, special_tokens: bool 
     """Trains a byte-level BPE. A small corpus may give fewer tokens than `vocabulary`."""
     if vocabulary < MIN_VOCABULARY:
         raise RedlineError(
-            f"vocabulary = {vocabulary} under [tokenizer] must be at least {MIN_VOCABULARY} (all bytes and an end token)."
+            f"vocabulary = {vocabulary} under [tokenizer] must be at least {MIN_VOCABULARY} (bytes and an end token)."
         )
     library = _library()
     inner = library.Tokenizer(library.models.BPE())
