@@ -9,6 +9,7 @@ from redline.version import VERSION as __version__
 
 if _TYPE_CHECKING:
     from redline.errors import RedlineError
+    from redline.generation.memory_evaluation import evaluate_memory
     from redline.generation.text_generator import TextGenerator
     from redline.ladder.batch_size import find_optimal_batch_size
     from redline.ladder.gate import Gate
@@ -35,6 +36,7 @@ __all__ = [
     "TextGenerator",
     "Workload",
     "__version__",
+    "evaluate_memory",
     "find_optimal_batch_size",
     "load_workload",
     "train",
@@ -54,6 +56,7 @@ _PLACES = {
     "Stage": "ladder.rung",
     "TextGenerator": "generation.text_generator",
     "Workload": "ladder.workload",
+    "evaluate_memory": "generation.memory_evaluation",
     "find_optimal_batch_size": "ladder.batch_size",
     "load_workload": "ladder.workloads.addresses",
     "train": "training.run",

@@ -127,14 +127,14 @@ def test_bad_input(symbolic: Path, textual: Path, tmp_path: Path, command: Calla
     (tmp_path / "short.txt").write_text("a")
     for arguments, said in [
         (("missing",), "there is no folder 'missing'"),
-        ((tmp_path / "odd",), "'mamba', which is not known"),
+        ((tmp_path / "odd",), "unknown architecture 'mamba'"),
         ((nothing,), "trained on no recall task"),
-        ((tmp_path / "run",), "is the folder of a training: its model is in"),
+        ((tmp_path / "run",), "is the folder of a training: use the model in"),
         ((symbolic, "--task", "needle"), "was not trained on needle"),
-        ((symbolic, "--task", "word"), "word is asked in text"),
+        ((symbolic, "--task", "word"), "the task word is made of text"),
         ((symbolic, "--task", "uuid"), "there is no recall task 'uuid'"),
         ((symbolic, "--text", tmp_path / "latin.txt"), "no tokenizer.json"),
-        ((symbolic, "--lengths", "1k"), "lengths are whole numbers"),
+        ((symbolic, "--lengths", "1k"), "lengths must be whole numbers"),
         ((symbolic, "--lengths", "4"), "need 10 tokens, not 4"),
         ((symbolic, "--lengths", "40", "--samples", 0), "1 sample or more"),
         ((symbolic, "--lengths", "40", "--batch", "-3"), "a batch is 1 text or more, not -3"),
@@ -163,4 +163,4 @@ def test_the_loss_of_a_text_alone(textual: Path, tmp_path: Path, command: Callab
     )
     assert seen.code == 0 and seen.out.strip().startswith("tokens before") and "wrote " in seen.err
     assert "loss" in (tmp_path / "page.html").read_text()
-    assert_one_sentence(command("eval", "memory", textual, *options), "without a task there is nothing to ask")
+    assert_one_sentence(command("eval", "memory", textual, *options), "nothing to evaluate: give a task")

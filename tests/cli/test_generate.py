@@ -174,11 +174,11 @@ def test_what_cannot_be_done(folder: Path, command: Callable[..., Seen], tmp_pat
     for arguments, words in (
         ((tmp_path / "absent", "a"), "there is no folder"),
         ((folder, "the sea " * 100), "tokens, and the model's context is 200"),
-        ((folder, "a", "--temperature", "-1"), "the temperature is 0 or more"),
-        ((folder, "a", "--precision", "fp4"), "there is no precision 'fp4'"),
+        ((folder, "a", "--temperature", "-1"), "temperature must be at least 0"),
+        ((folder, "a", "--precision", "fp4"), "unknown precision 'fp4'"),
         ((folder, "a", "--plan", "warp"), "unknown rung 'warp'"),
-        ((folder, "a", "--max-tokens", "0"), "at least 1 token"),
-        ((folder, "a", "--seed", "-1"), "a seed is a whole number from 0 to 2^63 − 1, not -1"),
+        ((folder, "a", "--max-tokens", "0"), "max_tokens must be at least 1 token"),
+        ((folder, "a", "--seed", "-1"), "seed must be a whole number from 0 to 2^63 − 1, not -1"),
         ((folder / "config.json", "a"), "is a file: give the folder of a model"),
         (("Owner/Name", "a"), "download it with `hf download Owner/Name`"),
     ):

@@ -115,7 +115,9 @@ def test_a_piece_that_cannot_be_recorded_is_read_as_it_is(failure: RuntimeError,
     batch, recorder = prompts(16 * 8), Full()
     engine = InferenceEngine(memory_model, chunk=16, recorder=recorder)
     expected = InferenceEngine(memory_model, chunk=16).generate(batch, max_tokens=5)
-    with pytest.warns(UserWarning, match=r"since no piece can be recorded: (no memory|CUDA error: of capture)\.$"):
+    with pytest.warns(
+        UserWarning, match=r"because the capture of a CUDA graph failed: (no memory|CUDA error: of capture)\.$"
+    ):
         assert engine.generate(batch, max_tokens=5) == expected
     # It is not tried again.
     rehearsed = recorder.rehearsed
@@ -230,7 +232,7 @@ def test_what_cannot_be_asked(batch: list[list[int]], options: dict[str, int], w
 def test_engines_that_cannot_be(model: Decoder) -> None:
     with pytest.raises(MachineError, match="needs a CUDA device"):
         InferenceEngine(model, graph=True)
-    with pytest.raises(RedlineError, match="chunks of 1 token or more"):
+    with pytest.raises(RedlineError, match="chunk must be at least 1 token"):
         InferenceEngine(model, chunk=0)
 
 

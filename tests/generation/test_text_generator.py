@@ -8,7 +8,7 @@ import pytest
 
 import redline
 from redline.errors import ModelError, RedlineError
-from redline.generation import chat_template, text_generator
+from redline.generation import chat_template, memory_evaluation, text_generator
 from redline.generation.chat_template import read_chat_template, render_chat
 from redline.generation.text_generator import TextGenerator
 
@@ -33,7 +33,9 @@ def add_template(folder: Path, template: object) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
-@pytest.mark.parametrize("module", [text_generator, chat_template], ids=lambda module: module.__name__)
+@pytest.mark.parametrize(
+    "module", [text_generator, chat_template, memory_evaluation], ids=lambda module: module.__name__
+)
 def test_docstring_examples(folder: Path, module: object) -> None:
     results = doctest.testmod(module)  # pyright: ignore[reportArgumentType]
     assert results.attempted and not results.failed

@@ -33,8 +33,8 @@ COMMANDS = {
     "rungs": "List the rungs of the ladder in their order, or the options of one.",
     "upscale": "Enlarge pictures and films, without seams, with their colours, transparency and metadata.",
     "stream": "Transform live video with a diffusion model, a frame or two behind the camera.",
-    "generate": "Generate text with a language model, streamed as it comes.",
-    "train": "Train a model, from a settings file to weights and a page about them.",
+    "generate": "Generate text with a language model.",
+    "train": "Train a model from a config file.",
     "eval": "Score a model by the figures that its field uses.",
     "export": "Write a network as an ONNX file, held against the network itself before it is kept.",
 }

@@ -1,4 +1,4 @@
-"""What weights are held in, and the plan that the model runs under: given, or shipped for this kind of machine."""
+"""Chooses the dtype of the weights and the plan: given, or the one shipped for this kind of machine."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from redline.ladder.plans import shipped_plan
 from redline.machine.machine import Machine
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-# A step reads every weight once and multiplies little, so the bytes are what counts.
+# A decode step is limited by reading the weights, so their size counts, not the arithmetic.
 _WEIGHTS_ONLY = {"int8": "int8", "fp8": "fp8(mode=weight_only)"}
 _CONVERTING = ("bf16", "fp16", "autocast")
 
@@ -25,13 +25,13 @@ class Holding:
 
 
 def choose_holding(machine: Machine, precision: str = "auto", given: Plan | None = None) -> Holding:
-    """A precision asked for by name that cannot run here is refused; `auto` takes what the machine is good at."""
+    """Chooses bf16 where the GPU has it and fp32 otherwise for `auto`. Raises for a precision that cannot run here."""
     if precision not in GENERATION_PRECISIONS:
-        raise RedlineError(f"there is no precision {precision!r}: choose from {', '.join(GENERATION_PRECISIONS)}.")
+        raise RedlineError(f"unknown precision {precision!r}: use one of {', '.join(GENERATION_PRECISIONS)}.")
     usual = "bf16" if machine.is_cuda and not machine.why_slow("bf16") else "fp32"
     if given is not None:
         if precision != "auto":
-            raise RedlineError("the plan says the precision: leave out --precision, or --plan.")
+            raise RedlineError("precision and plan exclude each other: the plan sets the precision.")
         converts = any(name in given for name in _CONVERTING)
         return Holding(_DTYPES["fp32" if converts else usual], given)
     plan = shipped_plan("generate", machine)

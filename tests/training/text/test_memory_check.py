@@ -19,11 +19,11 @@ def test_a_cpu_holds_what_is_kept_in_its_precision_and_the_logits(
 ) -> None:
     training = TextTraining.read(config(('precision = "fp32"', f'precision = "{precision}"')))
     number, tokens = (2 if precision == "bf16" else 4), 3 * 29
-    weights = 16 * training.model.parameters(memory_check.SMALLEST)
-    least = weights + number * tokens * (training.model.kept_per_token + memory_check.SMALLEST)
-    monkeypatch.setattr(room, "available_host_bytes", lambda: least)
+    weights = 16 * training.model.parameters(memory_check.MIN_VOCABULARY)
+    least = weights + number * tokens * (training.model.kept_per_token + memory_check.MIN_VOCABULARY)
+    monkeypatch.setattr(memory_check, "available_host_bytes", lambda: least)
     memory_check.check_memory(training, CPU)
-    monkeypatch.setattr(room, "available_host_bytes", lambda: least - 1)
+    monkeypatch.setattr(memory_check, "available_host_bytes", lambda: least - 1)
     with pytest.raises(
         RedlineError, match=r"^a batch of 3 rows of 29 tokens takes at least .*, and this machine has .*: lower"
     ):
