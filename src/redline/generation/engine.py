@@ -34,10 +34,10 @@ class InferenceEngine:
     """`InferenceEngine(model, plan="int8 + compile").generate([[1, 2, 3]])`.
 
     `model` implements `generation.language_model`. The rungs of `plan` are applied to a copy of it, or with
-    `share=True` to the model itself, which saves memory. `samples` are prompts for rungs that need real inputs. `graph` captures the
-    step; by default on a GPU. `chunk` is the number of prompt tokens per prefill call: 2,048, or more for few rows on a
-    GPU. `vocabulary` is the size of the tokenizer's vocabulary: larger token ids are never sampled. `recorder` is for
-    tests.
+    `share=True` to the model itself, which saves memory. `samples` are prompts for rungs that need real inputs.
+    `graph` captures the step; by default on a GPU. `chunk` is the number of prompt tokens per prefill call: 2,048, or
+    more for few rows on a GPU. `vocabulary` is the size of the tokenizer's vocabulary: larger token ids are never
+    sampled. `recorder` is for tests.
 
     Without a plan, the engine uses the model's own weights. A model that is shared under a plan stays in evaluation
     mode; any other keeps its mode.

@@ -1,7 +1,6 @@
-"""Multi-query associative recall: pairs of symbols come first, and then their keys again, here and there among fillers.
+"""Multi-query associative recall (MQAR): key-value pairs first, then the keys again at random places between fillers.
 
-After each key the model must say the value that it was paired with. Every sample has pairs of its own, so nothing but
-memory helps.
+After each key the model must predict its value. Every sample has new pairs, so the model cannot learn them.
 """
 
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from redline.evaluation.recall.task import IGNORED, Sample
 
 @dataclass(frozen=True)
 class Mqar:
-    """Symbol 0 fills; of the others, the lower half are keys and the upper half values."""
+    """Symbol 0 is the filler; of the others, the lower half are keys and the upper half values."""
 
     symbols: int = 64
     pairs: int = 6

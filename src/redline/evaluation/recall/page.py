@@ -1,4 +1,4 @@
-"""One page about a model's memory: no script, nothing loaded from elsewhere."""
+"""An HTML page about the recall of a model, without scripts or external resources."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from redline.version import VERSION
 
 @dataclass(frozen=True)
 class Subject:
-    """What was asked: the model's name, and where and how it ran."""
+    """The name of the model, and how it ran."""
 
     name: str
     about: str
@@ -51,13 +51,15 @@ def render_page(subject: Subject, rows: Sequence[RecallRow], losses: Sequence[Lo
 
 
 def headline(rows: Sequence[RecallRow], losses: Sequence[LossRow]) -> str:
-    """What can be said in a sentence: the longest text, and what was held for it."""
+    """Returns a sentence about the longest text."""
     if not rows:
-        return f"The loss goes from {losses[0].loss:.3f} to {losses[-1].loss:.3f} as the text grows." if losses else ""
+        return (
+            f"The loss changes from {losses[0].loss:.3f} to {losses[-1].loss:.3f} as the text grows." if losses else ""
+        )
     longest = max(row.length for row in rows)
     said = ", ".join(f"{row.accuracy:.1%} of {row.task}" for row in rows if row.length == longest)
     held = max(row.state_bytes for row in rows if row.length == longest)
-    return f"At {longest:,} tokens it recalls {said}, and holds {format_bytes(held)} for it."
+    return f"At {longest:,} tokens it recalls {said}, with a state of {format_bytes(held)}."
 
 
 def _charts(
@@ -72,11 +74,11 @@ def _charts(
     sizes = Axis("bytes", doubling=True, write=format_bytes)
     length = "tokens of the text"
     return [
-        ("Recall", "The share of what was asked that was right.", draw("Recall", recalled, "recall", length, share)),
-        ("Held", "What one text takes between two tokens.", draw("Held", [held], "held", length, sizes)),
+        ("Recall", "The share of correct answers.", draw("Recall", recalled, "recall", length, share)),
+        ("State", "The size of the state or cache of one text.", draw("State", [held], "held", length, sizes)),
         (
             "Loss by position",
-            "Nats a token, by how many tokens stand before it.",
+            "Nats per token, by the number of tokens before it.",
             draw("Loss by position", [lost], "loss", "tokens before, up to", Axis("loss")),
         ),
     ]
