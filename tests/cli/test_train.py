@@ -194,7 +194,7 @@ def test_killed_at_any_moment_and_resumed_is_uninterrupted_bit_for_bit(
             "width = 16\nwindow = -4",
             "window = -4 under [model] must be a whole number (at least 0)",
         ),
-        (SETTINGS, NARROW, "muon is for hidden matrices, and this model has none"),
+        (SETTINGS, NARROW, "muon updates hidden matrices, and this model has none"),
         ("steps = 6", 'steps = 6\nplan = "warp"', "unknown rung 'warp'"),
         ("steps = 6", 'steps = 6\nplan = "tf32"', "tf32 in the plan cannot be used here"),
         ("steps = 6", 'steps = 6\nplan = "compile(regional=true)"', "none is in a list 3 times"),
@@ -303,7 +303,7 @@ def test_what_this_machine_emulates_is_said_in_sentences(
     change(here, 'precision = "fp32"', 'precision = "fp16"\noptimizer = "muon"')
     seen = train(command, "--steps", "2", "--out", "x")
     said = " ".join(seen.err.split())
-    assert seen.code == 0 and "this training computes in fp32." in said and "precision fp32" in said
+    assert seen.code == 0 and "this training uses fp32." in said and "precision fp32" in said
     assert "emulates fp16 in matrix products: measured at 0.1% of the fp32 rate" in said
     assert "muon computes in bf16" in said and "adamw is faster here" in said
     assert "Warning" not in said and ".py:" not in said and "frame #" not in said

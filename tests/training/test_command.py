@@ -57,7 +57,7 @@ def test_trains_and_says_what_came_out(here: Path) -> None:
     assert seen.exit_code == 0, seen.output
     said = json.loads(seen.stdout)
     assert said["steps"] == 4 and said["scores"]["test"]["psnr_y_db"] > 0 and said["bicubic"]["test"]["ssim_y"] > 0
-    assert "skipped:" in seen.stderr and "broken.jpg" in seen.stderr and "pictures/s" in seen.stderr
+    assert "skipped:" in seen.stderr and "broken.jpg" in seen.stderr and "images/s" in seen.stderr
     assert re.search(r"2 photos, 0\.00\d+ megapixels", seen.stderr)
     folder = here / "redline-out" / "train" / "tiny"
     assert {file.name for file in folder.iterdir()} == {
@@ -99,7 +99,7 @@ def test_it_begins_with_the_weights_of_another_scale(here: Path) -> None:
     assert seen.exit_code == 0, seen.output
     assert "starting from all weights but those of the upsampling of `model.safetensors`" in seen.stderr
     (here / "tiny.toml").write_text(SETTINGS.replace("width = 8", "width = 12"))
-    with pytest.raises(RedlineError, match="its width is 8, and the settings say 12"):
+    with pytest.raises(RedlineError, match="its width is 8, and the config says 12"):
         CliRunner().invoke(
             train,
             ["drct", "tiny.toml", "--photos", "photos", "--start", "x2/model.safetensors", "--device", "cpu"],

@@ -10,7 +10,14 @@ from torch import Tensor, nn
 
 from redline.errors import RedlineError
 from redline.models.memory import TitanConfig, TitanModel
-from redline.training.optimizers import Together, build_optimizer, describe, hidden_matrices, set_rate, step_unless
+from redline.training.optimizers import (
+    CombinedOptimizer,
+    build_optimizer,
+    describe,
+    hidden_matrices,
+    set_rate,
+    step_unless,
+)
 from redline.training.text.config import TextLoopSettings
 
 
@@ -106,7 +113,7 @@ def test_muon_takes_hidden_matrices_alone() -> None:
     model = Tiny()
     assert [id(weight) for weight in hidden_matrices(model)] == [id(model.hidden.weight)]
     optimizer = build_optimizer(model, settings(optimizer="muon"))
-    assert isinstance(optimizer, Together) and [type(part) for part in optimizer.parts] == [
+    assert isinstance(optimizer, CombinedOptimizer) and [type(part) for part in optimizer.parts] == [
         torch.optim.Muon,
         torch.optim.AdamW,
     ]

@@ -53,10 +53,10 @@ def test_everything_that_fits_is_taken_over(scale: int, of: int, tmp_path: Path)
 @pytest.mark.parametrize(
     ("others", "sentence"),
     [
-        ({"groups": 2}, "its groups are 2, and the settings say 1"),
-        ({"width": 16}, "its width is 16, and the settings say 8"),
-        ({"features": 8}, "its features are 8, and the settings say 6"),
-        ({"window": 8}, "its window is 8, and the settings say 4"),
+        ({"groups": 2}, "its groups are 2, and the config says 1"),
+        ({"width": 16}, "its width is 16, and the config says 8"),
+        ({"features": 8}, "its features are 8, and the config says 6"),
+        ({"window": 8}, "its window is 8, and the config says 4"),
     ],
 )
 def test_what_does_not_fit_is_refused(others: dict[str, int], sentence: str, tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_what_does_not_fit_is_refused(others: dict[str, int], sentence: str, tmp
 
 def test_other_heads_are_refused_and_so_is_no_drct(tmp_path: Path) -> None:
     save_drct(Drct(replace(SHAPE.config, heads=(1, 1, 1, 1, 1))), tmp_path / "w.safetensors")
-    with pytest.raises(RedlineError, match="its heads are 1/1/1/1/1, and the settings say 4/6/2/4/6"):
+    with pytest.raises(RedlineError, match="its heads are 1/1/1/1/1, and the config says 4/6/2/4/6"):
         start_from(fresh(2), tmp_path / "w.safetensors")
     torch.save({"weight": torch.ones(2)}, tmp_path / "other.pth")
     with pytest.raises(ModelError, match="is no DRCT"):

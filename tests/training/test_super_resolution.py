@@ -119,7 +119,7 @@ def test_without_a_test_set_nothing_is_claimed(tmp_path: Path, settings: DrctTra
 
 def test_a_test_set_among_the_photos_is_refused(tmp_path: Path, settings: DrctTraining) -> None:
     shutil.copy(tmp_path / "test" / "1.png", tmp_path / "photos" / "renamed.png")
-    with pytest.raises(RedlineError, match="'1.png' of the test set .* would mean nothing"):
+    with pytest.raises(RedlineError, match="'1.png' of the test set .* is a training photo"):
         DrctTask(settings, CPU)
 
 

@@ -154,7 +154,7 @@ class InferenceEngine:
         self.setup_s = time.perf_counter() - begun
         return session
 
-    def _remembering(self) -> MemoryModel:
+    def _memory_model(self) -> MemoryModel:
         if not isinstance(self.model.model, MemoryModel):
             raise ModelError("a state needs a model with neural memory; this model has none.")
         return self.model.model

@@ -1,4 +1,4 @@
-"""What a training measured, as JSON lines: appended as it goes, cut back to the checkpoint when it is resumed."""
+"""The log of a training's figures as JSON lines; a resumed training truncates it to its checkpoint."""
 
 import json
 import math
@@ -16,7 +16,7 @@ NAME = "journal.jsonl"
 
 class Journal:
     def __init__(self, path: Path, last_step: int) -> None:
-        """Keeps what was written before up to `last_step`: what came after it will be done again."""
+        """Opens the journal and drops entries after `last_step`, because those steps will be repeated."""
         self.path = path
         self.entries = [entry for entry in read_journal(path) if entry["step"] <= last_step] if path.exists() else []
         with self._writing():
@@ -36,7 +36,7 @@ class Journal:
 
 
 def read_journal(path: str | Path) -> list[dict[str, Any]]:
-    """The entries of a journal; a last line that a killed process left unfinished is not one."""
+    """Returns the entries of a journal, without an incomplete last line that a killed process left."""
     entries = []
     with reading(path, "journal"):
         lines = read_bytes(path).splitlines()
@@ -45,7 +45,7 @@ def read_journal(path: str | Path) -> list[dict[str, Any]]:
         try:
             entry = parse_json(line, where)
             if not isinstance(entry, dict) or type(entry.get("step")) is not int:
-                raise RedlineError(f"{where} is damaged: it has no whole number `step`.")
+                raise RedlineError(f"{where} is damaged: `step` must be a whole number.")
         except RedlineError:
             if number == len(lines):
                 break
@@ -55,6 +55,6 @@ def read_journal(path: str | Path) -> list[dict[str, Any]]:
 
 
 def _line(entry: dict[str, Any]) -> str:
-    # JSON has no infinity, and PSNR has one.
+    # JSON has no infinity, which is the PSNR of equal images.
     finite = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in entry.items()}
     return json.dumps(finite, ensure_ascii=False) + "\n"

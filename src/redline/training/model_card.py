@@ -1,6 +1,6 @@
-"""What a finished training leaves behind: the averaged weights, and a page that says what they are and what they reach.
+"""Writes the result of a DRCT training: the averaged weights and a model card with their scores.
 
-The figures on the page are of the file: weights are rounded to the dtype they are stored in before they are scored.
+The weights are rounded to the dtype in which they are stored before they are scored.
 """
 
 import json
@@ -35,13 +35,13 @@ class DrctResult:
 
 
 def write_result(task: DrctTask, outcome: Outcome, out: Path) -> DrctResult:
-    """Scores the averaged weights as they will be stored, then writes weights and page."""
+    """Scores the averaged weights as they will be stored, then writes weights and card."""
     dtype = DTYPES[task.settings.model.weights]
     model = rounded(outcome.model, dtype)
     scores, bicubic = task.evaluate(model), task.evaluate_bicubic()
     config = asdict(task.settings)
     config["training"] = config.pop("loop")
-    # Where the photos lay is nobody's business; what the folder was called says enough.
+    # The card shows names of folders, not paths.
     config["data"]["photos"] = _name(task.settings.data.photos)
     config["data"]["validation"] = [_name(folder) for folder in task.settings.data.validation]
     config["model"]["start"] = task.start.name if task.start else ""
@@ -65,9 +65,9 @@ def write_result(task: DrctTask, outcome: Outcome, out: Path) -> DrctResult:
 
 
 def rounded(model: nn.Module, dtype: torch.dtype) -> Drct:
-    """A copy whose weights are what reading them back from a file of that dtype gives."""
+    """Returns a copy with weights rounded to `dtype`."""
     if not isinstance(model, Drct):
-        raise RedlineError(f"a {type(model).__name__} is no DRCT.")
+        raise RedlineError(f"a {type(model).__name__} is not a DRCT.")
     return as_stored(model, dtype)
 
 
@@ -80,7 +80,7 @@ def _card(
     lines = [
         f"# {model.config}",
         "",
-        f"A super-resolution model that enlarges pictures {shape.scale} times, trained by `redline train drct`.",
+        f"A super-resolution model that enlarges images {shape.scale} times, trained by `redline train drct`.",
         "",
         "## Model",
         "",
@@ -90,10 +90,10 @@ def _card(
         "## Data",
         "",
         f"{crops.photos} photos of the folder `{_name(settings.data.photos)}`, {crops.pixels / 1e6:.1f} megapixels "
-        f"{_reduced(settings.data)}. Small pictures: Matlab's antialiased bicubic. "
+        f"{_reduced(settings.data)}. Small images: Matlab's antialiased bicubic. "
         + (f"{settings.data.drawn:.0%} of the crops are of drawn images. " if settings.data.drawn else "")
-        + (f"Of {settings.data.recolour:.0%} of the crops the colours are changed. " if settings.data.recolour else "")
-        + "No picture of the test sets below is among them.",
+        + (f"{settings.data.recolour:.0%} of the crops have changed colours. " if settings.data.recolour else "")
+        + "No image of the test sets below is among them.",
         "",
         "## Training",
         "",
@@ -101,13 +101,13 @@ def _card(
         f"({seen:,} crops) in {format_seconds(position.elapsed_s)} on {_device(task.device)}, {task.precision}, "
         f"torch {torch.__version__}; {_loss(settings.loop)}, {settings.loop.optimizer}, cosine schedule, "
         f"averaged weights (decay {settings.loop.ema_decay:g}). Peak memory {format_bytes(outcome.peak_bytes)}. "
-        + (f"It began with {task.start}." if task.start else "It began as an interpolation."),
+        + (f"It started from {task.start}." if task.start else "It started as an interpolation."),
         "",
         *_scores(result, shape.scale),
         "## Limits",
         "",
-        "It has learnt to undo a clean bicubic reduction. Noise and the traces of strong compression are enlarged with "
-        "the picture, and fine texture that the small picture does not hold is not invented.",
+        "The model is trained to undo a clean bicubic reduction. It enlarges noise and artefacts of strong compression "
+        "with the image, and does not invent fine texture that the small image lacks.",
         "",
         *licence_section(settings.data.photos),
         "## Settings",
@@ -123,7 +123,7 @@ def _reduced(data: PhotoSettings) -> str:
     shrink = f"shrinking by {_listed(data.shrink)}"
     if not data.renew_steps:
         return f"after {shrink}"
-    varied = f"factors above 1 times up to {1 + data.vary:g}, drawn anew every {data.renew_steps:,} steps"
+    varied = f"factors above 1 times up to {1 + data.vary:g}, new every {data.renew_steps:,} steps"
     return f"before {shrink} ({varied})"
 
 
@@ -147,7 +147,7 @@ def _scores(result: DrctResult, scale: int) -> list[str]:
         "",
         f"PSNR and SSIM of luma, {scale} pixels cut off at each edge, fp32, of the weights as stored.",
         "",
-        "| test set | pictures | PSNR-Y dB | SSIM-Y | bicubic PSNR-Y dB | bicubic SSIM-Y |",
+        "| test set | images | PSNR-Y dB | SSIM-Y | bicubic PSNR-Y dB | bicubic SSIM-Y |",
         "| --- | --- | --- | --- | --- | --- |",
         *rows,
         "",

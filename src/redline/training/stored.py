@@ -1,4 +1,4 @@
-"""The files that a finished training leaves behind, and the rounding that storing its weights will bring."""
+"""The file names of a training's result, and the rounding of weights to the dtype in which they are stored."""
 
 import copy
 from typing import TypeVar
@@ -15,10 +15,10 @@ M = TypeVar("M", bound=nn.Module)
 
 @torch.no_grad()
 def as_stored(model: M, dtype: torch.dtype) -> M:
-    """A copy whose weights are what reading them back from a file of that dtype gives."""
+    """Returns a copy whose weights are rounded to `dtype`, as if stored and read back."""
     result = copy.deepcopy(model)
     for weight in result.parameters():
         weight.copy_(weight.to(dtype).float())
         if not torch.isfinite(weight).all():
-            raise RedlineError('a weight is too large for fp16: write weights = "fp32" under [model].')
+            raise RedlineError('a weight is too large for fp16: set weights = "fp32" under [model].')
     return result

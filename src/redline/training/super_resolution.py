@@ -1,4 +1,4 @@
-"""Training a DRCT: crops of photos, absolute error, luma scores on test sets that are never trained on."""
+"""Trains a DRCT on crops of photos with an L1 loss, and scores it on the luma of separate test sets."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -126,15 +126,15 @@ def frequency_loss(output: Tensor, target: Tensor) -> Tensor:
 
 
 class DrctTask(Task):
-    """What the loop needs to train a DRCT."""
+    """Trains a DRCT."""
 
-    unit = "picture"
+    unit = "image"
 
     def __init__(self, settings: DrctTraining, device: torch.device) -> None:
         self.settings, self.device = settings, device
         self.items_per_step = settings.data.batch
         self.precision = resolve_precision(settings.loop.precision, device)
-        # Before the photos, which take a while to read: weights that do not fit are said at once.
+        # Before reading the photos, which takes a while, so that initial weights of the wrong shape raise at once.
         with torch.random.fork_rng([]):
             torch.manual_seed(settings.loop.seed)
             model = Drct(settings.model.config)
@@ -143,20 +143,20 @@ class DrctTask(Task):
         self.start: StartingWeights | None = start_from(model, start) if start else None
         self.crops = PhotoCrops(settings.data, settings.model.scale, device, settings.loop.seed)
         self.tests = {folder: find_pairs(folder) for folder in settings.data.validation}
-        self._refuse_known_pictures()
+        self._check_disjoint()
         model = model.to(device)
         self.model: nn.Module = model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
         if settings.loop.fused_ops and device.type == "cuda":
-            # Plain attention writes out every score, and once more on the way back.
+            # Plain attention writes all scores to memory, forward and backward.
             for module in model.modules():
                 if isinstance(module, Choosing):
                     module.implementation = "auto"
         if settings.loop.compile:
-            # Groups are alike, so that one compiled serves all of them.
+            # All groups have the same shape, so one compilation serves all of them.
             for group in model.layers:
                 group.compile()
         self._with_frequencies = False
-        self._recorded: CapturedGradients | None = None
+        self._captured: CapturedGradients | None = None
 
     @property
     def pairs(self) -> PhotoPairs:
@@ -164,14 +164,14 @@ class DrctTask(Task):
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """How long it lasts, what is said on the way and where the photos lie may change when it is resumed."""
+        """Duration, logging and the location of the photos may change on resume."""
         free = {*FREE_TO_CHANGE, "compile", "fused_ops", "cuda_graph", "photos", "validation", "weights"}
         settings = {key: value for table in asdict(self.settings).values() for key, value in table.items()}
-        # Settings that came later count only where they are used, so that older checkpoints can still be resumed.
+        # Later settings count only if they are used, so that older checkpoints can be resumed.
         free |= {name for name, default in _ADDED_LATER.items() if settings[name] == default}
         free |= set() if settings["frequency_weight"] else {"frequency_from"}
         kept = {name: value for name, value in settings.items() if name not in free}
-        # By what is in the file, wherever it lies.
+        # The content of the file counts, not its path.
         start = self.start.sha256 if self.start else None
         return {**kept, "photos": self.pairs.photos, "pixels": self.pairs.pixels, "start": start}
 
@@ -186,9 +186,9 @@ class DrctTask(Task):
         if not self.settings.loop.cuda_graph or self.device.type != "cuda":
             return super().backward(step, part, arithmetic)
         self._choose_loss(step)
-        if self._recorded is None:
-            self._recorded = CapturedGradients(self.model, self._loss_of, CudaRecorder(self.device))
-        return self._recorded(*self.crops.batch(step))
+        if self._captured is None:
+            self._captured = CapturedGradients(self.model, self._loss_of, CudaRecorder(self.device))
+        return self._captured(*self.crops.batch(step))
 
     def penalties(self, step: int) -> tuple[str, ...]:
         return ("frequencies",) if self._has_frequencies(step) else ()
@@ -200,7 +200,7 @@ class DrctTask(Task):
     def _choose_loss(self, step: int) -> None:
         """Drops the captured graph when the loss changes: the next step captures another one."""
         if self._with_frequencies != self._has_frequencies(step):
-            self._with_frequencies, self._recorded = self._has_frequencies(step), None
+            self._with_frequencies, self._captured = self._has_frequencies(step), None
 
     def _loss_of(self, small: Tensor, large: Tensor) -> Tensor:
         with computing_in(self.precision, self.device):
@@ -212,7 +212,7 @@ class DrctTask(Task):
         return loss
 
     def validate(self, model: nn.Module) -> dict[str, float]:
-        """PSNR and SSIM of luma for each test set, by its folder's name."""
+        """Returns the PSNR and SSIM of luma for each test set, by folder name."""
         figures = {}
         for folder, seen in self.evaluate(model).items():
             name = Path(folder).name
@@ -220,7 +220,7 @@ class DrctTask(Task):
         return figures
 
     def evaluate(self, model: nn.Module) -> dict[str, Evaluation]:
-        """Always in fp32: what is scored is what was learnt, not what rounding leaves of it."""
+        """Evaluates in fp32, so that the scores do not depend on the precision of training."""
         scale, window = self.settings.model.scale, self.settings.model.window
         return {folder: evaluate(model, pairs, scale, window, self.device) for folder, pairs in self.tests.items()}
 
@@ -228,11 +228,11 @@ class DrctTask(Task):
         scale = self.settings.model.scale
         return {folder: evaluate(bicubic_model(scale), pairs, scale) for folder, pairs in self.tests.items()}
 
-    def _refuse_known_pictures(self) -> None:
+    def _check_disjoint(self) -> None:
         for folder, pairs in self.tests.items():
             for pair in pairs:
                 if hash_of(pair.high) in self.pairs.hashes:
                     raise RedlineError(
-                        f"{pair.high.name!r} of the test set {folder!r} is among the photos to train on: "
-                        "a score on it would mean nothing."
+                        f"{pair.high.name!r} of the test set {folder!r} is a training photo: remove it from one of the "
+                        "two folders."
                     )

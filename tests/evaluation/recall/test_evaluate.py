@@ -321,7 +321,7 @@ def test_tasks_are_written_and_found_again() -> None:
         ({"lengths": [0]}, "a length is 1 token or more"),
         (
             {"lengths": [40, 10**20]},
-            r"a text of 100,000,000,000,000,000,000 tokens takes at least .*B are free\.",
+            r"a text of 100,000,000,000,000,000,000 tokens takes at least .*, and only .*B are free\.",
         ),
         ({"samples": 0}, "samples must be at least 1"),
         ({"batch": -3}, "batch must be at least 1, not -3"),
@@ -345,12 +345,12 @@ def test_what_cannot_be_asked_is_said_first(arguments: dict[str, Any], said: str
     [
         (lambda: make_task("uuid"), "unknown recall task 'uuid': use one of mqar, needle, passkey, number, word"),
         (lambda: make_task("mqar", {"keys": 3}), "mqar has no option 'keys'"),
-        (lambda: make_task("mqar", {"pairs": "3"}), "a whole number above zero, not '3'"),
+        (lambda: make_task("mqar", {"pairs": "3"}), "a whole number of at least 1, not '3'"),
         (lambda: make_task("mqar", {"pairs": 40}), "64 symbols have 31 keys"),
-        (lambda: make_task("word", {"answer_bytes": 0}), "a whole number above zero"),
+        (lambda: make_task("word", {"answer_bytes": 0}), "a whole number of at least 1"),
         (lambda: task_in({"recall": "mqar"}), "recall must be an object with the name of a recall task"),
         (lambda: loss_by_position(decoder(), [1], 9), "fewer than 2 tokens"),
-        (lambda: loss_by_position(decoder(), [1, 23], 9), "the token 23, and the model's vocabulary is 23"),
+        (lambda: loss_by_position(decoder(), [1, 23], 9), "token 23, which is outside the model's vocabulary of 23"),
     ],
 )
 def test_what_makes_no_sense_is_refused(make: Any, said: str) -> None:

@@ -250,7 +250,7 @@ def test_the_result_is_the_averaged_student_judged_as_stored(tmp_path: Path, set
 
 def test_a_photo_to_judge_by_among_those_to_train_on_is_refused(tmp_path: Path, settings: LsdTraining) -> None:
     shutil.copy(tmp_path / "test" / "1.png", tmp_path / "photos" / "renamed.png")
-    with pytest.raises(RedlineError, match="is among the photos to train on"):
+    with pytest.raises(RedlineError, match="contains a training photo"):
         LsdTask(settings, CPU)
 
 

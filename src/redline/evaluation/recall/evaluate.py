@@ -94,9 +94,8 @@ def check_tasks(model: Cached, tasks: Sequence[Recall], lengths: Sequence[int], 
         if length < 1:
             raise ModelError(f"lengths must be at least 1 token, not {length}.")
         if (least := _TOKEN_BYTES * length) > free_bytes:
-            raise ModelError(
-                f"a text of {length:,} tokens takes at least {format_bytes(least)}: {format_bytes(free_bytes)} are free."
-            )
+            needed, free = format_bytes(least), format_bytes(free_bytes)
+            raise ModelError(f"a text of {length:,} tokens takes at least {needed}, and only {free} are free.")
         if model.context is not None and length > model.context:
             raise ModelError(f"a text of {length:,} tokens is longer than the model's context of {model.context:,}.")
     for task in tasks:

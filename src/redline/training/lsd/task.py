@@ -1,6 +1,6 @@
-"""Training an LSD: diffusion first, then its own output as history, then the few steps that it will take live.
+"""Trains an LSD in three stages: diffusion, rollouts on its own output as history, and distillation to few steps.
 
-Pictures are in [-1, 1] here. B: clips.
+Images are in [-1, 1]. B: clips.
 """
 
 import time
@@ -29,18 +29,18 @@ from redline.training.precision import computing_in, resolve_precision
 from redline.training.task import FREE_TO_CHANGE, Task
 from redline.training.working_copy import WorkingCopy
 
-# How often a clip's frames are all restored from pure noise, which is what the first step does live.
+# The share of clips that are restored from pure noise, as in the first sampling step.
 _FROM_NOISE = 0.5
 _NO_HISTORY = 0.2
 _CONTROLLED = 0.3
 _NOISIEST = 999
-# How much of its random change to the frame a model starts with.
+# The factor of the random output layer at the start.
 _START = 0.05
 _SEED_OF_VALIDATION = 900_001
 
 
 class LsdTask(Task):
-    """What the loop needs to train an LSD."""
+    """Trains an LSD."""
 
     unit = "clip"
     start = None  # LSD training has no initial weights
@@ -54,7 +54,7 @@ class LsdTask(Task):
         self.tests = {
             folder: Clips(data, device, _SEED_OF_VALIDATION, photos=folder) for folder in settings.data.validation
         }
-        self._refuse_known_photos()
+        self._check_disjoint()
         with torch.random.fork_rng([]):
             torch.manual_seed(settings.loop.seed)
             student = Lsd(settings.model.config)
@@ -79,7 +79,7 @@ class LsdTask(Task):
 
     @property
     def averaged(self) -> nn.Module:
-        """The student alone: the teacher is an average already, and a copy of it would be in nobody's use."""
+        """The student alone, because the teacher is an average already."""
         return self.networks.student
 
     @property
@@ -92,7 +92,7 @@ class LsdTask(Task):
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """How long it lasts, what is said on the way and where the photos lie may change when it is resumed."""
+        """Duration, logging and the location of the photos may change on resume."""
         free = {*FREE_TO_CHANGE, "compile", "checkpointing", "photos", "validation", "weights", "size"}
         free |= {"validation_clips", "validation_frames", "final_frames"}
         parts = (self.settings.data, self.settings.stages, self.settings.loop)
@@ -108,7 +108,7 @@ class LsdTask(Task):
         self.stage = stages.at(self._progress(step))
         if self.stage != "distillation":
             self.networks.update_teacher(step, stages.teacher_decay)
-        # Seeds that the clips do not use: their noise must have nothing to do with diffusion's.
+        # Other seeds than those of the clips: the noise of diffusion must be independent of theirs.
         generator = torch.Generator(self.device).manual_seed((self.settings.loop.seed + 101) * 1_000_000_007 + step)
         draws = torch.Generator().manual_seed((self.settings.loop.seed + 202) * 1_000_000_007 + step)
         with torch.no_grad():
@@ -118,14 +118,14 @@ class LsdTask(Task):
             targets = [clip.degradation.target(frame.clean, keep) * 2 - 1 for frame in frames]
             seen = [frame.seen * 2 - 1 for frame in frames]
         if self.stage == "diffusion":
-            history = self._or_nothing(targets[0], seen[1], generator)
+            history = self._drop_some_history(targets[0], seen[1], generator)
             times = torch.randint(_NOISIEST + 1, (len(history),), generator=generator, device=self.device)
-            output = self._at(times, seen[1], history, targets[1], control, generator)
+            output = self._denoise(times, seen[1], history, targets[1], control, generator)
             return difference(output, targets[1], weights_by_input(seen[1], targets[1]))
         return self._rollout(frames, seen, targets, control, generator, draws)
 
     def validate(self, model: nn.Module) -> dict[str, float]:
-        """PSNR over the input's, steadiness against each frame on its own, and drift, by the folder's name."""
+        """Returns the gain over the input, the warp error with and without history, and the drift, by folder name."""
         figures = {}
         for folder, result in self.judge(model, self.settings.loop.validation_frames).items():
             name = Path(folder).name
@@ -134,7 +134,7 @@ class LsdTask(Task):
         return figures
 
     def judge(self, model: nn.Module, frames: int) -> dict[str, Restoration]:
-        """Always in fp32: what is judged is what was learnt, not what rounding leaves of it."""
+        """Evaluates in fp32, so that the scores do not depend on the precision of training."""
         student = model.student if isinstance(model, StudentTeacher) else model
         steps, data = self.settings.stages.sample_steps, self.settings.data
         restore = restorer(student, steps, self.settings.loop.validation_clips, data.frame_px, self.device)
@@ -149,7 +149,7 @@ class LsdTask(Task):
         generator: torch.Generator,
         draws: torch.Generator,
     ) -> Tensor:
-        """Each frame with the model's own output as history; what it hands on is not trained through."""
+        """Returns the loss of a clip with the model's own output as history, without gradients through the history."""
         stages, distils = self.settings.stages, self.stage == "distillation"
         batch, history, losses = len(seen[0]), seen[0], []
         times = torch.randint(_NOISIEST + 1, (batch,), generator=generator, device=self.device)
@@ -159,9 +159,9 @@ class LsdTask(Task):
             weights_B = weights_by_input(picture, target)
             given = corrupted(history, stages.corruption if index else 0.0, generator)
             if distils:
-                output, handed_on, loss = self._few_steps(picture, given, target, weights_B, control, generator, draws)
+                output, handed_on, loss = self._distill(picture, given, target, weights_B, control, generator, draws)
             else:
-                output = handed_on = self._at(times, picture, given, target, control, generator)
+                output = handed_on = self._denoise(times, picture, given, target, control, generator)
                 loss = difference(output, target, weights_B)
             if index and stages.steadiness:
                 with torch.no_grad():
@@ -173,7 +173,7 @@ class LsdTask(Task):
             history = handed_on.detach().clamp(-1, 1)
         return torch.stack(losses).mean()
 
-    def _few_steps(
+    def _distill(
         self,
         picture: Tensor,
         given: Tensor,
@@ -183,17 +183,19 @@ class LsdTask(Task):
         generator: torch.Generator,
         draws: torch.Generator,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """One of the steps that a live frame takes is trained, on what the steps before it made of noise."""
+        """Trains one of the sampling steps, on the output of the steps before it."""
         sampler = self._few[int(torch.randint(len(self._few), (), generator=draws))]
         trained = int(torch.randint(sampler.steps, (), generator=draws))
         noise = [self._noise(picture, generator) for _ in range(sampler.steps + 1)]
         state, output = sampler.begin(noise[0], picture), picture
         for index in range(sampler.steps):
             with torch.set_grad_enabled(index == trained):
-                said = self._predict(self.computing.student, state.noisy, picture, given, sampler.times[index], control)
-            output = said if index == trained else output
+                predicted = self._predict(
+                    self.computing.student, state.noisy, picture, given, sampler.times[index], control
+                )
+            output = predicted if index == trained else output
             with torch.no_grad():
-                state = sampler.step(index, state, said.detach(), noise[index + 1])
+                state = sampler.step(index, state, predicted.detach(), noise[index + 1])
         assert state.clean is not None
         loss, share = difference(output, target, weights_B), self.settings.stages.teacher_share
         if (teacher := self.computing.teacher) is not None:
@@ -206,7 +208,7 @@ class LsdTask(Task):
             loss = (1 - share) * loss + share * difference(output, taught.clamp(-1, 1), weights_B)
         return output, state.clean, loss
 
-    def _at(
+    def _denoise(
         self,
         times: Tensor,
         picture: Tensor,
@@ -215,7 +217,7 @@ class LsdTask(Task):
         control: Tensor | None,
         generator: torch.Generator,
     ) -> Tensor:
-        """What the student says of the target with as much noise as these time steps have."""
+        """Returns the student's prediction from the target with the noise of these time steps."""
         alpha, sigma = (table[times, None, None, None] for table in (self._alpha, self._sigma))
         noisy = alpha * target + sigma * self._noise(target, generator)
         return self._predict(self.computing.student, noisy, picture, given, times, control)
@@ -223,21 +225,21 @@ class LsdTask(Task):
     def _predict(
         self, network: nn.Module, noisy: Tensor, picture: Tensor, given: Tensor, times: Tensor, control: Tensor | None
     ) -> Tensor:
-        # One layout whatever made them: a compiled network is compiled again for every other one.
+        # One memory layout, because a compiled network recompiles for every other one.
         pictures = [one.contiguous() for one in (noisy, picture, given)]
-        # A context for each call: autocast keeps its casts, and one made without gradients would be used with them.
+        # One autocast context per call: autocast caches weights, and those cached under no_grad have no gradients.
         with computing_in(self.precision, self.device):
             return network(*pictures, times, control).float()
 
     def _control(self, generator: torch.Generator) -> tuple[Tensor | None, Tensor]:
-        """How much of darkness and cast is to be kept: mostly nothing. The control vector begins with the two."""
+        """Returns the control vector, and the shares of darkness and cast to keep (mostly 0), its first two entries."""
         batch, entries = self.settings.data.batch, self.settings.model.config.control
         keep, chosen = torch.rand(2, batch, 2, generator=generator, device=self.device)
         keep = keep * (chosen[:, :1] < (_CONTROLLED if entries else 0.0))
         return (nn.functional.pad(keep, (0, entries - 2)) if entries else None), keep
 
-    def _or_nothing(self, history: Tensor, picture: Tensor, generator: torch.Generator) -> Tensor:
-        """Some clips have no history: the frame itself stands for it."""
+    def _drop_some_history(self, history: Tensor, picture: Tensor, generator: torch.Generator) -> Tensor:
+        """Replaces the history of some clips by the frame, as at the start of a video."""
         nothing = torch.rand(len(history), 1, 1, 1, generator=generator, device=self.device) < _NO_HISTORY
         return torch.where(nothing, picture, history)
 
@@ -248,7 +250,7 @@ class LsdTask(Task):
         return Sampler(sampler_table(name, PROCESS, PREDICTION, steps), self.device, batch)
 
     def _progress(self, step: int) -> float:
-        """By steps where the training is measured in them, otherwise by the clock, resumed trainings included."""
+        """Returns the share of the training done, by steps or by the clock; the clock includes earlier runs."""
         loop = self.settings.loop
         if loop.steps is not None:
             return step / loop.steps
@@ -259,17 +261,16 @@ class LsdTask(Task):
             networks.seconds.fill_(elapsed_s)
         return elapsed_s / (60 * (loop.minutes or 1.0))
 
-    def _refuse_known_photos(self) -> None:
+    def _check_disjoint(self) -> None:
         for folder, clips in self.tests.items():
             if clips.crops.pairs.hashes & self.clips.crops.pairs.hashes:
                 raise RedlineError(
-                    f"a photo of the test set {folder!r} is among the photos to train on: a score on it would mean "
-                    "nothing."
+                    f"the test set {folder!r} contains a training photo: remove it from one of the two folders."
                 )
 
 
 @torch.no_grad()
 def _start_near_the_frame(student: Lsd) -> None:
-    """It begins by giving back the frame, nearly, instead of unlearning a random change first."""
+    """Scales down the output layer, so that the untrained model nearly returns the frame."""
     student.head.weight.mul_(_START)
     nn.init.zeros_(student.head.bias)  # pyright: ignore[reportArgumentType]
