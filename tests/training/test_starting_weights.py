@@ -95,7 +95,7 @@ def test_the_card_and_the_weights_say_where_it_began(tmp_path: Path, settings: D
     task = DrctTask(settings, CPU)
     result = write_result(task, train(task, settings.loop, tmp_path / "out", CPU), tmp_path / "out")
     card = result.card.read_text(encoding="utf-8")
-    assert task.start is not None and f"It began with {task.start}." in card and task.start.sha256[:16] in card
+    assert task.start is not None and f"It started from {task.start}." in card and task.start.sha256[:16] in card
     assert "all weights but those of the upsampling of `x4.safetensors`" in card and str(tmp_path) not in card
     with safe_open(result.weights, "pt") as file:
         about = file.metadata()
