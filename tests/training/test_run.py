@@ -30,7 +30,7 @@ PHOTOS: dict[str, Any] = {
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    words = "the memory of a machine is what it does not forget".split()
+    words = ["the", "memory", "of", "a", "machine", "is", "what", "it", "does", "not", "forget"]
     (tmp_path / "corpus.txt").write_text(" ".join(random.Random(4).choices(words, k=700)))
     return tmp_path
 

@@ -41,7 +41,7 @@ def test_a_full_disk_ends_the_curves_and_nothing_else(tmp_path: Path, monkeypatc
     board(entry(5))
     board(entry(5))
     board.close()
-    assert said == ["TensorBoard gets no more: No space left on device"]
+    assert said == ["TensorBoard logging stopped: No space left on device"]
 
 
 def test_a_training_that_does_not_begin_leaves_no_folder(tmp_path: Path) -> None:

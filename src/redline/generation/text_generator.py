@@ -91,9 +91,11 @@ class TextGenerator:
     @overload
     def __call__(self, prompt: str, **options: Unpack[GenerateOptions]) -> GeneratedText: ...
     @overload
-    def __call__(self, prompt: Sequence[str], **options: Unpack[GenerateOptions]) -> list[GeneratedText]: ...
     def __call__(
-        self, prompt: str | Sequence[str], **options: Unpack[GenerateOptions]
+        self, prompt: list[str] | tuple[str, ...], **options: Unpack[GenerateOptions]
+    ) -> list[GeneratedText]: ...
+    def __call__(
+        self, prompt: str | list[str] | tuple[str, ...], **options: Unpack[GenerateOptions]
     ) -> GeneratedText | list[GeneratedText]:
         """Returns the text that continues a prompt, or a list of texts for a list of prompts, generated as one batch.
 

@@ -146,7 +146,8 @@ _LIMITS = (("above", "gt"), ("at least", "ge"), ("at most", "le"), ("less than",
 
 
 def _describe(hint: Any) -> str:
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    origin = typing.get_origin(hint)
+    arguments: tuple[Any, ...] = typing.get_args(hint)
     if origin is Annotated:
         limits = [(word, getattr(arguments[1], name)) for word, name in _LIMITS]
         words = " and ".join(f"{word} {limit:,}" for word, limit in limits if limit is not None)

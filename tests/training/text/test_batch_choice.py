@@ -67,7 +67,7 @@ def test_auto_asks_for_it(config: Callable[..., Path], tmp_path: Path, monkeypat
     # Nor is one looked for where the batch of before is none.
     text = path.read_text()
     for old, new, said_of in (
-        ('batch = "auto"', 'batch = "auto"\naccumulate = 8', "its steps of 203 tokens are no whole number"),
+        ('batch = "auto"', 'batch = "auto"\naccumulate = 8', "its 203 tokens per step are not a multiple"),
         ("length = 29", "length = 31", "its length is 29, not 31"),
     ):
         path.write_text(text.replace(old, new))

@@ -132,7 +132,7 @@ def test_a_damaged_checkpoint_is_passed_over_aloud_and_once(config: Callable[...
         outcome, _ = run_text(prepare(path, out, resume=True), out, CPU, True, lambda _: None, lambda _: None)
     assert outcome.position.step == 3
     assert [str(one.message) for one in told] == [
-        f"the checkpoint {str(newest)!r} is damaged: it is cut off. The one before it is taken."
+        f"the checkpoint {str(newest)!r} is damaged: it is cut off. Using the one before it."
     ]
 
 
@@ -173,10 +173,10 @@ def test_what_helps_against_steps_that_are_not_finite_may_change_on_the_way(
         outcome, _ = run_text(task, out, CPU, True, print, print)
     assert outcome.position.step == 5
     assert [str(one.message) for one in told] == [
-        "going on with clip_norm = 0.5; up to step 3 it was 1.0.",
-        "going on with learning_rate = 0.001; up to step 3 it was 0.01.",
-        "going on with precision = fp32; up to step 3 it was fp16.",
-        "going on with warmup_steps = 1; up to step 3 it was 2.",
+        "resuming with clip_norm = 0.5; it was 1.0 up to step 3.",
+        "resuming with learning_rate = 0.001; it was 0.01 up to step 3.",
+        "resuming with precision = fp32; it was fp16 up to step 3.",
+        "resuming with warmup_steps = 1; it was 2 up to step 3.",
     ]
 
 
@@ -215,7 +215,7 @@ def test_the_loss_says_which_penalties_it_holds(config: Callable[..., Path], tmp
     held = [("z-loss",), ("z-loss",), ("z-loss", "score penalty")]
     assert [seen.penalties for seen in told] == held
     assert [tuple(one["penalties"]) for one in read_journal(out / "journal.jsonl") if "loss" in one] == held
-    assert "the training&#39;s with score penalty and z-loss, validation" in (out / "summary.html").read_text()
+    assert "The training loss includes score penalty and z-loss" in (out / "summary.html").read_text()
     plain = tmp_path / "plain"
     run_text(prepare(config(name="plain.toml"), plain), plain, CPU, False, lambda _: None, lambda _: None)
     assert not any("penalties" in one for one in read_journal(plain / "journal.jsonl"))

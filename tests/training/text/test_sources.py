@@ -64,10 +64,10 @@ def test_identity_changes_with_any_file(tmp_path: Path) -> None:
     ("name", "content", "said"),
     [
         ("a.jsonl", b'{"text": 3}\n', "line 1 of .* has no string under 'text'"),
-        ("a.jsonl", b'{"text": "x"}\n[1]\n', "line 2 of .* has no text"),
+        ("a.jsonl", b'{"text": "x"}\n[1]\n', "line 2 of .* has no string"),
         ("a.jsonl", b'{"text": "x"}\n{"te', "line 2 of .* is not JSON"),
         ("a.jsonl", b'{"text": "x"}\n{"body": "y"}', "line 2 of .* has no string under 'text'"),
-        ("a.jsonl", b'{"text": "x"}\n{"text": "half \\ud83d"}', "line 2 of .* holds a lone surrogate under 'text'"),
+        ("a.jsonl", b'{"text": "x"}\n{"text": "half \\ud83d"}', "line 2 of .* has a lone surrogate under 'text'"),
         ("a.jsonl", b'{"text": "x", "n": ' + b"9" * 5000 + b"}", "line 1 of .* holds a number with too many digits"),
         ("a.jsonl", b'{"text": "x"}\n' + b"[" * 200_000, "line 2 of .* is nested too deeply"),
         ("a.txt", b"\xff\xfe\x00", "is not UTF-8 text"),
@@ -84,8 +84,8 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("x")
     for places, said in (
         (("absent",), "no file or folder 'absent'"),
-        ((str(tmp_path / "empty"),), "holds no text"),
-        ((str(tmp_path / "a.csv"),), "not text of a known kind"),
+        ((str(tmp_path / "empty"),), "has no text"),
+        ((str(tmp_path / "a.csv"),), "has an unknown file type"),
         ((), "no text to train on: give files or folders with --source"),
     ):
         with pytest.raises(RedlineError, match=said):
