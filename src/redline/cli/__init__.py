@@ -35,7 +35,7 @@ COMMANDS = {
     "stream": "Transform live video with a diffusion model, a frame or two behind the camera.",
     "generate": "Generate text with a language model.",
     "train": "Train a model from a config file.",
-    "eval": "Score a model by the figures that its field uses.",
+    "eval": "Score a model with the metrics of its field.",
     "export": "Write a network as an ONNX file, held against the network itself before it is kept.",
 }
 

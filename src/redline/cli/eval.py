@@ -1,4 +1,4 @@
-"""`redline eval`: how good a model is, by the figures that its field uses."""
+"""`redline eval`: scores models with the metrics of their field."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _BICUBIC = "bicubic"
 
 eval = typer.Typer(
-    help="Score a model by the figures that its field uses.",
+    help="Score a model with the metrics of its field.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -39,7 +39,7 @@ eval = typer.Typer(
 
 @eval.callback()
 def _eval() -> None:
-    """Score a model by the figures that its field uses."""
+    """Score a model with the metrics of its field."""
 
 
 eval.command("memory")(evaluate_memory)
@@ -48,15 +48,15 @@ eval.command("drift")(evaluate_drift)
 
 @eval.command("sr")
 def evaluate_sr(
-    weights: Annotated[str, typer.Argument(help="A DRCT's weights, or the word bicubic.")],
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of large pictures, with or without small.")],
-    scale: Annotated[int | None, typer.Option(help="The factor; the weights know theirs.")] = None,
-    bicubic: Annotated[bool, typer.Option("--bicubic", help="Show what bicubic gives, beside the model.")] = False,
+    weights: Annotated[str, typer.Argument(help="Weights of a DRCT, or the word bicubic.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of large images, with or without small ones.")],
+    scale: Annotated[int | None, typer.Option(help="The scale factor. Default: that of the weights.")] = None,
+    bicubic: Annotated[bool, typer.Option("--bicubic", help="Also score bicubic interpolation.")] = False,
     precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """PSNR and SSIM on luma, as super-resolution papers compute them.
+    """Measure PSNR and SSIM on luma, as super-resolution papers do.
 
     Example: redline eval sr model.safetensors Set5 --bicubic
     """
@@ -78,7 +78,7 @@ def evaluate_sr(
     made = sum(picture.made for picture in seen.pictures)
     if made:
         which = "all" if made == len(seen.pictures) else f"{made} of {len(seen.pictures)}"
-        progress.print(f"[dim]small pictures: {which} made from the large ones by bicubic[/]", highlight=False)
+        progress.print(f"[dim]small images: {which} made from the large ones by bicubic[/]", highlight=False)
     if as_json:
         print_json(_as_dict(weights, folder, seen, baseline))
     else:
@@ -103,17 +103,17 @@ def _model(weights: str, scale: int | None, device: torch.device) -> tuple[Model
 
     if weights == _BICUBIC:
         if scale is None or scale < 1:
-            raise RedlineError("bicubic enlarges by any factor: say which, with --scale 4.")
+            raise RedlineError("bicubic needs --scale, such as --scale 4.")
         return bicubic_model(scale), scale, 1
     model = load_drct(weights).to(device)
     if scale not in (None, model.config.scale):
-        raise RedlineError(f"{weights!r} enlarges {model.config.scale} times, not {scale}.")
+        raise RedlineError(f"{weights!r} has scale {model.config.scale}, not {scale}: leave out --scale.")
     return model, model.config.scale, model.config.window
 
 
 def _print(seen: Evaluation, baseline: Evaluation | None) -> None:
     more = ("bicubic dB", "SSIM-Y", "gain") if baseline else ()
-    table = Table("picture", "size", "PSNR-Y dB", "SSIM-Y", *more, box=None, pad_edge=False)
+    table = Table("image", "size", "PSNR-Y dB", "SSIM-Y", *more, box=None, pad_edge=False)
     rows = [(escape(p.name), f"{p.width_px} × {p.height_px}", p.psnr_y_db, p.ssim_y) for p in seen.pictures]
     rows.append((f"[bold]mean of {len(rows)}[/]", "", seen.mean.psnr_y_db, seen.mean.ssim_y))
     others = [*baseline.pictures, baseline.mean] if baseline else [None] * len(rows)
