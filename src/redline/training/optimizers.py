@@ -44,12 +44,12 @@ def check_optimizer(model: nn.Module, settings: LoopSettings) -> None:
 def describe(optimizer: Optimizer) -> str:
     """Describes the optimizer in a few words."""
     parts = optimizer.parts if isinstance(optimizer, CombinedOptimizer) else [optimizer]
-    said = []
+    words = []
     for part in parts:
         count = sum(len(group["params"]) for group in part.param_groups)
         how = f", {implementation(part)}" if isinstance(part, (Adam, AdamW)) or _is_apex(part) else ""
-        said.append(f"{type(part).__name__} of {count} tensors{how}")
-    return " and ".join(said)
+        words.append(f"{type(part).__name__} of {count} tensors{how}")
+    return " and ".join(words)
 
 
 def set_rate(optimizer: Optimizer, rate: float) -> None:

@@ -116,7 +116,7 @@ class DrctTraining:
             raise RedlineError(f"crop_px = {crop_px} under [data] must be a multiple of the model's window, {window}.")
 
 
-# Settings that older checkpoints do not name, with the values that change nothing.
+# Keys that older checkpoints lack, with the values that have no effect.
 _ADDED_LATER: dict[str, Any] = {"drawn": 0.0, "vary": 0.0, "renew_steps": 0, "frequency_weight": 0.0}
 
 

@@ -46,8 +46,8 @@ def _draw(title: str, curves: Sequence[LengthCurve], width: int, across: str, up
     values = [value for curve in curves for _, value in curve.points]
     x = Scale(lengths[0], lengths[-1], left, right, log=True)
     y = Scale(*(up.span or _span(values, up.doubling)), bottom, top, log=up.doubling)
-    said = "; ".join(f"{curve.name} {up.write(curve.points[-1][1])}" for curve in curves)
-    drawing = Drawing(width, height, title, f"{title} at the largest length: {said}.")
+    words = "; ".join(f"{curve.name} {up.write(curve.points[-1][1])}" for curve in curves)
+    drawing = Drawing(width, height, title, f"{title} at the largest length: {words}.")
     for tick in _powers(y.low, y.high) if up.doubling else y.ticks(5):
         drawing.line(left, y(tick), right, y(tick), "grid")
         drawing.text(left - 8, y(tick) + 4, up.write(tick), "tick", "end")

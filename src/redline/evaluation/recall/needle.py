@@ -26,21 +26,23 @@ class Needle:
 
     def sample(self, generator: torch.Generator, batch: int, length: int) -> Sample:
         """Places each key and its value once; the text ends with the query mark and every key in random order."""
-        asked, room = 3 * self.keys, length - 3 * self.keys
-        if room < 2 * self.keys:
-            raise ModelError(f"{self.keys} needles and their questions need {asked + 2 * self.keys} tokens.")
+        asked, queries = 3 * self.keys, length - 3 * self.keys
+        if queries < 2 * self.keys:
+            raise ModelError(
+                f"{self.keys} needles and their questions need {asked + 2 * self.keys} tokens, not {length}."
+            )
         first_noise = self.vocabulary - self.noises
         tokens = torch.randint(first_noise, self.vocabulary, (batch, length), generator=generator)
         targets = torch.full((batch, length), IGNORED)
         values = torch.randint(self.values, (batch, self.keys), generator=generator)
         keys = torch.rand(batch, self.keys, generator=generator).argsort(1)
-        # Pairs of places, so that no needle lies on another.
-        places = 2 * torch.rand(batch, room // 2, generator=generator).topk(self.keys, dim=1).indices
+        # Draws pairs of positions, so that needles do not overlap.
+        places = 2 * torch.rand(batch, queries // 2, generator=generator).topk(self.keys, dim=1).indices
         tokens.scatter_(1, places, keys + self.values)
         tokens.scatter_(1, places + 1, values)
         order = torch.rand(batch, self.keys, generator=generator).argsort(1)
         marks = torch.full((batch, self.keys), self.values + self.keys)
         questions = torch.stack((marks, keys.gather(1, order) + self.values, values.gather(1, order)), 2)
-        tokens[:, room:] = questions.flatten(1)
-        targets[:, room + 1 :: 3] = values.gather(1, order)
+        tokens[:, queries:] = questions.flatten(1)
+        targets[:, queries + 1 :: 3] = values.gather(1, order)
         return Sample(tokens, targets)

@@ -57,9 +57,9 @@ def headline(rows: Sequence[RecallRow], losses: Sequence[LossRow]) -> str:
             f"The loss changes from {losses[0].loss:.3f} to {losses[-1].loss:.3f} as the text grows." if losses else ""
         )
     longest = max(row.length for row in rows)
-    said = ", ".join(f"{row.accuracy:.1%} of {row.task}" for row in rows if row.length == longest)
+    words = ", ".join(f"{row.accuracy:.1%} of {row.task}" for row in rows if row.length == longest)
     held = max(row.state_bytes for row in rows if row.length == longest)
-    return f"At {longest:,} tokens it recalls {said}, with a state of {format_bytes(held)}."
+    return f"At {longest:,} tokens it recalls {words}, with a state of {format_bytes(held)}."
 
 
 def _charts(

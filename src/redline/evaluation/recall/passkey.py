@@ -55,7 +55,7 @@ class Passkey:
             f"The magic {name} for {city} is {answer}. ", f"What is the magic {name} for {city}? It is ", answer
         )
 
-    def hay(self, generator: torch.Generator, count: int) -> str:
+    def filler(self, generator: torch.Generator, count: int) -> str:
         """Returns `count` characters of meaningless text."""
         if self.kind == "passkey":
             start = int(torch.randint(len(_REPEATED), (), generator=generator))
@@ -66,14 +66,14 @@ class Passkey:
 
     def _one(self, generator: torch.Generator, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         story = self.story(generator)
-        told = len(story.needle) + len(story.question) + len(story.answer)
+        fixed = len(story.needle) + len(story.question) + len(story.answer)
         # The last byte of the answer is only a target.
-        free = length - told + 1
+        free = length - fixed + 1
         if free < 0:
-            raise ModelError(f"a needle and its question need {told - 1} tokens, not {length}: use longer texts.")
-        hay = self.hay(generator, free)
+            raise ModelError(f"a needle and its question need {fixed - 1} tokens, not {length}: use longer texts.")
+        filler = self.filler(generator, free)
         place = int(torch.randint(free + 1, (), generator=generator))
-        whole = hay[:place] + story.needle + hay[place:] + story.question + story.answer
+        whole = filler[:place] + story.needle + filler[place:] + story.question + story.answer
         text = torch.frombuffer(bytearray(whole, "ascii"), dtype=torch.uint8).long()
         tokens, following = text[:-1], text[1:].clone()
         following[: -self.answer_bytes] = IGNORED

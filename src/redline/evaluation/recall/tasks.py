@@ -13,7 +13,7 @@ from redline.evaluation.recall.task import Recall
 # Tasks made of symbols, which only a model trained on them knows. The others are made of text.
 SYMBOLIC: dict[str, type[Mqar] | type[Needle]] = {"mqar": Mqar, "needle": Needle}
 NAMES = (*SYMBOLIC, *KINDS)
-# Its key in config.json.
+# The key in config.json.
 KEY = "recall"
 
 

@@ -39,16 +39,16 @@ def _one(task: Passkey, tokenizer: Any, generator: torch.Generator, length: int)
     free = length + 1 - len(begin) - len(needle) - len(ending.ids)
     if free < 0:
         raise ModelError(f"a needle and its question need {length - free} tokens, not {length}: use longer texts.")
-    hay = _hay(task, tokenizer, generator, free)
+    filler = _filler(task, tokenizer, generator, free)
     place = int(torch.randint(free + 1, (), generator=generator))
-    told = [*begin, *hay[:place], *needle, *hay[place:]]
-    return [(token, False) for token in told] + list(zip(ending.ids, answers, strict=True))
+    before = [*begin, *filler[:place], *needle, *filler[place:]]
+    return [(token, False) for token in before] + list(zip(ending.ids, answers, strict=True))
 
 
-def _hay(task: Passkey, tokenizer: Any, generator: torch.Generator, count: int) -> list[int]:
+def _filler(task: Passkey, tokenizer: Any, generator: torch.Generator, count: int) -> list[int]:
     characters = _CHARACTERS * count + 1
     while True:
-        found: list[int] = tokenizer.encode(task.hay(generator, characters), add_special_tokens=False).ids
+        found: list[int] = tokenizer.encode(task.filler(generator, characters), add_special_tokens=False).ids
         if len(found) >= count:
             return found[:count]
         characters *= 2

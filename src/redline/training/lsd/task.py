@@ -155,13 +155,13 @@ class LsdTask(Task):
         times = torch.randint(_NOISIEST + 1, (batch,), generator=generator, device=self.device)
         from_noise = torch.rand(batch, generator=generator, device=self.device) < _FROM_NOISE
         times = torch.where(from_noise, _NOISIEST, times)
-        for index, (frame, picture, target) in enumerate(zip(frames, seen, targets, strict=True)):
-            weights_B = weights_by_input(picture, target)
+        for index, (frame, image, target) in enumerate(zip(frames, seen, targets, strict=True)):
+            weights_B = weights_by_input(image, target)
             given = corrupted(history, stages.corruption if index else 0.0, generator)
             if distils:
-                output, handed_on, loss = self._distill(picture, given, target, weights_B, control, generator, draws)
+                output, handed_on, loss = self._distill(image, given, target, weights_B, control, generator, draws)
             else:
-                output = handed_on = self._denoise(times, picture, given, target, control, generator)
+                output = handed_on = self._denoise(times, image, given, target, control, generator)
                 loss = difference(output, target, weights_B)
             if index and stages.steadiness:
                 with torch.no_grad():
@@ -175,7 +175,7 @@ class LsdTask(Task):
 
     def _distill(
         self,
-        picture: Tensor,
+        image: Tensor,
         given: Tensor,
         target: Tensor,
         weights_B: Tensor,
@@ -186,12 +186,12 @@ class LsdTask(Task):
         """Trains one of the sampling steps, on the output of the steps before it."""
         sampler = self._few[int(torch.randint(len(self._few), (), generator=draws))]
         trained = int(torch.randint(sampler.steps, (), generator=draws))
-        noise = [self._noise(picture, generator) for _ in range(sampler.steps + 1)]
-        state, output = sampler.begin(noise[0], picture), picture
+        noise = [self._noise(image, generator) for _ in range(sampler.steps + 1)]
+        state, output = sampler.begin(noise[0], image), image
         for index in range(sampler.steps):
             with torch.set_grad_enabled(index == trained):
                 predicted = self._predict(
-                    self.computing.student, state.noisy, picture, given, sampler.times[index], control
+                    self.computing.student, state.noisy, image, given, sampler.times[index], control
                 )
             output = predicted if index == trained else output
             with torch.no_grad():
@@ -201,9 +201,9 @@ class LsdTask(Task):
         if (teacher := self.computing.teacher) is not None:
             with torch.no_grad():
                 taught = self._many.sample(
-                    lambda noisy, times: self._predict(teacher, noisy, picture, given, times, control),
+                    lambda noisy, times: self._predict(teacher, noisy, image, given, times, control),
                     noise[0][None],
-                    picture,
+                    image,
                 )
             loss = (1 - share) * loss + share * difference(output, taught.clamp(-1, 1), weights_B)
         return output, state.clean, loss
@@ -211,7 +211,7 @@ class LsdTask(Task):
     def _denoise(
         self,
         times: Tensor,
-        picture: Tensor,
+        image: Tensor,
         given: Tensor,
         target: Tensor,
         control: Tensor | None,
@@ -220,16 +220,16 @@ class LsdTask(Task):
         """Returns the student's prediction from the target with the noise of these time steps."""
         alpha, sigma = (table[times, None, None, None] for table in (self._alpha, self._sigma))
         noisy = alpha * target + sigma * self._noise(target, generator)
-        return self._predict(self.computing.student, noisy, picture, given, times, control)
+        return self._predict(self.computing.student, noisy, image, given, times, control)
 
     def _predict(
-        self, network: nn.Module, noisy: Tensor, picture: Tensor, given: Tensor, times: Tensor, control: Tensor | None
+        self, network: nn.Module, noisy: Tensor, image: Tensor, given: Tensor, times: Tensor, control: Tensor | None
     ) -> Tensor:
         # One memory layout, because a compiled network recompiles for every other one.
-        pictures = [one.contiguous() for one in (noisy, picture, given)]
+        images = [one.contiguous() for one in (noisy, image, given)]
         # One autocast context per call: autocast caches weights, and those cached under no_grad have no gradients.
         with computing_in(self.precision, self.device):
-            return network(*pictures, times, control).float()
+            return network(*images, times, control).float()
 
     def _control(self, generator: torch.Generator) -> tuple[Tensor | None, Tensor]:
         """Returns the control vector, and the shares of darkness and cast to keep (mostly 0), its first two entries."""
@@ -238,10 +238,10 @@ class LsdTask(Task):
         keep = keep * (chosen[:, :1] < (_CONTROLLED if entries else 0.0))
         return (nn.functional.pad(keep, (0, entries - 2)) if entries else None), keep
 
-    def _drop_some_history(self, history: Tensor, picture: Tensor, generator: torch.Generator) -> Tensor:
+    def _drop_some_history(self, history: Tensor, image: Tensor, generator: torch.Generator) -> Tensor:
         """Replaces the history of some clips by the frame, as at the start of a video."""
         nothing = torch.rand(len(history), 1, 1, 1, generator=generator, device=self.device) < _NO_HISTORY
-        return torch.where(nothing, picture, history)
+        return torch.where(nothing, image, history)
 
     def _noise(self, like: Tensor, generator: torch.Generator) -> Tensor:
         return torch.randn(like.shape, generator=generator, device=self.device)

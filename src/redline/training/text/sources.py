@@ -33,7 +33,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 @dataclass(frozen=True)
 class Sources:
-    """Files to read, in a fixed order; `text_field` is the key or column that holds a document's text."""
+    """Files to read, in a fixed order. `text_field` is the key or column that holds a document's text."""
 
     files: tuple[Path, ...]
     text_field: str = "text"
