@@ -2,6 +2,7 @@
 
 import json
 import math
+import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,6 +53,12 @@ def read_journal(path: str | Path) -> list[dict[str, Any]]:
             raise
         entries.append(entry)
     return entries
+
+
+def median_of(entries: list[dict[str, Any]], key: str) -> float | None:
+    """Returns the median of a figure, without the first entry, which includes compilation and start-up."""
+    values = [entry[key] for entry in entries if entry.get(key) is not None]
+    return statistics.median(values[1:] or values) if values else None
 
 
 def _line(entry: dict[str, Any]) -> str:

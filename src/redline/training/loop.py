@@ -95,37 +95,25 @@ def train(
     is called with every entry of the journal.
     """
     with claimed(out / _OWNER, f"a training is running in {str(out)!r}: wait for it, or choose another folder."):
-        return _train(task, settings, out, device, resume, on_progress, clock, ceiling_flops_per_s, record)
-
-
-def _train(
-    task: Task,
-    settings: LoopSettings,
-    out: Path,
-    device: torch.device,
-    resume: bool,
-    on_progress: Callable[[Progress], None],
-    clock: Callable[[], float],
-    ceiling_flops_per_s: float | None,
-    record: Record,
-) -> Outcome:
-    if device.type == "cuda":
-        # The search for a batch size does not count.
-        torch.cuda.reset_peak_memory_stats(device)
-    checkpoints = Checkpoints(out / FOLDER, settings.keep_checkpoints)
-    if not resume:
-        if checkpoints.files():
-            raise RedlineError(f"{str(out)!r} already holds a training: resume it, or choose another folder.")
-        torch.manual_seed(settings.seed)
-    ema = Ema(task.averaged, settings.ema_decay) if settings.ema_decay else None
-    state = State(task.model, ema, task.optimizer(), task.arithmetic, task.identity)
-    before = checkpoints.load(state) if resume else Position()
-    loop = _Loop(task, settings, state, checkpoints, device, on_progress, clock, before, ceiling_flops_per_s, record)
-    with unadvised(), warnings.catch_warnings(), stop_requests() as stop:
-        # A page of C++ output; the training has already warned about slow dtypes.
-        warnings.filterwarnings("ignore", "mkldnn_matmul failed")
-        interrupted = loop.run(lambda: stop.requested)
-    return Outcome(loop.result, loop.position, loop.figures, loop.peak_bytes, interrupted, stop.signal)
+        if device.type == "cuda":
+            # The search for a batch size does not count.
+            torch.cuda.reset_peak_memory_stats(device)
+        checkpoints = Checkpoints(out / FOLDER, settings.keep_checkpoints)
+        if not resume:
+            if checkpoints.files():
+                raise RedlineError(f"{str(out)!r} already holds a training: resume it, or choose another folder.")
+            torch.manual_seed(settings.seed)
+        ema = Ema(task.averaged, settings.ema_decay) if settings.ema_decay else None
+        state = State(task.model, ema, task.optimizer(), task.arithmetic, task.identity)
+        before = checkpoints.load(state) if resume else Position()
+        loop = _Loop(
+            task, settings, state, checkpoints, device, on_progress, clock, before, ceiling_flops_per_s, record
+        )
+        with unadvised(), warnings.catch_warnings(), stop_requests() as stop:
+            # A page of C++ output; the training has already warned about slow dtypes.
+            warnings.filterwarnings("ignore", "mkldnn_matmul failed")
+            interrupted = loop.run(lambda: stop.requested)
+        return Outcome(loop.result, loop.position, loop.figures, loop.peak_bytes, interrupted, stop.signal)
 
 
 class _Loop:

@@ -4,7 +4,6 @@ The weights are rounded to the dtype in which they are stored before they are sc
 """
 
 import json
-import platform
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from redline.models.drct import Drct, save_drct
 from redline.notation import format_bytes, format_seconds
 from redline.training.licence import licence_section
 from redline.training.loop import Outcome
-from redline.training.stored import CARD, DTYPES, WEIGHTS, as_stored
+from redline.training.stored import CARD, DTYPES, WEIGHTS, as_stored, device_name
 from redline.training.super_resolution import DrctLoopSettings, DrctTask
 from redline.version import VERSION
 
@@ -98,7 +97,7 @@ def _card(
         "## Training",
         "",
         f"{position.step:,} steps of {settings.data.batch} crops of {settings.data.crop_px} × {settings.data.crop_px} "
-        f"({seen:,} crops) in {format_seconds(position.elapsed_s)} on {_device(task.device)}, {task.precision}, "
+        f"({seen:,} crops) in {format_seconds(position.elapsed_s)} on {device_name(task.device)}, {task.precision}, "
         f"torch {torch.__version__}; {_loss(settings.loop)}, {settings.loop.optimizer}, cosine schedule, "
         f"averaged weights (decay {settings.loop.ema_decay:g}). Peak memory {format_bytes(outcome.peak_bytes)}. "
         + (f"It started from {task.start}." if task.start else "It started as an interpolation."),
@@ -160,7 +159,3 @@ def _name(folder: str) -> str:
 
 def _listed(numbers: tuple[float, ...]) -> str:
     return " and ".join(f"{number:g}" for number in numbers)
-
-
-def _device(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"a CPU ({platform.machine()})"

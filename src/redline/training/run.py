@@ -1,6 +1,5 @@
 """`redline.train`: from a config to trained weights and a page about them."""
 
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from redline.notation import format_megapixels, parse_seconds
 from redline.training import loop
 from redline.training.bundled import find_config, kind_of
 from redline.training.journal import NAME as JOURNAL
-from redline.training.journal import read_journal
+from redline.training.journal import median_of, read_journal
 from redline.training.loop import Progress
 from redline.training.settings import ConfigSource
 
@@ -154,8 +153,6 @@ def _paths(given: StrPath | Sequence[StrPath] | None) -> list[str] | None:
 
 def _result(task: Any, folder: Path, outcome: loop.Outcome, output: Any) -> TrainingResult:
     logged = [entry for entry in read_journal(folder / JOURNAL) if "loss" in entry]
-    # The first line includes compilation and start-up.
-    speeds = [entry["items_per_s"] for entry in logged[1:] or logged]
     position = outcome.position
     return TrainingResult(
         folder,
@@ -164,7 +161,7 @@ def _result(task: Any, folder: Path, outcome: loop.Outcome, output: Any) -> Trai
         position.elapsed_s,
         logged[-1]["loss"] if logged else None,
         outcome.figures,
-        statistics.median(speeds) if speeds else None,
+        median_of(logged, "items_per_s"),
         task.unit,
         outcome.peak_bytes,
         output,

@@ -1,6 +1,7 @@
-"""The file names of a training's result, and the rounding of weights to the dtype in which they are stored."""
+"""What the results of all kinds of training share: file names, rounded weights, the name of the device."""
 
 import copy
+import platform
 from typing import TypeVar
 
 import torch
@@ -22,3 +23,7 @@ def as_stored(model: M, dtype: torch.dtype) -> M:
         if not torch.isfinite(weight).all():
             raise RedlineError('a weight is too large for fp16: set weights = "fp32" under [model].')
     return result
+
+
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"a CPU ({platform.machine()})"

@@ -4,7 +4,6 @@ The weights are rounded to the dtype in which they are stored before they are sc
 """
 
 import json
-import platform
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from redline.training.lsd.settings import STAGES
 from redline.training.lsd.student_teacher import StudentTeacher
 from redline.training.lsd.task import LsdTask
 from redline.training.lsd.validation import Restoration
-from redline.training.stored import CARD, DTYPES, WEIGHTS, as_stored
+from redline.training.stored import CARD, DTYPES, WEIGHTS, as_stored, device_name
 from redline.version import VERSION
 
 
@@ -97,7 +96,7 @@ def _card(task: LsdTask, outcome: Outcome, model: Lsd, result: LsdResult) -> str
         "## Training",
         "",
         f"{position.step:,} steps of {data.batch} clips in {format_seconds(position.elapsed_s)} on "
-        f"{_device(task.device)}, {task.precision}, torch {torch.__version__}. Stages reached: {', '.join(reached)}. "
+        f"{device_name(task.device)}, {task.precision}, torch {torch.__version__}. Stages reached: {', '.join(reached)}. "
         f"{loop.optimizer}, cosine schedule, averaged weights (decay {loop.ema_decay:g}). Peak memory "
         f"{format_bytes(outcome.peak_bytes)}.",
         "",
@@ -138,7 +137,3 @@ def _scores(result: LsdResult) -> list[str]:
         *rows,
         "",
     ]
-
-
-def _device(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"a CPU ({platform.machine()})"

@@ -1,8 +1,6 @@
 """Writes the result of a training on text: a model folder with its tokenizer, and a summary page with curves."""
 
 import json
-import platform
-import statistics
 from dataclasses import asdict, dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -17,8 +15,9 @@ from redline.files.atomic import write_text
 from redline.ladder.report.charts.curves import Curve, draw_curves
 from redline.notation import format_bytes, format_seconds
 from redline.training.journal import NAME as JOURNAL
-from redline.training.journal import read_journal
+from redline.training.journal import median_of, read_journal
 from redline.training.loop import Outcome
+from redline.training.stored import device_name
 from redline.training.text.language_task import LanguageTask
 from redline.version import VERSION
 
@@ -51,8 +50,8 @@ def write_result(task: LanguageTask, outcome: Outcome, out: Path, active: list[s
         logged[-1]["loss"] if logged else None,
         outcome.figures,
         outcome.position.step * task.items_per_step,
-        _median(logged, "items_per_s"),
-        _median(logged, "utilization"),
+        median_of(logged, "items_per_s"),
+        median_of(logged, "utilization"),
         task.padding_share,
     )
     write_text(out / PAGE, render_page(task, outcome, result, entries, active))
@@ -88,7 +87,7 @@ def render_page(
         version=VERSION,
         css=Markup(files("redline.ladder.report").joinpath("report.css").read_text("utf-8")),
         name=f"{task.training.kind}, {result.parameters / 1e6:,.4g}M parameters",
-        meta=f"{_device(task.device)} · torch {torch.__version__} · {task.trained.precision}",
+        meta=f"{device_name(task.device)} · torch {torch.__version__} · {task.trained.precision}",
         headline=_headline(result, position.step, position.elapsed_s),
         tiles=_tiles(task, outcome, result),
         charts=[chart for chart in drawn if chart[2]],
@@ -125,13 +124,3 @@ def _tiles(task: LanguageTask, outcome: Outcome, result: TextResult) -> list[tup
     if outcome.position.skipped:
         tiles.append(("steps skipped", f"{outcome.position.skipped:,}", "loss or gradient not finite"))
     return tiles
-
-
-def _median(entries: list[dict[str, Any]], key: str) -> float | None:
-    # The first entry includes compilation and start-up.
-    values = [entry[key] for entry in entries if entry.get(key) is not None]
-    return statistics.median(values[1:] or values) if values else None
-
-
-def _device(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"a CPU ({platform.machine()})"
