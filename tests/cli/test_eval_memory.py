@@ -36,7 +36,7 @@ def textual(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_model_of_symbols_is_asked_its_own_task(symbolic: Path, command: Callable[..., Seen]) -> None:
+def test_a_model_trained_on_symbols_is_evaluated_on_its_task(symbolic: Path, command: Callable[..., Seen]) -> None:
     options = ("--lengths", "80,40", "--samples", 3, "--device", "cpu")
     seen = command("eval", "memory", symbolic, *options)
     lines = seen.out.splitlines()
@@ -48,7 +48,7 @@ def test_a_model_of_symbols_is_asked_its_own_task(symbolic: Path, command: Calla
     assert rows[0]["state_bytes"] == rows[1]["state_bytes"] > 0
 
 
-def test_a_page_that_cannot_be_written_costs_no_work_and_no_result(
+def test_an_unwritable_page_raises_first_and_keeps_the_result(
     symbolic: Path, tmp_path: Path, command: Callable[..., Seen], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("no folder")
@@ -63,7 +63,7 @@ def test_a_page_that_cannot_be_written_costs_no_work_and_no_result(
     assert seen.code == 2 and seen.out.splitlines()[1].split()[:2] == ["mqar", "40"] and "cannot write" in seen.err
 
 
-def test_where_nobody_watches_a_line_now_and_then_says_how_far_it_is(
+def test_progress_lines_without_a_terminal(
     symbolic: Path, command: Callable[..., Seen], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = ("--lengths", "40,80", "--samples", 3, "--batch", 2, "--device", "cpu")
@@ -76,9 +76,7 @@ def test_where_nobody_watches_a_line_now_and_then_says_how_far_it_is(
     ]
 
 
-def test_text_is_asked_of_any_model_with_a_tokenizer(
-    textual: Path, tmp_path: Path, command: Callable[..., Seen]
-) -> None:
+def test_text_tasks_work_with_any_tokenizer(textual: Path, tmp_path: Path, command: Callable[..., Seen]) -> None:
     (tmp_path / "book.txt").write_text("It was the best of times. " * 40, encoding="utf-8")
     options = ("--lengths", "150,260", "--samples", 2, "--device", "cpu", "--text", tmp_path / "book.txt")
     seen = command("eval", "memory", textual, *options, "--page", "memory.html", "--json").json()
@@ -92,7 +90,7 @@ def test_text_is_asked_of_any_model_with_a_tokenizer(
     assert "129–256" in table and "passkey" not in table
 
 
-def test_a_decoder_is_asked_up_to_its_context(tmp_path: Path, command: Callable[..., Seen]) -> None:
+def test_a_decoder_is_evaluated_up_to_its_context(tmp_path: Path, command: Callable[..., Seen]) -> None:
     write_model(tmp_path / "decoder", context=200)
     seen = command("eval", "memory", tmp_path / "decoder", "--task", "passkey", "--samples", 2, "--device", "cpu")
     assert seen.code == 0 and "context is 200 tokens" in seen.err and "200" in seen.out
@@ -105,7 +103,7 @@ def test_a_decoder_is_asked_up_to_its_context(tmp_path: Path, command: Callable[
     assert held[1] > held[0]
 
 
-def test_what_was_trained_can_be_asked_and_generated_with(tmp_path: Path, command: Callable[..., Seen]) -> None:
+def test_a_trained_model_can_be_evaluated_and_generate(tmp_path: Path, command: Callable[..., Seen]) -> None:
     (tmp_path / "tiny.toml").write_text(
         '[model]\nkind = "memory"\nwidth = 16\nlayers = 2\nheads = 2\nsegment = 16\n[data]\nrecall = "passkey"\n'
         'length = 130\nbatch = 2\nvalidation_rows = 2\n[training]\nsteps = 2\nwarmup_steps = 1\nprecision = "fp32"\n'

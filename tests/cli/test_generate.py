@@ -106,7 +106,7 @@ def remembering(tmp_path: Path) -> Path:
     return tmp_path / "remembering"
 
 
-def test_a_text_goes_on_from_a_memory(remembering: Path, command: Callable[..., Seen], tmp_path: Path) -> None:
+def test_a_text_continues_from_a_saved_memory(remembering: Path, command: Callable[..., Seen], tmp_path: Path) -> None:
     def said(prompt: str, *options: object) -> dict[str, Any]:
         return command("generate", remembering, prompt, "--device", "cpu", "--json", *options).json()
 
@@ -126,14 +126,14 @@ def test_a_text_goes_on_from_a_memory(remembering: Path, command: Callable[..., 
     assert list(memory.parent.iterdir()) == [memory]
 
 
-def test_a_context_that_is_full_is_told(folder: Path, command: Callable[..., Seen]) -> None:
+def test_a_full_context_prints_a_message(folder: Path, command: Callable[..., Seen]) -> None:
     full = command("generate", folder, "sea", "--device", "cpu", "--max-tokens", 1000)
     ended = "the model's context is full: the text ends here."
     assert full.code == 0 and ended in full.err and ended not in full.out
     assert ended not in command("generate", folder, "sea", "--device", "cpu", "--max-tokens", 2).err
 
 
-def test_memories_that_cannot_be_used(
+def test_unusable_memory_files_raise(
     folder: Path, remembering: Path, command: Callable[..., Seen], tmp_path: Path
 ) -> None:
     memory = tmp_path / "memory.safetensors"
@@ -170,7 +170,7 @@ def test_tokens_without_a_text_are_never_drawn(
     assert len(drawn) == 200 and max(drawn) < byte_tokenizer().get_vocab_size()
 
 
-def test_what_cannot_be_done(folder: Path, command: Callable[..., Seen], tmp_path: Path) -> None:
+def test_bad_input_prints_one_error(folder: Path, command: Callable[..., Seen], tmp_path: Path) -> None:
     for arguments, words in (
         ((tmp_path / "absent", "a"), "there is no folder"),
         ((folder, "the sea " * 100), "tokens, and the model's context is 200"),
@@ -212,7 +212,7 @@ def test_a_model_in_the_hugging_face_cache(
 
 
 @pytest.mark.parametrize("options", [(), ("--temperature", 0.8), ("--json",)], ids=["greedy", "drawn", "json"])
-def test_logits_that_are_not_finite_are_a_sentence(
+def test_logits_that_are_not_finite_print_one_error(
     options: tuple[object, ...], tmp_path: Path, command: Callable[..., Seen]
 ) -> None:
     folder = tmp_path / "overflowing"

@@ -142,9 +142,7 @@ def losses(folder: Path) -> dict[int, float]:
     return {entry["step"]: entry["loss"] for entry in read_journal(folder / "journal.jsonl") if "loss" in entry}
 
 
-def test_killed_at_any_moment_and_resumed_is_uninterrupted_bit_for_bit(
-    command: Callable[..., Seen], here: Path
-) -> None:
+def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(command: Callable[..., Seen], here: Path) -> None:
     """A real process, killed without warning wherever it happens to be; then resumed until it is through."""
     change(here, "steps = 6", "steps = 25\ncheckpoint_minutes = 0")
     child = start(here, "--out", "parts")
@@ -201,7 +199,7 @@ def test_killed_at_any_moment_and_resumed_is_uninterrupted_bit_for_bit(
     ],
     ids=lambda value: str(value).split("\n")[-1][:24],
 )
-def test_what_cannot_be_is_one_sentence(
+def test_impossible_configs_print_one_error(
     command: Callable[..., Seen], here: Path, old: str, new: str, words: str
 ) -> None:
     (here / "empty.txt").write_text(" \n")
@@ -287,7 +285,7 @@ def test_the_word_text_may_be_written(command: Callable[..., Seen], here: Path) 
 
 
 @pytest.mark.filterwarnings("default")
-def test_what_this_machine_emulates_is_said_in_sentences(
+def test_emulated_dtypes_print_warnings(
     command: Callable[..., Seen], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a CPU that lists fp16 and has no fast products in it."""

@@ -46,7 +46,7 @@ def test_greedy_texts_are_the_models_own(chunk: int, recorded: bool, model: Deco
         assert (recorder.recorded, recorder.replayed) == (1, 24)
 
 
-def test_a_memory_model_generates_what_it_says_of_the_whole_text(memory_model: TitanModel) -> None:
+def test_a_memory_model_generates_what_its_forward_predicts(memory_model: TitanModel) -> None:
     batch = prompts(3, 31, 1)
     expected = [one_by_one(memory_model, prompt, 20) for prompt in batch]
     for recorder in (None, FakeRecorder()):
@@ -80,7 +80,7 @@ def test_greedy_texts_are_those_of_transformers(family: str, tmp_path: Any) -> N
 
 @pytest.mark.cpu
 @pytest.mark.parametrize("sampling", [Sampling(temperature=1.0, seed=3), WARM], ids=["plain", "all"])
-def test_a_row_is_what_it_would_be_alone(sampling: Sampling, model: Decoder) -> None:
+def test_a_row_does_not_depend_on_the_batch(sampling: Sampling, model: Decoder) -> None:
     batch = prompts(4, 19, 11)
     engine = InferenceEngine(model, chunk=8)
     together = engine.generate(batch, sampling, max_tokens=30)
@@ -116,7 +116,7 @@ def test_stop_tokens_end_a_row_and_not_the_others(model: Decoder) -> None:
     assert len(stream.step_s) == 29 and stream.prefill_s > 0
 
 
-def test_a_stream_may_be_left_and_others_run_beside_it(model: Decoder) -> None:
+def test_a_stream_may_be_closed_early_and_run_beside_others(model: Decoder) -> None:
     engine = InferenceEngine(model)
     (a, b), whole = prompts(5, 7), 20
     expected = [engine.generate([prompt], max_tokens=whole)[0].tokens for prompt in (a, b)]
@@ -155,12 +155,12 @@ def test_the_longest_prompts_context_ends_every_row(model: Decoder) -> None:
         ([[1]], {"max_tokens": 0}, "at least 1 token"),
     ],
 )
-def test_what_cannot_be_asked(batch: list[list[int]], options: dict[str, int], words: str, model: Decoder) -> None:
+def test_bad_arguments_raise(batch: list[list[int]], options: dict[str, int], words: str, model: Decoder) -> None:
     with pytest.raises(RedlineError, match=words):
         InferenceEngine(model).generate(batch, **options)
 
 
-def test_engines_that_cannot_be(model: Decoder) -> None:
+def test_impossible_engines_raise(model: Decoder) -> None:
     with pytest.raises(MachineError, match="needs a CUDA device"):
         InferenceEngine(model, graph=True)
     with pytest.raises(RedlineError, match="chunk must be at least 1 token"):

@@ -36,7 +36,7 @@ def test_a_prompt_is_neither_cut_nor_filled(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("are_letters", [None, False, True])
-def test_names_of_special_tokens_are_what_they_were_in_training(are_letters: bool | None, tmp_path: Path) -> None:
+def test_names_of_special_tokens_follow_split_special_tokens(are_letters: bool | None, tmp_path: Path) -> None:
     write_model(tmp_path)
     tokenizer = byte_tokenizer()
     tokenizer.add_special_tokens(["<|end|>"])
@@ -85,7 +85,7 @@ def test_it_knows_how_many_tokens_its_tokenizer_has(tmp_path: Path) -> None:
     assert ModelFolder.open(tmp_path).tokens == tokenizer.get_vocab_size()
 
 
-def test_what_is_missing_is_said(tmp_path: Path) -> None:
+def test_missing_files_raise(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="there is no folder"):
         ModelFolder.open(tmp_path / "absent")
     with pytest.raises(ModelError, match="is not a model folder: it has no config.json"):

@@ -16,7 +16,7 @@ from .test_engine import prompts
 
 @pytest.mark.parametrize("slots", [0, 5])
 @pytest.mark.parametrize("update", ["gated_delta", "titans"])
-def test_pieces_of_a_long_prompt_are_recorded_once(slots: int, update: str, memory_model: TitanModel) -> None:
+def test_pieces_of_a_long_prompt_are_captured_once(slots: int, update: str, memory_model: TitanModel) -> None:
     config = replace(memory_model.config, memory_slots=slots, memory_update=update)
     model = TitanModel(config).eval()
     plain, recorder = InferenceEngine(model, chunk=19), FakeRecorder()
@@ -31,14 +31,14 @@ def test_pieces_of_a_long_prompt_are_recorded_once(slots: int, update: str, memo
     assert (recorder.recorded, recorder.replayed) == (2, 12 + 2 + 1 + 1 + 1)
 
 
-def test_short_prompts_are_not_worth_a_recording(memory_model: TitanModel) -> None:
+def test_short_prompts_are_not_captured(memory_model: TitanModel) -> None:
     recorder = FakeRecorder()
     InferenceEngine(memory_model, chunk=16, recorder=recorder).generate(prompts(16 * 7 + 15, 500), max_tokens=2)
     InferenceEngine(memory_model, chunk=7, recorder=recorder).generate(prompts(500), max_tokens=2)
     assert recorder.recorded == 2
 
 
-def test_a_text_that_goes_on_amid_a_segment_comes_to_its_pieces(memory_model: TitanModel) -> None:
+def test_a_text_that_continues_within_a_segment_reaches_a_piece(memory_model: TitanModel) -> None:
     """As one text, whatever was read of it at a time."""
     text, recorder = prompts(300)[0], FakeRecorder()
     plain, engine = InferenceEngine(memory_model), InferenceEngine(memory_model, chunk=16, recorder=recorder)
@@ -51,7 +51,7 @@ def test_a_text_that_goes_on_amid_a_segment_comes_to_its_pieces(memory_model: Ti
         torch.testing.assert_close(one, other)
 
 
-def test_rows_that_stand_apart_are_read_as_they_come(memory_model: TitanModel) -> None:
+def test_rows_at_different_offsets_are_not_captured(memory_model: TitanModel) -> None:
     """No number of tokens brings both to the beginning of a segment."""
     recorder = FakeRecorder()
     engine = InferenceEngine(memory_model, chunk=16, recorder=recorder)
@@ -63,7 +63,7 @@ def test_rows_that_stand_apart_are_read_as_they_come(memory_model: TitanModel) -
 
 
 @pytest.mark.parametrize("failure", [torch.OutOfMemoryError("no memory"), RuntimeError("CUDA error: of capture.\n")])
-def test_a_piece_that_cannot_be_recorded_is_read_as_it_is(failure: RuntimeError, memory_model: TitanModel) -> None:
+def test_a_failed_capture_falls_back_to_plain_prefill(failure: RuntimeError, memory_model: TitanModel) -> None:
     class Full(FakeRecorder):
         def record(self, run: Any) -> Any:
             if self.recorded:

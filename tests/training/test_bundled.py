@@ -19,7 +19,7 @@ def test_bundled_settings_are_found_by_name_and_kind(name: str, kind: str) -> No
         find_config(name, other)
 
 
-def test_a_file_comes_first_and_a_folder_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_takes_precedence_and_a_folder_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("decoder-tiny").mkdir()
     assert find_config("decoder-tiny", "text") == (CONFIGS / "decoder-tiny.toml", "text")

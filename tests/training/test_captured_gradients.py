@@ -107,7 +107,7 @@ def test_recorded_is_plain_on_a_gpu() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_recorded_drct_learns_what_a_plain_one_learns(compiled: bool, tmp_path: Path) -> None:
+def test_captured_gradients_equal_plain_ones(compiled: bool, tmp_path: Path) -> None:
     save_synthetic_photos(tmp_path / "photos", 2, 96, 96, seed=1)
     (tmp_path / "tiny.toml").write_text(
         "[model]\nscale = 2\ngroups = 1\nwidth = 16\ngrowth = 8\nfeatures = 16\nwindow = 8\n"

@@ -52,7 +52,7 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(train, [*usual, *arguments])
 
 
-def test_trains_and_says_what_came_out(here: Path) -> None:
+def test_it_trains_and_prints_the_result(here: Path) -> None:
     seen = run("--steps", "4", "--json")
     assert seen.exit_code == 0, seen.output
     said = json.loads(seen.stdout)
@@ -69,7 +69,7 @@ def test_trains_and_says_what_came_out(here: Path) -> None:
     assert load_drct(folder / "model.safetensors").config.scale == 2
 
 
-def test_ctrl_c_saves_and_resume_goes_on(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_saves_and_resume_continues(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     line = command.TrainingLine
 
     class Interrupting(line):
@@ -92,7 +92,7 @@ def test_ctrl_c_saves_and_resume_goes_on(here: Path, monkeypatch: pytest.MonkeyP
     assert steps == [1, 2, 3, 3, 4, 5, 5], "it is judged at its end too"
 
 
-def test_it_begins_with_the_weights_of_another_scale(here: Path) -> None:
+def test_it_starts_from_weights_of_another_scale(here: Path) -> None:
     assert run("--steps", "2", "--out", "x2").exit_code == 0
     (here / "tiny.toml").write_text(SETTINGS.replace("scale = 2", "scale = 3"))
     seen = run("--steps", "2", "--out", "x3", "--start", "x2/model.safetensors")

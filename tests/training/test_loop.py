@@ -69,7 +69,7 @@ def weights(outcome: Outcome) -> list[Tensor]:
     return [weight.clone() for weight in outcome.model.parameters()]
 
 
-def test_learns_and_says_how_it_goes(tmp_path: Path) -> None:
+def test_it_learns_and_reports_progress(tmp_path: Path) -> None:
     told: list[Progress] = []
     task = Lines()
     before = task.validate(task.model.eval())["error"]
@@ -88,7 +88,7 @@ def test_learns_and_says_how_it_goes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stop_at", [7, 40])
-def test_resumed_is_uninterrupted_bit_for_bit(tmp_path: Path, stop_at: int) -> None:
+def test_resumed_equals_uninterrupted_bit_for_bit(tmp_path: Path, stop_at: int) -> None:
     whole = train(Lines(), settings(), tmp_path / "whole", CPU)
     first = train(Lines(), settings(), tmp_path / "parts", CPU, on_progress=interrupt_at(stop_at))
     assert first.interrupted and first.position.step == stop_at
@@ -100,7 +100,7 @@ def test_resumed_is_uninterrupted_bit_for_bit(tmp_path: Path, stop_at: int) -> N
     assert second.figures == whole.figures and second.position.elapsed_s > first.position.elapsed_s
 
 
-def test_a_finished_one_is_not_trained_further(tmp_path: Path) -> None:
+def test_a_finished_training_is_not_continued(tmp_path: Path) -> None:
     whole = train(Lines(), settings(), tmp_path, CPU)
     saved = {file.name: file.read_bytes() for file in (tmp_path / FOLDER).iterdir()}
     again = train(Lines(), settings(), tmp_path, CPU, resume=True)
@@ -109,7 +109,7 @@ def test_a_finished_one_is_not_trained_further(tmp_path: Path) -> None:
     assert {file.name: file.read_bytes() for file in (tmp_path / FOLDER).iterdir()} == saved
 
 
-def test_it_is_judged_at_its_end_and_not_where_it_was_stopped(tmp_path: Path) -> None:
+def test_it_validates_at_its_end_and_not_when_interrupted(tmp_path: Path) -> None:
     def judged(folder: str) -> list[int]:
         return [entry["step"] for entry in read_journal(tmp_path / folder / "journal.jsonl") if entry.get("validation")]
 
@@ -128,7 +128,7 @@ def test_it_is_judged_at_its_end_and_not_where_it_was_stopped(tmp_path: Path) ->
     assert judged("parts") == [20, 40, 50, 60]
 
 
-def test_a_training_is_not_written_over(tmp_path: Path) -> None:
+def test_an_existing_training_is_not_overwritten(tmp_path: Path) -> None:
     train(Lines(), settings(steps=3), tmp_path, CPU)
     with pytest.raises(RedlineError, match="already holds a training"):
         train(Lines(), settings(steps=3), tmp_path, CPU)
@@ -136,7 +136,7 @@ def test_a_training_is_not_written_over(tmp_path: Path) -> None:
         train(Lines(), settings(steps=3), tmp_path / "other", CPU, resume=True)
 
 
-def test_ends_in_time_with_the_schedule_at_its_end(tmp_path: Path) -> None:
+def test_minutes_end_the_training_and_the_schedule_in_time(tmp_path: Path) -> None:
     now_s = [100.0]
 
     def clock() -> float:
@@ -197,7 +197,7 @@ def test_a_step_that_is_not_finite_changes_no_weight_and_is_counted(
 
 
 @pytest.mark.parametrize("first", [0, 30])
-def test_too_many_in_a_row_end_it_and_spare_the_checkpoint(tmp_path: Path, first: int) -> None:
+def test_too_many_skipped_steps_end_the_training_and_keep_the_checkpoint(tmp_path: Path, first: int) -> None:
     often = settings(checkpoint_minutes=0.0, log_every=50, skip_limit=4)
     said = "the checkpoint of step 29 is kept. Resume it" if first else "no checkpoint was written. Start again"
     with pytest.raises(RedlineError, match=f"4 steps in a row .* not finite; {said} with a lower"):
@@ -209,13 +209,13 @@ def test_too_many_in_a_row_end_it_and_spare_the_checkpoint(tmp_path: Path, first
     assert spread.position.skipped == 6
 
 
-def test_a_long_way_to_the_next_line_does_not_hide_them(tmp_path: Path) -> None:
+def test_skipped_steps_are_noticed_between_log_lines(tmp_path: Path) -> None:
     rarely = settings(log_every=1000, skip_limit=4)
     with pytest.raises(RedlineError, match="[4-7] steps in a row up to step [4-8] had"):
         train(Lines(tuple(range(60))), rarely, tmp_path, CPU)
 
 
-def test_steps_in_a_row_are_counted_on_after_resuming(tmp_path: Path) -> None:
+def test_skipped_steps_in_a_row_are_counted_across_resumes(tmp_path: Path) -> None:
     """Else a training that is stopped again and again would go on for ever."""
     spoilt = tuple(range(2, 60))
     first = train(Lines(spoilt), settings(steps=5, log_every=1, skip_limit=6), tmp_path, CPU)
@@ -224,7 +224,7 @@ def test_steps_in_a_row_are_counted_on_after_resuming(tmp_path: Path) -> None:
         train(Lines(spoilt), settings(steps=40, log_every=1, skip_limit=6), tmp_path, CPU, resume=True)
 
 
-def test_one_training_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_has_one_running_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "out"
     with pytest.raises(RedlineError, match="there is no checkpoint"):
         train(Lines(), settings(steps=4), folder, CPU, resume=True)
@@ -255,20 +255,20 @@ def test_parts_of_a_step_add_up_to_it(tmp_path: Path) -> None:
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
-def test_without_an_average_the_trained_weights_come_out(tmp_path: Path) -> None:
+def test_without_averaging_the_result_has_the_trained_weights(tmp_path: Path) -> None:
     task = Lines()
     outcome = train(task, settings(steps=21, ema_decay=0.0), tmp_path, CPU)
     assert outcome.model is task.model and outcome.model.training and "error" in outcome.figures
 
 
-def test_utilization_is_of_the_ceiling(tmp_path: Path) -> None:
+def test_utilization_is_relative_to_the_ceiling(tmp_path: Path) -> None:
     told: list[Progress] = []
     train(Lines(), settings(steps=14), tmp_path, CPU, on_progress=told.append, ceiling_flops_per_s=1e6)
     assert all(seen.utilization == pytest.approx(seen.items_per_s * 336 / 1e6) for seen in told)
 
 
 @pytest.mark.parametrize("place", ["forward", "optimizer"])
-def test_too_little_memory_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+def test_out_of_memory_raises_a_plain_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     task = Lines()
 
     def overflow(*_: object) -> Tensor:
@@ -283,7 +283,7 @@ def test_too_little_memory_is_a_sentence(tmp_path: Path, monkeypatch: pytest.Mon
         train(task, settings(), tmp_path, CPU)
 
 
-def test_a_judgement_that_was_not_finite_is_one_after_a_resumption_too(tmp_path: Path) -> None:
+def test_a_validation_that_was_not_finite_stays_so_after_resuming(tmp_path: Path) -> None:
     class Lost(Lines):
         def validate(self, model: nn.Module) -> dict[str, float]:
             return {"error": float("nan")}

@@ -36,9 +36,7 @@ class Fragile(Lines):
 
 
 @pytest.mark.parametrize("keep", [2, 3])
-def test_after_steps_that_are_not_finite_it_goes_on_from_good_weights_with_a_lower_rate(
-    tmp_path: Path, keep: int
-) -> None:
+def test_after_skipped_steps_it_resumes_from_good_weights_with_a_lower_rate(tmp_path: Path, keep: int) -> None:
     often = settings(steps=40, ema_decay=0.0, checkpoint_minutes=0.0, keep_checkpoints=keep, skip_limit=5)
     train(Fragile(often), replace(often, steps=6), tmp_path, CPU)
     mad = replace(often, learning_rate=1e20)
@@ -53,7 +51,7 @@ def test_after_steps_that_are_not_finite_it_goes_on_from_good_weights_with_a_low
     assert outcome.position.step == 40 and outcome.position.skipped == 0
 
 
-def test_weights_that_are_ruined_before_the_first_checkpoint_are_not_one_to_go_back_to(tmp_path: Path) -> None:
+def test_ruined_weights_are_not_kept_as_a_checkpoint(tmp_path: Path) -> None:
     mad = settings(steps=40, ema_decay=0.0, learning_rate=1e20, warmup_steps=0, skip_limit=5, checkpoint_minutes=0.0)
     now_s = iter(range(100_000))
     rarely = replace(mad, checkpoint_minutes=0.2)  # 12 readings of the clock: some steps after the first
@@ -68,7 +66,7 @@ def test_weights_that_are_ruined_before_the_first_checkpoint_are_not_one_to_go_b
 
 
 @pytest.mark.parametrize("judged", [True, False])
-def test_a_training_that_ends_while_steps_are_skipped_has_no_result(tmp_path: Path, judged: bool) -> None:
+def test_a_training_that_ends_with_skipped_steps_has_no_result(tmp_path: Path, judged: bool) -> None:
     class Ending(Fragile):
         def validate(self, model: nn.Module) -> dict[str, float]:
             return super().validate(model) | {"loss": float(self.loss(0).detach())} if judged else {}
@@ -81,7 +79,7 @@ def test_a_training_that_ends_while_steps_are_skipped_has_no_result(tmp_path: Pa
     assert train(Lines((3,)), settings(steps=4), tmp_path / "good", CPU).position.skipped == 1
 
 
-def test_stopped_while_steps_are_skipped_the_good_ones_stay(tmp_path: Path) -> None:
+def test_good_checkpoints_survive_an_interruption_during_skipped_steps(tmp_path: Path) -> None:
     often = settings(checkpoint_minutes=0.0, log_every=1, skip_limit=6, keep_checkpoints=1)
     spoilt = tuple(range(9, 60))
     stopped = train(Lines(spoilt), often, tmp_path, CPU, on_progress=interrupt_at(12))
@@ -107,7 +105,7 @@ class Halves(Lines):
         return loss * (1e10 if step in self.too_large else float("nan") if step in self.spoil_at else 1.0)
 
 
-def test_overflows_that_the_scale_takes_care_of_do_not_end_it(tmp_path: Path) -> None:
+def test_overflows_fixed_by_the_loss_scale_do_not_end_the_training(tmp_path: Path) -> None:
     """Four in a row, where two steps that are not finite would be too many; the fifth would be bf16's."""
     often = settings(log_every=1, skip_limit=2, checkpoint_minutes=0.0, keep_checkpoints=1, ema_decay=0.0)
     task = Halves(too_large=(8, 9, 10, 11))
@@ -121,7 +119,7 @@ def test_overflows_that_the_scale_takes_care_of_do_not_end_it(tmp_path: Path) ->
     assert again.copy.name == "fp16" and again.copy.scale is not None and again.copy.scale.current == 256
 
 
-def test_overflows_without_an_end_end_in_bf16_or_with_good_weights(tmp_path: Path) -> None:
+def test_endless_overflows_switch_to_bf16_or_keep_good_weights(tmp_path: Path) -> None:
     often = settings(log_every=1, skip_limit=3, checkpoint_minutes=0.0, ema_decay=0.0)
     large, healed = Halves(too_large=tuple(range(8, 60))), settings(ema_decay=0.0, skip_limit=3)
     with pytest.warns(UserWarning, match="5 steps in a row overflowed fp16"):
@@ -135,7 +133,7 @@ def test_overflows_without_an_end_end_in_bf16_or_with_good_weights(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("precision", "advised"), [("fp32", False), ("bf16", True), ("fp8", True)])
-def test_only_what_can_help_is_advised(tmp_path: Path, precision: str, advised: bool) -> None:
+def test_the_advice_depends_on_the_precision(tmp_path: Path, precision: str, advised: bool) -> None:
     """By what is computed in, which may not be what was asked for."""
     task = Lines(tuple(range(9)))
     task.precision = precision

@@ -108,7 +108,7 @@ def test_steps_and_minutes_override_each_other() -> None:
     ],
     ids=["zeros", "largest", "ones"],
 )
-def test_settings_at_their_limits_are_taken(change: dict[str, object]) -> None:
+def test_settings_at_their_limits_are_valid(change: dict[str, object]) -> None:
     assert decode(LoopSettings, {"steps": 1, **change}, "training")
 
 

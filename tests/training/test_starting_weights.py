@@ -38,7 +38,7 @@ def fresh(scale: int) -> Drct:
 
 
 @pytest.mark.parametrize(("scale", "of"), [(2, 4), (4, 2), (3, 4), (2, 2)])
-def test_everything_that_fits_is_taken_over(scale: int, of: int, tmp_path: Path) -> None:
+def test_weights_of_equal_shape_are_loaded(scale: int, of: int, tmp_path: Path) -> None:
     theirs, model, untouched = saved(tmp_path / "w.safetensors", of), fresh(scale), fresh(scale)
     start = start_from(model, tmp_path / "w.safetensors")
     assert start.has_upsampling == (scale == of) and start.name == "w.safetensors" and f"×{of}" in start.model
@@ -59,7 +59,7 @@ def test_everything_that_fits_is_taken_over(scale: int, of: int, tmp_path: Path)
         ({"window": 8}, "its window is 8, and the config says 4"),
     ],
 )
-def test_what_does_not_fit_is_refused(others: dict[str, int], sentence: str, tmp_path: Path) -> None:
+def test_dimensions_that_do_not_fit_raise(others: dict[str, int], sentence: str, tmp_path: Path) -> None:
     saved(tmp_path / "w.safetensors", 4, **others)
     with pytest.raises(RedlineError, match=sentence):
         start_from(fresh(2), tmp_path / "w.safetensors")
@@ -85,7 +85,7 @@ def settings(tmp_path: Path) -> DrctTraining:
     return DrctTraining(model, PhotoSettings(str(tmp_path / "photos"), crop_px=8, batch=2), loop)
 
 
-def test_a_file_that_does_not_fit_is_said_before_photos_are_read(tmp_path: Path, settings: DrctTraining) -> None:
+def test_unsuitable_weights_raise_before_photos_are_read(tmp_path: Path, settings: DrctTraining) -> None:
     elsewhere = replace(settings, model=replace(settings.model, groups=2), data=PhotoSettings("absent", crop_px=8))
     with pytest.raises(RedlineError, match="its groups are 1"):
         DrctTask(elsewhere, CPU)
@@ -117,6 +117,6 @@ def test_a_resumed_training_must_have_begun_with_the_same(tmp_path: Path, settin
     assert train(DrctTask(same, CPU), longer, tmp_path / "out", CPU, resume=True).position.step == 3
 
 
-def test_a_training_without_a_start_is_what_it_was_before_there_were_any(settings: DrctTraining) -> None:
+def test_a_training_without_start_keeps_its_identity(settings: DrctTraining) -> None:
     plain = DrctTask(replace(settings, model=replace(settings.model, start="")), CPU)
     assert plain.start is None and plain.identity["start"] is None

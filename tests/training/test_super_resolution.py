@@ -60,7 +60,7 @@ def interrupt_at(step: int, progress: Progress) -> None:
         signal.raise_signal(signal.SIGINT)
 
 
-def test_the_file_is_read_and_the_command_line_comes_first(tmp_path: Path, settings: DrctTraining) -> None:
+def test_arguments_override_the_config(tmp_path: Path, settings: DrctTraining) -> None:
     assert settings.model.config.groups == 1 and settings.data.crop_px == 8 and settings.loop.steps == 6
     timed = DrctTraining.read(
         tmp_path / "tiny.toml", minutes=3.0, photos="elsewhere", validation=["a", "b"], steps=None
@@ -73,7 +73,7 @@ def test_the_file_is_read_and_the_command_line_comes_first(tmp_path: Path, setti
         decode(DrctSettings, {"weights": "int8"}, "model")
 
 
-def test_resumed_is_uninterrupted_bit_for_bit(tmp_path: Path, settings: DrctTraining) -> None:
+def test_resumed_equals_uninterrupted_bit_for_bit(tmp_path: Path, settings: DrctTraining) -> None:
     whole = train(DrctTask(settings, CPU), settings.loop, tmp_path / "whole", CPU)
     first = train(
         DrctTask(settings, CPU), settings.loop, tmp_path / "parts", CPU, on_progress=lambda seen: interrupt_at(4, seen)
@@ -124,9 +124,7 @@ def test_a_test_set_among_the_photos_is_refused(tmp_path: Path, settings: DrctTr
 
 
 @pytest.mark.cpu
-def test_bf16_without_hardware_is_said_and_with_it_is_used(
-    settings: DrctTraining, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bf16_falls_back_to_fp32_with_a_warning(settings: DrctTraining, monkeypatch: pytest.MonkeyPatch) -> None:
     from redline.training import precision
 
     half = replace(settings, loop=replace(settings.loop, precision="bf16"))

@@ -49,7 +49,7 @@ def test_a_training_that_does_not_begin_leaves_no_folder(tmp_path: Path) -> None
     assert not (tmp_path / "board").exists()
 
 
-def test_what_is_done_again_is_drawn_once(tmp_path: Path) -> None:
+def test_repeated_steps_are_logged_once(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     # The second goes back to a checkpoint of step 5, and says less; the third judges the end of the second.

@@ -132,7 +132,7 @@ class Recorder(FirstFollower):
         return super().prefill(tokens_BS, counts_B, cache)
 
 
-def test_the_same_questions_are_asked_however_many_are_answered_at_once() -> None:
+def test_the_samples_do_not_depend_on_the_batch() -> None:
     """A model whose state is a value reads pieces, and so more texts at a time where they are long."""
     asked: list[list[list[int]]] = []
     for batch, wanted in ((3, [3, 3, 1]), (None, [7])):
@@ -174,7 +174,7 @@ def test_a_broken_model_is_never_right() -> None:
         assert evaluate(Broken(), [Needle()], [50], 4)[0].accuracy == 0
 
 
-def test_the_same_questions_for_every_model_by_the_seed() -> None:
+def test_the_samples_depend_on_the_seed_alone() -> None:
     asked: list[Tensor] = []
 
     class Noting(FirstFollower):
@@ -213,7 +213,7 @@ def decoder(context: int = 200) -> Decoder:
 
 
 @pytest.mark.parametrize("make", [memory_model, decoder], ids=["memory", "decoder"])
-def test_pieces_are_as_good_as_a_whole(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_equal_the_whole_text(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make()
     with torch.no_grad():
         for weight in model.parameters():
@@ -239,7 +239,7 @@ def test_logits_of_a_piece_fit_in_memory_whatever_the_vocabulary() -> None:
         assert size <= 2048
 
 
-def test_what_is_held_grows_with_the_text_in_a_decoder_and_not_in_a_memory_model() -> None:
+def test_the_state_grows_in_a_decoder_and_not_in_a_memory_model() -> None:
     task = Mqar(symbols=20, pairs=3, questions=4)
 
     def held(model: Any) -> list[int]:
@@ -334,7 +334,7 @@ def test_tasks_are_written_and_found_again() -> None:
         ({"tasks": [Passkey()], "lengths": [180], "tokenizer": load_bytes()}, "vocabulary is 23"),
     ],
 )
-def test_what_cannot_be_asked_is_said_first(arguments: dict[str, Any], said: str) -> None:
+def test_bad_arguments_raise_first(arguments: dict[str, Any], said: str) -> None:
     asked: dict[str, Any] = {"tasks": [Mqar(symbols=20, pairs=3, questions=4)], "lengths": [40], "samples": 2}
     with pytest.raises(ModelError, match=said):
         evaluate(decoder(), **(asked | arguments))
@@ -353,7 +353,7 @@ def test_what_cannot_be_asked_is_said_first(arguments: dict[str, Any], said: str
         (lambda: loss_by_position(decoder(), [1, 23], 9), "token 23, which is outside the model's vocabulary of 23"),
     ],
 )
-def test_what_makes_no_sense_is_refused(make: Any, said: str) -> None:
+def test_invalid_tasks_and_texts_raise(make: Any, said: str) -> None:
     with pytest.raises(ModelError, match=said):
         make()
 

@@ -33,7 +33,7 @@ def same(one: torch.nn.Module, other: torch.nn.Module) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True))
 
 
-def test_the_file_is_read_and_the_command_line_comes_first(tmp_path: Path, settings: LsdTraining) -> None:
+def test_arguments_override_the_config(tmp_path: Path, settings: LsdTraining) -> None:
     config = settings.model.config
     assert (config.width, config.patch, config.multipliers, config.control) == (8, 2, (1, 2), SIZES["tiny"].control)
     timed = LsdTraining.read(tmp_path / "lsd.toml", minutes=3.0, photos="elsewhere", validation=["a"], steps=None)
@@ -84,7 +84,7 @@ def test_it_learns_to_restore(tmp_path: Path, settings: LsdTraining) -> None:
     assert learnt.input_psnr_db == start.input_psnr_db
 
 
-def test_resumed_is_uninterrupted_bit_for_bit(tmp_path: Path, settings: LsdTraining) -> None:
+def test_resumed_equals_uninterrupted_bit_for_bit(tmp_path: Path, settings: LsdTraining) -> None:
     whole = train(LsdTask(settings, CPU), settings.loop, tmp_path / "whole", CPU)
     for stop in (1, 3, 5):  # one in each stage
 
@@ -135,7 +135,7 @@ def test_every_stage_trains_every_weight(settings: LsdTraining) -> None:
             assert weight.grad.abs().max() > 0, (stage, name)
 
 
-def test_it_begins_by_giving_back_the_frame_nearly(settings: LsdTraining) -> None:
+def test_the_untrained_model_nearly_returns_the_frame(settings: LsdTraining) -> None:
     (start,) = LsdTask(settings, CPU).judge(LsdTask(settings, CPU).model, 4).values()
     assert abs(start.gain_db) < 0.5 and start.gain_db != 0
 
@@ -227,7 +227,7 @@ def test_a_restorer_uses_frame_and_history(settings: LsdTraining) -> None:
         assert not torch.equal(output, restore(frame, frame)) and not torch.equal(output, restore(previous, previous))
 
 
-def test_the_result_is_the_averaged_student_judged_as_stored(tmp_path: Path, settings: LsdTraining) -> None:
+def test_the_result_is_the_averaged_student_scored_as_stored(tmp_path: Path, settings: LsdTraining) -> None:
     half = replace(settings, model=replace(settings.model, weights="fp16"))
     task = LsdTask(half, CPU)
     outcome = train(task, half.loop, tmp_path / "out", CPU)
@@ -248,13 +248,13 @@ def test_the_result_is_the_averaged_student_judged_as_stored(tmp_path: Path, set
         rounded(torch.nn.Linear(2, 2), torch.float16)
 
 
-def test_a_photo_to_judge_by_among_those_to_train_on_is_refused(tmp_path: Path, settings: LsdTraining) -> None:
+def test_a_training_photo_in_a_test_set_raises(tmp_path: Path, settings: LsdTraining) -> None:
     shutil.copy(tmp_path / "test" / "1.png", tmp_path / "photos" / "renamed.png")
     with pytest.raises(RedlineError, match="contains a training photo"):
         LsdTask(settings, CPU)
 
 
-def test_by_the_clock_stages_follow_it_and_a_resumed_one_goes_on(
+def test_with_minutes_stages_follow_the_clock_after_resuming_too(
     settings: LsdTraining, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
@@ -308,7 +308,7 @@ def test_fp16_scales_its_loss_and_trains_fp32_weights(
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("lsd-*.toml")), ids=lambda path: path.stem)
-def test_the_bundled_settings_are_whole(path: Path) -> None:
+def test_bundled_configs_are_valid(path: Path) -> None:
     settings = LsdTraining.read(path, photos="photos")
     assert path.stem == f"lsd-{settings.model.size}" and settings.model.config == SIZES[settings.model.size]
     assert settings.stages.rollouts_from < settings.stages.distillation_from < 1

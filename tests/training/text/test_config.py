@@ -19,7 +19,7 @@ from redline.training.text.memory_settings import MemorySettings
 CONFIGS = Path(__file__).parents[3] / "src" / "redline" / "training" / "configs"
 
 
-def test_a_file_is_read_and_the_command_line_comes_first(config: Callable[..., Path]) -> None:
+def test_arguments_override_the_config(config: Callable[..., Path]) -> None:
     read = TextTraining.read(config())
     assert (read.kind, read.model.limit, read.data.batch, read.loop.steps) == ("decoder", 40, 3, 8)
     assert read.tokens_per_step == 87 and read.loop.betas == (0.9, 0.95)
@@ -104,7 +104,7 @@ def test_a_plan_from_a_file(config: Callable[..., Path], tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("decoder-*.toml")), ids=lambda path: path.stem)
-def test_bundled_decoders_are_whole(path: Path) -> None:
+def test_bundled_decoder_configs_are_valid(path: Path) -> None:
     read = TextTraining.read(path, sources=["text"])
     assert read.tokenizer == TokenizerSettings(vocabulary=read.tokenizer.vocabulary)
     if path.stem == "decoder-124m":

@@ -85,7 +85,7 @@ def test_every_precision_learns_under_a_plan(
 
 
 @pytest.mark.parametrize("precision", [pytest.param("fp32", marks=SLOW_ATTENTION), "bf16", "fp16"])
-def test_resumed_is_uninterrupted_bit_for_bit(wide: Callable[..., Path], tmp_path: Path, precision: str) -> None:
+def test_resumed_equals_uninterrupted_bit_for_bit(wide: Callable[..., Path], tmp_path: Path, precision: str) -> None:
     lines = f'precision = "{precision}"'
     path = wide(('precision = "fp32"', lines), ("checkpoint_minutes = 10", "checkpoint_minutes = 0"))
     whole = run(path, tmp_path / "whole")
@@ -129,7 +129,7 @@ def test_blocks_of_a_deep_memory_model_stay_compiled(wide: Callable[..., Path], 
 
 
 @pytest.mark.parametrize("precision", [pytest.param("fp32", marks=SLOW_ATTENTION), "bf16"])
-def test_a_step_waits_for_nobody(
+def test_a_step_does_not_synchronize(
     wide: Callable[..., Path],
     tmp_path: Path,
     waits_for_nobody: Callable[[], AbstractContextManager[None]],

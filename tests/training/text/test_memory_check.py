@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("precision", ["fp32", "auto", "bf16"])
-def test_a_cpu_holds_what_is_kept_in_its_precision_and_the_logits(
+def test_the_cpu_estimate_counts_activations_and_logits(
     config: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, precision: str
 ) -> None:
     training = TextTraining.read(config(('precision = "fp32"', f'precision = "{precision}"')))

@@ -92,7 +92,7 @@ def test_batches_are_fresh_and_follow_from_seed_and_step(recall: Callable[..., P
     assert all(not torch.equal(judged, step) for step in steps)
 
 
-def test_a_training_that_is_resumed_goes_on_as_it_would_have(recall: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_resumed_training_equals_an_uninterrupted_one(recall: Callable[..., Path], tmp_path: Path) -> None:
     whole = losses(recall(), tmp_path / "whole", steps=4)
     # The schedule follows the steps, so it must stand still for both halves to be comparable.
     flat = ("warmup_steps = 2", "warmup_steps = 0\nfinal_share = 1.0")
@@ -141,7 +141,7 @@ def test_it_can_be_climbed(recall: Callable[..., Path]) -> None:
 
 
 @pytest.mark.parametrize("name", [file.stem for file in sorted(CONFIGS.glob("recall-*.toml"))])
-def test_bundled_settings_are_whole(name: str) -> None:
+def test_bundled_configs_are_valid(name: str) -> None:
     training = TextTraining.read(CONFIGS / f"{name}.toml")
     assert training.recall is not None
     with torch.device("meta"):

@@ -22,7 +22,7 @@ def prepare(path: Path, out: Path, resume: bool = False) -> TextTask:
     return prepare_training(path, out, CPU, resume, lambda _: None, lambda _: None, steps=3)
 
 
-def test_a_result_that_cannot_be_written_is_made_by_resuming(
+def test_resuming_writes_a_result_that_could_not_be_written(
     config: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, out = config(), tmp_path / "out"
@@ -88,7 +88,7 @@ def test_a_step_without_a_target_is_worth_nothing(config: Callable[..., Path], t
     assert float(task.loss(0).detach()) == 0
 
 
-def test_it_says_what_is_on(config: Callable[..., Path], tmp_path: Path) -> None:
+def test_the_log_and_the_page_name_active_optimizations(config: Callable[..., Path], tmp_path: Path) -> None:
     said: list[str] = []
     path = config(
         ("batch = 3", "batch = 3\naccumulate = 2"), ("steps = 8", "steps = 8\nema_decay = 0.9\nz_loss = 1e-4")
@@ -108,7 +108,7 @@ def test_a_rung_that_does_nothing_here_says_so(config: Callable[..., Path], tmp_
     assert line.startswith("· rung fused_ops: ") and "7 RMSNorm by reference" in line and "triton" not in line
 
 
-def test_tensorboard_gets_what_the_journal_has(config: Callable[..., Path], tmp_path: Path) -> None:
+def test_tensorboard_logs_the_journal(config: Callable[..., Path], tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     out = tmp_path / "out"
@@ -123,7 +123,7 @@ def test_tensorboard_gets_what_the_journal_has(config: Callable[..., Path], tmp_
         assert [(point.step, point.value) for point in seen.Scalars(name)] == points
 
 
-def test_a_damaged_checkpoint_is_passed_over_aloud_and_once(config: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_warns_once(config: Callable[..., Path], tmp_path: Path) -> None:
     path, out = config(("checkpoint_minutes = 10", "checkpoint_minutes = 0")), tmp_path / "out"
     run_text(prepare(path, out), out, CPU, False, lambda _: None, lambda _: None)
     *_, newest = sorted((out / "checkpoints").iterdir())
@@ -136,7 +136,7 @@ def test_a_damaged_checkpoint_is_passed_over_aloud_and_once(config: Callable[...
     ]
 
 
-def test_fewer_steps_than_there_are_is_said(config: Callable[..., Path], tmp_path: Path) -> None:
+def test_resuming_with_fewer_steps_logs_a_message(config: Callable[..., Path], tmp_path: Path) -> None:
     path, out, said = config(), tmp_path / "out", []
     run_text(prepare(path, out), out, CPU, False, lambda _: None, lambda _: None)
     task = prepare_training(path, out, CPU, True, lambda _: None, lambda _: None, steps=2)
@@ -145,7 +145,7 @@ def test_fewer_steps_than_there_are_is_said(config: Callable[..., Path], tmp_pat
     assert said[-1] == "no step was added: the checkpoint has 3 steps, and 2 were asked for"
 
 
-def test_files_of_other_kinds_are_left_out_aloud(config: Callable[..., Path], tmp_path: Path) -> None:
+def test_skipped_files_are_logged(config: Callable[..., Path], tmp_path: Path) -> None:
     (tmp_path / "text" / ".hidden").mkdir()
     for name in ("b.JSON", "b.json", "c.jsonl.gz", "LICENSE", ".hidden/d.bin", ".hidden/e.jsonl", ".f"):
         (tmp_path / "text" / name).write_bytes(b"{}")
@@ -161,9 +161,7 @@ def test_files_of_other_kinds_are_left_out_aloud(config: Callable[..., Path], tm
 
 
 @pytest.mark.usefixtures("any_precision")
-def test_what_helps_against_steps_that_are_not_finite_may_change_on_the_way(
-    config: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_rate_clipping_and_precision_may_change_on_resume(config: Callable[..., Path], tmp_path: Path) -> None:
     out = tmp_path / "out"
     run_text(prepare(config(('precision = "fp32"', 'precision = "fp16"')), out), out, CPU, False, print, print)
     calmer = "learning_rate = 0.001\nclip_norm = 0.5"
@@ -189,7 +187,7 @@ def test_what_helps_against_steps_that_are_not_finite_may_change_on_the_way(
         ("batch = 3", "batch = 1_000_000_000", "a batch of 1,000,000,000 rows of 29 tokens takes .* lower batch"),
     ],
 )
-def test_what_no_memory_can_hold_is_said_before_anything_is_written(
+def test_a_training_larger_than_memory_raises_before_writing(
     config: Callable[..., Path], tmp_path: Path, kind: str, old: str, new: str, said: str
 ) -> None:
     path, out = config((old, new), ("context = 40\n", ""), ('kind = "decoder"', f'kind = "{kind}"')), tmp_path / "out"
@@ -198,7 +196,7 @@ def test_what_no_memory_can_hold_is_said_before_anything_is_written(
     assert not out.exists() and not (tmp_path / "shards").exists()
 
 
-def test_a_trial_that_ends_before_the_rate_is_reached_is_told_so(config: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_trial_shorter_than_the_warmup_is_logged(config: Callable[..., Path], tmp_path: Path) -> None:
     said: list[str] = []
     path = config(("warmup_steps = 2", "warmup_steps = 5"))
     run_text(prepare(path, tmp_path / "out"), tmp_path / "out", CPU, False, lambda _: None, said.append)

@@ -23,7 +23,7 @@ def test_every_kind_of_file_in_a_fixed_order(tmp_path: Path) -> None:
     assert list(Sources.find((str(tmp_path / "b.md"), str(tmp_path / "b.md"))).documents()) == ["# zwei\n"]
 
 
-def test_a_folder_that_cannot_be_listed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_folder_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.txt").write_text("eins")
     (tmp_path / "closed").mkdir()
     listed = os.scandir
@@ -73,13 +73,13 @@ def test_identity_changes_with_any_file(tmp_path: Path) -> None:
         ("a.txt", b"\xff\xfe\x00", "is not UTF-8 text"),
     ],
 )
-def test_what_is_not_text_is_said(tmp_path: Path, name: str, content: bytes, said: str) -> None:
+def test_files_without_text_raise(tmp_path: Path, name: str, content: bytes, said: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(RedlineError, match=said):
         list(Sources.find((str(tmp_path),)).documents())
 
 
-def test_what_is_not_there_is_said(tmp_path: Path) -> None:
+def test_missing_sources_raise(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "a.csv").write_text("x")
     for places, said in (
@@ -92,7 +92,7 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
             Sources.find(places)
 
 
-def test_parquet_without_pyarrow_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parquet_without_pyarrow_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
     real = builtins.__import__
 

@@ -36,7 +36,7 @@ def run(task: TextTask, out: Path, **options: object) -> list[float]:
     return losses
 
 
-def test_it_learns_and_judges_by_what_was_kept_apart(config: Callable[..., Path], tmp_path: Path) -> None:
+def test_it_learns_and_validates_on_held_out_documents(config: Callable[..., Path], tmp_path: Path) -> None:
     task = make(config(("steps = 8", "steps = 30"), ("validate_every = 4", "validate_every = 30")))
     before = task.validate(task.model)["validation_loss"]
     outcome = train(task, task.training.loop, tmp_path / "out", CPU)
@@ -60,7 +60,7 @@ def test_the_loss_against_a_plain_one(config: Callable[..., Path]) -> None:
     assert count == batch.targets < 87
 
 
-def test_parts_add_up_to_the_whole(config: Callable[..., Path], tmp_path: Path) -> None:
+def test_accumulated_parts_equal_the_whole_step(config: Callable[..., Path], tmp_path: Path) -> None:
     whole = make(config(("batch = 3", "batch = 6")))
     parts = make(config(("batch = 3", "batch = 2\naccumulate = 3")))
     assert whole.identity == parts.identity
@@ -110,7 +110,7 @@ def test_a_plan_is_applied(config: Callable[..., Path], tmp_path: Path, plan: st
         assert any("foreach" in line for line in said)
 
 
-def test_without_a_plan_the_shipped_one_is_taken(config: Callable[..., Path]) -> None:
+def test_the_shipped_plan_is_the_default(config: Callable[..., Path]) -> None:
     cpu, gpu = Machine.detect("cpu"), replace(Machine.detect("cpu"), device="cuda:0")
     plain, eager = (TextTraining.read(config(("steps = 8", f"steps = 8{line}"))) for line in ("", '\nplan = "eager"'))
     assert [str(trained_model_module.plan_of(plain, machine)) for machine in (cpu, gpu)] == ["eager", "fused_ops"]
@@ -156,7 +156,7 @@ def test_low_precision_follows_fp32_and_resumes_exactly(
     assert parts[:2] + run(low(), tmp_path / "parts", resume=True) == losses
 
 
-def test_the_average_is_judged(config: Callable[..., Path], tmp_path: Path) -> None:
+def test_validation_uses_the_averaged_weights(config: Callable[..., Path], tmp_path: Path) -> None:
     task = make(config(), ema_decay=0.9)
     outcome = train(task, task.training.loop, tmp_path, CPU)
     assert outcome.model is not task.model
@@ -169,7 +169,7 @@ def test_more_text_than_there_is(config: Callable[..., Path]) -> None:
         make(path)
 
 
-def test_deterministic_kernels_are_asked_for_while_it_computes(config: Callable[..., Path]) -> None:
+def test_steps_run_with_deterministic_kernels(config: Callable[..., Path]) -> None:
     task = make(config())
     with task.around():
         assert torch.are_deterministic_algorithms_enabled()
@@ -187,7 +187,7 @@ def test_deterministic_kernels_are_asked_for_while_it_computes(config: Callable[
 
 @pytest.mark.parametrize("device", ["cuda:0", "cpu"])
 @pytest.mark.parametrize("wanted", [True, False])
-def test_what_kernels_are_taken_is_told(config: Callable[..., Path], device: str, wanted: bool) -> None:
+def test_the_log_names_the_kernels(config: Callable[..., Path], device: str, wanted: bool) -> None:
     task = make(config(), deterministic=wanted)
     trained = replace(task.trained, machine=replace(task.trained.machine, device=device))
     told = [line for line in trained.active(task.optimizer(), task.training) if "deterministic" in line]

@@ -67,7 +67,7 @@ def test_names_of_special_tokens_mean_the_same_to_other_libraries(tmp_path: Path
     assert found(text)["input_ids"] == loaded.encode([text])[0][:-1].tolist() == ids[:-1].tolist()
 
 
-def test_what_is_no_tokenizer_is_said(tmp_path: Path) -> None:
+def test_unusable_tokenizers_raise(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("{}")
     with pytest.raises(RedlineError, match="is not a readable tokenizer"):
         load_tokenizer(tmp_path / "x.json")

@@ -26,7 +26,7 @@ def losses(workload: object, plan: str, steps: int = 4) -> list[float]:
     return [float(step(inputs)) for _ in range(steps)]
 
 
-def test_it_learns_and_takes_options(config: Callable[..., Path]) -> None:
+def test_the_workload_trains_and_has_options(config: Callable[..., Path]) -> None:
     make = training_workload(str(config()))
     workload = make()
     assert workload.items == 87 and workload.unit == "token" and make.__name__ == "tiny"

@@ -96,7 +96,7 @@ def _card(task: LsdTask, outcome: Outcome, model: Lsd, result: LsdResult) -> str
         "## Training",
         "",
         f"{position.step:,} steps of {data.batch} clips in {format_seconds(position.elapsed_s)} on "
-        f"{device_name(task.device)}, {task.precision}, torch {torch.__version__}. Stages reached: {', '.join(reached)}. "
+        f"{device_name(task.device)}, {task.precision}, torch {torch.__version__}. Stages: {', '.join(reached)}. "
         f"{loop.optimizer}, cosine schedule, averaged weights (decay {loop.ema_decay:g}). Peak memory "
         f"{format_bytes(outcome.peak_bytes)}.",
         "",
