@@ -39,7 +39,7 @@ BEGINNINGS = {"diffusion": (1.0, 1.0), "rollouts": (0.0, 1.0), "distillation": (
 
 
 def settings(
-    photos: Path, size: str, frame_px: int, batch: int, stage: str, optimizer: str, recompute: bool, tiny: bool
+    photos: Path, size: str, frame_px: int, batch: int, stage: str, optimizer: Any, recompute: bool, tiny: bool
 ) -> LsdTraining:
     rollouts, distillation = BEGINNINGS[stage]
     model = LsdSettings(size=size)

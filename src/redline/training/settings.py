@@ -153,7 +153,8 @@ def _describe(hint: Any) -> str:
         words = " and ".join(f"{word} {limit:,}" for word, limit in limits if limit is not None)
         return f"{_describe(arguments[0])} ({words})"
     if origin is Literal:
-        return f"one of {', '.join(map(str, arguments))}" if len(arguments) > 1 else f'"{arguments[0]}"'
+        names = ", ".join(map(str, arguments))
+        return f"one of {names}" if len(arguments) > 1 else f'"{names}"'
     if origin in (types.UnionType, typing.Union):
         return " or ".join(_describe(part) for part in arguments if part is not types.NoneType)
     if origin is tuple:
