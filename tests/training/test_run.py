@@ -59,7 +59,7 @@ def test_a_text_training_reports_resumes_and_generates(here: Path) -> None:
     assert not result.interrupted and (result.steps, result.unit, result.folder) == (5, "token", Path("run"))
     assert result.items_per_s and result.figures["validation_loss"] > 0
     assert any("one document" in line for line in logged)
-    generator = redline.TextGenerator(result.output.model, device="cpu")
+    generator = redline.TextGenerator(result.model, device="cpu")
     assert len(generator("the memory", max_tokens=4).tokens) <= 4
 
 
@@ -68,7 +68,7 @@ def test_a_photo_training(here: Path) -> None:
     save_synthetic_photos(here / "test", 1, 37, 42, seed=2)
     result = redline.train(PHOTOS, "photos", validation="test", steps=2, device="cpu")
     assert result.folder == Path("redline-out/train/drct") and result.unit == "image"
-    assert result.output.weights.is_file() and result.output.scores["test"].mean.psnr_y_db > 0
+    assert result.model.is_file() and result.output.scores["test"].mean.psnr_y_db > 0
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,11 @@ class TrainingResult:
     def interrupted(self) -> bool:
         return self.output is None
 
+    @property
+    def model(self) -> Path | None:
+        """The model folder of a text training, or the weights file of an image model."""
+        return getattr(self.output, "model", None) or getattr(self.output, "weights", None)
+
 
 def train(
     config: ConfigSource,
@@ -86,8 +91,8 @@ def train(
     ...     "training": {"warmup_steps": 2},
     ... }
     >>> result = train(config, source="corpus.txt", out="run", steps=4, device="cpu")
-    >>> result.steps, sorted(result.figures), result.output.model.name
-    (4, ['validation_loss'], 'model')
+    >>> result.steps, sorted(result.figures), str(result.model)
+    (4, ['validation_loss'], 'run/model')
     """
     if steps is not None and time is not None:
         raise RedlineError("steps and time both set the duration of the training: give one of them.")
