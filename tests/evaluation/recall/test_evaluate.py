@@ -170,7 +170,7 @@ def test_a_broken_model_is_never_right() -> None:
         def logits(self, row: list[int]) -> Tensor:
             return super().logits(row) * torch.nan
 
-    with pytest.warns(UserWarning, match="some of the model's logits are not finite: those answers count as wrong"):
+    with pytest.warns(UserWarning, match="some logits of the model are not finite: those answers count as wrong"):
         assert evaluate(Broken(), [Needle()], [50], 4)[0].accuracy == 0
 
 
@@ -318,7 +318,7 @@ def test_tasks_are_written_and_found_again() -> None:
     ("arguments", "said"),
     [
         ({"lengths": [300]}, "a text of 300 tokens is longer than the model's context of 200"),
-        ({"lengths": [0]}, "a length is 1 token or more"),
+        ({"lengths": [0]}, "lengths must be at least 1 token"),
         (
             {"lengths": [40, 10**20]},
             r"a text of 100,000,000,000,000,000,000 tokens takes at least .*, and only .*B are free\.",
@@ -331,7 +331,7 @@ def test_tasks_are_written_and_found_again() -> None:
         ({"tasks": [Passkey()]}, "the task passkey is made of text, and the model has no tokenizer.json"),
         ({"tasks": [Mqar()]}, "mqar has 64 symbols, and the model's vocabulary is 23"),
         ({"tasks": [Passkey()], "tokenizer": load_bytes()}, "a needle and its question need"),
-        ({"tasks": [Passkey()], "lengths": [180], "tokenizer": load_bytes()}, "vocabulary is 23"),
+        ({"tasks": [Passkey()], "lengths": [180], "tokenizer": load_bytes()}, "vocabulary of 23"),
     ],
 )
 def test_bad_arguments_raise_first(arguments: dict[str, Any], said: str) -> None:

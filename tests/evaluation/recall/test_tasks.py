@@ -80,7 +80,7 @@ def test_dimensions_that_do_not_fit_raise() -> None:
         Needle().sample(seeded(), 1, 14)
     with pytest.raises(ModelError, match="a needle and its question need"):
         Passkey().sample(seeded(), 1, 50)
-    with pytest.raises(ModelError, match="passkey, number, word, not 'uuid'"):
+    with pytest.raises(ModelError, match="unknown needle 'uuid': use one of passkey, number, word"):
         Passkey("uuid")
 
 
