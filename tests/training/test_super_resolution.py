@@ -105,7 +105,7 @@ def test_the_result_is_the_averaged_model_scored_as_stored(tmp_path: Path, setti
     card = result.card.read_text(encoding="utf-8")
     assert f"**{seen.psnr_y_db:.2f}**" in card and f"{result.parameters:,} parameters" in card
     assert f"{result.bicubic[folder].mean.psnr_y_db:.2f}" in card and "6 steps of 4 crops" in card
-    assert "No licence file lies beside the photos" in card
+    assert "The folder of photos has no licence file" in card
     assert str(tmp_path) not in card and str(tmp_path) not in about["settings"]
 
 

@@ -244,7 +244,7 @@ def test_the_result_is_the_averaged_student_scored_as_stored(tmp_path: Path, set
     card = result.card.read_text(encoding="utf-8")
     assert f"**{again.psnr_db:.2f}**" in card and "diffusion, rollouts, distillation" in card
     assert str(tmp_path) not in card and str(tmp_path) not in about["settings"]
-    with pytest.raises(RedlineError, match="a Linear is no LSD"):
+    with pytest.raises(RedlineError, match="a Linear is not an LSD"):
         rounded(torch.nn.Linear(2, 2), torch.float16)
 
 
