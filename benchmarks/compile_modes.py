@@ -121,7 +121,7 @@ def set_up(pool: WorkerPool, entries: Sequence[Entry], at_once: int, searches: i
             one.result()
 
 
-def race(entry: Entry, log: Logbook) -> bool:
+def race(entry: Entry, log: RunLog) -> bool:
     """Writes a row per plan; returns False if a mode of torch.compile or eager bf16 is significantly faster."""
     for plan, reason in entry.failures.items():
         log.record(log.row("bench", Plan.parse(plan), "failed", reason))

@@ -38,7 +38,7 @@ BEGINNINGS = {"diffusion": (1.0, 1.0), "rollouts": (0.0, 1.0), "distillation": (
 
 
 def settings(
-    photos: Path, size: str, frame_px: int, batch: int, stage: str, optimizer: str, recompute: bool, tiny: bool
+    photos: Path, size: str, frame_px: int, batch: int, stage: str, optimizer: Any, recompute: bool, tiny: bool
 ) -> LsdTraining:
     rollouts, distillation = BEGINNINGS[stage]
     model = LsdSettings(size=size)
@@ -78,7 +78,7 @@ def measure(training: LsdTraining, device: torch.device) -> dict[str, Any]:
         raise RedlineError("the loss is not finite.")
     return {
         "parameters": sum(weight.numel() for weight in task.averaged.parameters()),
-        "has_teacher": task.pupil.teacher is not None,
+        "has_teacher": task.networks.teacher is not None,
         "step_ms": 1e3 * statistics.median(seconds[WARM_UP:]),
         "peak_bytes": torch.cuda.max_memory_allocated() - held if on_gpu else 0,
     }

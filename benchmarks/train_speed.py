@@ -159,9 +159,9 @@ def arm_of(task: LanguageTask) -> Arm:
         return loss.detach()
 
     def later() -> dict[str, Any]:
-        return {"proofs": {rung.name: rung.proof(task.trainee.job) for rung in task.trainee.plan.rungs}}
+        return {"proofs": {rung.name: rung.proof(task.trained.job) for rung in task.trained.plan.rungs}}
 
-    about = {"active": task.trainee.active(optimizer, training)}
+    about = {"active": task.trained.active(optimizer, training)}
     return Arm(step, task.model, task.flops_per_item, about, later)
 
 

@@ -9,6 +9,8 @@ from redline.version import VERSION as __version__
 
 if _TYPE_CHECKING:
     from redline.errors import RedlineError
+    from redline.generation.memory_evaluation import evaluate_memory
+    from redline.generation.text_generator import TextGenerator
     from redline.ladder.batch_size import find_optimal_batch_size
     from redline.ladder.bench import BenchRun, bench
     from redline.ladder.gate import Gate
@@ -23,6 +25,7 @@ if _TYPE_CHECKING:
     from redline.machine.machine import Machine
     from redline.machine.memory import MemoryMonitor, MemoryPool, PerformanceTracker
     from redline.stream.stream import Stream
+    from redline.training.run import train
     from redline.upscale.upscaler import Upscaler
 
 __all__ = [
@@ -38,14 +41,17 @@ __all__ = [
     "Rung",
     "Stage",
     "Stream",
+    "TextGenerator",
     "Upscaler",
     "Workload",
     "__version__",
     "bench",
     "climb",
+    "evaluate_memory",
     "find_optimal_batch_size",
     "load_workload",
     "optimize",
+    "train",
     "verify",
 ]
 
@@ -63,13 +69,16 @@ _PLACES = {
     "Rung": "ladder.rung",
     "Stage": "ladder.rung",
     "Stream": "stream.stream",
+    "TextGenerator": "generation.text_generator",
     "Upscaler": "upscale.upscaler",
     "Workload": "ladder.workload",
     "bench": "ladder.bench",
     "climb": "ladder.search.climb",
+    "evaluate_memory": "generation.memory_evaluation",
     "find_optimal_batch_size": "ladder.batch_size",
     "load_workload": "ladder.workloads.addresses",
     "optimize": "ladder.optimize",
+    "train": "training.run",
     "verify": "ladder.verify",
 }
 

@@ -36,7 +36,7 @@ def textual(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_model_of_symbols_is_asked_its_own_task(symbolic: Path, command: Callable[..., Seen]) -> None:
+def test_a_model_trained_on_symbols_is_evaluated_on_its_task(symbolic: Path, command: Callable[..., Seen]) -> None:
     options = ("--lengths", "80,40", "--samples", 3, "--device", "cpu")
     seen = command("eval", "memory", symbolic, *options)
     lines = seen.out.splitlines()
@@ -48,7 +48,7 @@ def test_a_model_of_symbols_is_asked_its_own_task(symbolic: Path, command: Calla
     assert rows[0]["state_bytes"] == rows[1]["state_bytes"] > 0
 
 
-def test_a_page_that_cannot_be_written_costs_no_work_and_no_result(
+def test_an_unwritable_page_raises_first_and_keeps_the_result(
     symbolic: Path, tmp_path: Path, command: Callable[..., Seen], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("no folder")
@@ -63,7 +63,7 @@ def test_a_page_that_cannot_be_written_costs_no_work_and_no_result(
     assert seen.code == 2 and seen.out.splitlines()[1].split()[:2] == ["mqar", "40"] and "cannot write" in seen.err
 
 
-def test_where_nobody_watches_a_line_now_and_then_says_how_far_it_is(
+def test_progress_lines_without_a_terminal(
     symbolic: Path, command: Callable[..., Seen], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = ("--lengths", "40,80", "--samples", 3, "--batch", 2, "--device", "cpu")
@@ -76,9 +76,7 @@ def test_where_nobody_watches_a_line_now_and_then_says_how_far_it_is(
     ]
 
 
-def test_text_is_asked_of_any_model_with_a_tokenizer(
-    textual: Path, tmp_path: Path, command: Callable[..., Seen]
-) -> None:
+def test_text_tasks_work_with_any_tokenizer(textual: Path, tmp_path: Path, command: Callable[..., Seen]) -> None:
     (tmp_path / "book.txt").write_text("It was the best of times. " * 40, encoding="utf-8")
     options = ("--lengths", "150,260", "--samples", 2, "--device", "cpu", "--text", tmp_path / "book.txt")
     seen = command("eval", "memory", textual, *options, "--page", "memory.html", "--json").json()
@@ -92,7 +90,7 @@ def test_text_is_asked_of_any_model_with_a_tokenizer(
     assert "129–256" in table and "passkey" not in table
 
 
-def test_a_decoder_is_asked_up_to_its_context(tmp_path: Path, command: Callable[..., Seen]) -> None:
+def test_a_decoder_is_evaluated_up_to_its_context(tmp_path: Path, command: Callable[..., Seen]) -> None:
     write_model(tmp_path / "decoder", context=200)
     seen = command("eval", "memory", tmp_path / "decoder", "--task", "passkey", "--samples", 2, "--device", "cpu")
     assert seen.code == 0 and "context is 200 tokens" in seen.err and "200" in seen.out
@@ -105,7 +103,7 @@ def test_a_decoder_is_asked_up_to_its_context(tmp_path: Path, command: Callable[
     assert held[1] > held[0]
 
 
-def test_what_was_trained_can_be_asked_and_generated_with(tmp_path: Path, command: Callable[..., Seen]) -> None:
+def test_a_trained_model_can_be_evaluated_and_generate(tmp_path: Path, command: Callable[..., Seen]) -> None:
     (tmp_path / "tiny.toml").write_text(
         '[model]\nkind = "memory"\nwidth = 16\nlayers = 2\nheads = 2\nsegment = 16\n[data]\nrecall = "passkey"\n'
         'length = 130\nbatch = 2\nvalidation_rows = 2\n[training]\nsteps = 2\nwarmup_steps = 1\nprecision = "fp32"\n'
@@ -127,25 +125,25 @@ def test_bad_input(symbolic: Path, textual: Path, tmp_path: Path, command: Calla
     (tmp_path / "short.txt").write_text("a")
     for arguments, said in [
         (("missing",), "there is no folder 'missing'"),
-        ((tmp_path / "odd",), "'mamba', which is not known"),
+        ((tmp_path / "odd",), "unknown architecture 'mamba'"),
         ((nothing,), "trained on no recall task"),
-        ((tmp_path / "run",), "is the folder of a training: its model is in"),
+        ((tmp_path / "run",), "is the folder of a training: use the model in"),
         ((symbolic, "--task", "needle"), "was not trained on needle"),
-        ((symbolic, "--task", "word"), "word is asked in text"),
-        ((symbolic, "--task", "uuid"), "there is no recall task 'uuid'"),
+        ((symbolic, "--task", "word"), "the task word is made of text"),
+        ((symbolic, "--task", "uuid"), "unknown recall task 'uuid'"),
         ((symbolic, "--text", tmp_path / "latin.txt"), "no tokenizer.json"),
-        ((symbolic, "--lengths", "1k"), "lengths are whole numbers"),
+        ((symbolic, "--lengths", "1k"), "lengths must be whole numbers"),
         ((symbolic, "--lengths", "4"), "need 10 tokens, not 4"),
-        ((symbolic, "--lengths", "40", "--samples", 0), "1 sample or more"),
-        ((symbolic, "--lengths", "40", "--batch", "-3"), "a batch is 1 text or more, not -3"),
-        ((symbolic, "--lengths", "40", "--batch", "0"), "a batch is 1 text or more, not 0"),
-        ((symbolic, "--lengths", "40", "--seed", 10**23), "a seed is a whole number"),
+        ((symbolic, "--lengths", "40", "--samples", 0), "samples must be at least 1"),
+        ((symbolic, "--lengths", "40", "--batch", "-3"), "batch must be at least 1, not -3"),
+        ((symbolic, "--lengths", "40", "--batch", "0"), "batch must be at least 1, not 0"),
+        ((symbolic, "--lengths", "40", "--seed", 10**23), "seed must be a whole number"),
         ((symbolic, "--precision", "int8"), "unknown precision 'int8'"),
         ((textual, "--text", tmp_path / "gone.txt"), "cannot read"),
         ((textual, "--text", tmp_path / "latin.txt"), "not UTF-8"),
         ((textual, "--lengths", "130", "--samples", 1, "--text", tmp_path / "short.txt"), "fewer than 2 tokens"),
         ((tmp_path / "decoder", "--lengths", "300,400"), "300, 400: longer than the model's context of 200"),
-        ((tmp_path / "decoder", "--lengths", "150,400", "--seed", "-1"), "a seed is a whole number"),
+        ((tmp_path / "decoder", "--lengths", "150,400", "--seed", "-1"), "seed must be a whole number"),
         ((tmp_path / "decoder", "--lengths", "3,400"), "tokens, not 3"),
     ]:
         seen = command("eval", "memory", *arguments, "--device", "cpu", "--page", "p.html")
@@ -163,4 +161,4 @@ def test_the_loss_of_a_text_alone(textual: Path, tmp_path: Path, command: Callab
     )
     assert seen.code == 0 and seen.out.strip().startswith("tokens before") and "wrote " in seen.err
     assert "loss" in (tmp_path / "page.html").read_text()
-    assert_one_sentence(command("eval", "memory", textual, *options), "without a task there is nothing to ask")
+    assert_one_sentence(command("eval", "memory", textual, *options), "nothing to evaluate: give a task")

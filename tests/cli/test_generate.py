@@ -106,7 +106,7 @@ def remembering(tmp_path: Path) -> Path:
     return tmp_path / "remembering"
 
 
-def test_a_text_goes_on_from_a_memory(remembering: Path, command: Callable[..., Seen], tmp_path: Path) -> None:
+def test_a_text_continues_from_a_saved_memory(remembering: Path, command: Callable[..., Seen], tmp_path: Path) -> None:
     def said(prompt: str, *options: object) -> dict[str, Any]:
         return command("generate", remembering, prompt, "--device", "cpu", "--json", *options).json()
 
@@ -126,14 +126,14 @@ def test_a_text_goes_on_from_a_memory(remembering: Path, command: Callable[..., 
     assert list(memory.parent.iterdir()) == [memory]
 
 
-def test_a_context_that_is_full_is_told(folder: Path, command: Callable[..., Seen]) -> None:
+def test_a_full_context_prints_a_message(folder: Path, command: Callable[..., Seen]) -> None:
     full = command("generate", folder, "sea", "--device", "cpu", "--max-tokens", 1000)
     ended = "the model's context is full: the text ends here."
     assert full.code == 0 and ended in full.err and ended not in full.out
     assert ended not in command("generate", folder, "sea", "--device", "cpu", "--max-tokens", 2).err
 
 
-def test_memories_that_cannot_be_used(
+def test_unusable_memory_files_raise(
     folder: Path, remembering: Path, command: Callable[..., Seen], tmp_path: Path
 ) -> None:
     memory = tmp_path / "memory.safetensors"
@@ -143,7 +143,7 @@ def test_memories_that_cannot_be_used(
     (bare / "model.safetensors").write_bytes(b"nothing")
     for plain in (folder, bare):
         seen = command("generate", plain, "a", "--device", "cpu", "--memory", memory)
-        assert_one_sentence(seen, "--memory needs a model with neural memory; '")
+        assert_one_sentence(seen, "memory needs a model with neural memory; '")
     assert not memory.exists()
     memory.write_bytes(b"nothing")
     seen = command("generate", remembering, "a", "--device", "cpu", "--memory", memory)
@@ -156,7 +156,7 @@ def test_memories_that_cannot_be_used(
     seen = command(
         "generate", remembering, "a", "--device", "cpu", "--memory", tmp_path / "typo" / "memory.safetensors"
     )
-    assert_one_sentence(seen, "--memory: there is no folder")
+    assert_one_sentence(seen, "memory: there is no folder")
     assert not (tmp_path / "typo").exists()
 
 
@@ -170,15 +170,15 @@ def test_tokens_without_a_text_are_never_drawn(
     assert len(drawn) == 200 and max(drawn) < byte_tokenizer().get_vocab_size()
 
 
-def test_what_cannot_be_done(folder: Path, command: Callable[..., Seen], tmp_path: Path) -> None:
+def test_bad_input_prints_one_error(folder: Path, command: Callable[..., Seen], tmp_path: Path) -> None:
     for arguments, words in (
         ((tmp_path / "absent", "a"), "there is no folder"),
         ((folder, "the sea " * 100), "tokens, and the model's context is 200"),
-        ((folder, "a", "--temperature", "-1"), "the temperature is 0 or more"),
+        ((folder, "a", "--temperature", "-1"), "temperature must be at least 0"),
         ((folder, "a", "--precision", "fp4"), "unknown precision 'fp4'"),
         ((folder, "a", "--plan", "warp"), "unknown rung 'warp'"),
-        ((folder, "a", "--max-tokens", "0"), "at least 1 token"),
-        ((folder, "a", "--seed", "-1"), "a seed is a whole number from 0 to 2^63 − 1, not -1"),
+        ((folder, "a", "--max-tokens", "0"), "max_tokens must be at least 1 token"),
+        ((folder, "a", "--seed", "-1"), "seed must be a whole number from 0 to 2^63 − 1, not -1"),
         ((folder / "config.json", "a"), "is a file: give the folder of a model"),
         (("Owner/Name", "a"), "download it with `hf download Owner/Name`"),
     ):
@@ -212,7 +212,7 @@ def test_a_model_in_the_hugging_face_cache(
 
 
 @pytest.mark.parametrize("options", [(), ("--temperature", 0.8), ("--json",)], ids=["greedy", "drawn", "json"])
-def test_logits_that_are_not_finite_are_a_sentence(
+def test_logits_that_are_not_finite_print_one_error(
     options: tuple[object, ...], tmp_path: Path, command: Callable[..., Seen]
 ) -> None:
     folder = tmp_path / "overflowing"

@@ -116,7 +116,7 @@ def test_from_text_to_a_model_and_a_page(command: Callable[..., Seen], here: Pat
     page = (folder / "summary.html").read_text()
     assert "the training of" in page and "<svg" in page and str(here) not in page
     again = train(command)
-    assert again.code == 2 and "holds a training already" in again.err
+    assert again.code == 2 and "already holds a training" in again.err
 
 
 def test_the_model_can_be_read_back(command: Callable[..., Seen], here: Path) -> None:
@@ -142,9 +142,7 @@ def losses(folder: Path) -> dict[int, float]:
     return {entry["step"]: entry["loss"] for entry in read_journal(folder / "journal.jsonl") if "loss" in entry}
 
 
-def test_killed_at_any_moment_and_resumed_is_uninterrupted_bit_for_bit(
-    command: Callable[..., Seen], here: Path
-) -> None:
+def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(command: Callable[..., Seen], here: Path) -> None:
     """A real process, killed without warning wherever it happens to be; then resumed until it is through."""
     change(here, "steps = 6", "steps = 25\ncheckpoint_minutes = 0")
     child = start(here, "--out", "parts")
@@ -172,14 +170,14 @@ def test_killed_at_any_moment_and_resumed_is_uninterrupted_bit_for_bit(
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("width = 16", "widht = 16", "unknown setting 'widht' under [model] (did you mean width?)"),
+        ("width = 16", "widht = 16", "unknown key 'widht' under [model] (did you mean width?)"),
         ("steps = 6", "steps = 6\nminutes = 2", "either steps or minutes"),
-        ("vocabulary = 270", 'vocabulary = 270\nfile = "a.json"', "contradict each other"),
+        ("vocabulary = 270", 'vocabulary = 270\nfile = "a.json"', "exclude each other"),
         ("width = 16", "width = 16\nvocabulary = 260", "the vocabularies do not match"),
         ("length = 24", "length = 99", "rows of 99 tokens are longer than the model's limit of 40"),
         ('sources = ["text"]', 'sources = ["absent"]', "there is no file or folder 'absent'"),
         ('sources = ["text"]', 'sources = ["empty.txt"]', "the corpus is empty: 'empty.txt' holds no text"),
-        ('precision = "fp32"', 'precision = "fp8"', "cannot be had here"),
+        ('precision = "fp32"', 'precision = "fp8"', "cannot be used here"),
         ("vocabulary = 270", 'file = "absent.json"', "there is no tokenizer 'absent.json'"),
         ('sources = ["text"]', 'sources = ["short.txt"]', "tokens do not fill one row of 24"),
         ('sources = ["text"]', 'sources = ["same.jsonl"]', "too few documents differ"),
@@ -192,16 +190,16 @@ def test_killed_at_any_moment_and_resumed_is_uninterrupted_bit_for_bit(
         (
             "width = 16",
             "width = 16\nwindow = -4",
-            "window under [model] is how far back a token sees, 0 for all, not -4",
+            "window = -4 under [model] must be a whole number (at least 0)",
         ),
-        (SETTINGS, NARROW, "muon is for hidden matrices, and this model has none"),
+        (SETTINGS, NARROW, "muon updates hidden matrices, and this model has none"),
         ("steps = 6", 'steps = 6\nplan = "warp"', "unknown rung 'warp'"),
-        ("steps = 6", 'steps = 6\nplan = "tf32"', "the plan's tf32 cannot be had here"),
+        ("steps = 6", 'steps = 6\nplan = "tf32"', "tf32 in the plan cannot be used here"),
         ("steps = 6", 'steps = 6\nplan = "compile(regional=true)"', "none is in a list 3 times"),
     ],
     ids=lambda value: str(value).split("\n")[-1][:24],
 )
-def test_what_cannot_be_is_one_sentence(
+def test_impossible_configs_print_one_error(
     command: Callable[..., Seen], here: Path, old: str, new: str, words: str
 ) -> None:
     (here / "empty.txt").write_text(" \n")
@@ -223,7 +221,7 @@ def test_a_truncated_shard_and_another_models_checkpoint(command: Callable[..., 
     journal = (here / "x" / "journal.jsonl").read_bytes()
     change(here, "width = 16", "width = 32")
     other = train(command, "--out", "x", "--resume")
-    assert other.code == 2 and "is of another training: its width is 16, not 32." in " ".join(other.err.split())
+    assert other.code == 2 and "belongs to another training: its width is 16, not 32." in " ".join(other.err.split())
     absent = train(command, "--out", "y", "--resume")
     assert absent.code == 2 and "no checkpoint in 'y/checkpoints' to resume from." in absent.err
     (shard,) = (here / "shards").rglob("*.bin")
@@ -236,17 +234,17 @@ def test_a_truncated_shard_and_another_models_checkpoint(command: Callable[..., 
 def test_sigterm_saves_and_ends_with_its_own_exit_code(
     command: Callable[..., Seen], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = import_module("redline.cli.train")
+    module = import_module("redline.cli.train_progress")
     monkeypatch.setattr(module.TrainingLine, "__call__", lambda *_: signal.raise_signal(signal.SIGTERM))
     stopped = train(command, "--out", "x")
-    assert stopped.code == 143 and "redline: terminated." in stopped.err and "go on with: redline" in stopped.err
+    assert stopped.code == 143 and "redline: terminated." in stopped.err and "continue with: redline" in stopped.err
     assert list((here / "x" / "checkpoints").iterdir()) != []
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(
     command: Callable[..., Seen], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = import_module("redline.cli.train")
+    module = import_module("redline.cli.train_progress")
     line = module.TrainingLine
 
     class Interrupting(line):
@@ -261,7 +259,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(
     (here / "a text").mkdir()
     (here / "a text" / "b.txt").write_text(SENTENCE)
     stopped = train(command, *usual, "--out", "x")
-    again = stopped.err.partition("go on with: ")[2].splitlines()[0]
+    again = stopped.err.partition("continue with: ")[2].splitlines()[0]
     given = "--source text --source 'a text/b.txt' --steps 7 --device cpu"
     assert stopped.code == 130 and "redline: interrupted." in stopped.err
     assert again == f"redline train tiny.toml {given} --out x --resume"
@@ -276,18 +274,18 @@ def test_one_file_is_split_by_position(command: Callable[..., Seen], here: Path)
     (here / "one.txt").write_text(" ".join(random.Random(4).choices(WORDS, k=700)))
     seen = train(command, "--source", "one.txt", "--out", "x", "--json")
     assert seen.code == 0 and seen.json()["figures"]["validation_loss"] > 0, seen.err
-    assert "one document" in seen.err and "its end" in seen.err and "is kept for validation" in seen.err
+    assert "one document" in seen.err and "its last" in seen.err and "held out for validation" in seen.err
     assert train(command, "--source", "one.txt", "--out", "x", "--steps", "8", "--resume").code == 0
 
 
 def test_the_word_text_may_be_written(command: Callable[..., Seen], here: Path) -> None:
     assert command("train", "text", "tiny.toml", "--device", "cpu", "--steps", "1", "--out", "x").code == 0
     seen = command("train", "absent")
-    assert seen.code == 2 and "there are no settings 'absent'" in seen.err and "decoder-tiny" in seen.err
+    assert seen.code == 2 and "there is no config 'absent'" in seen.err and "decoder-tiny" in seen.err
 
 
 @pytest.mark.filterwarnings("default")
-def test_what_this_machine_emulates_is_said_in_sentences(
+def test_emulated_dtypes_print_warnings(
     command: Callable[..., Seen], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a CPU that lists fp16 and has no fast products in it."""
@@ -303,9 +301,9 @@ def test_what_this_machine_emulates_is_said_in_sentences(
     change(here, 'precision = "fp32"', 'precision = "fp16"\noptimizer = "muon"')
     seen = train(command, "--steps", "2", "--out", "x")
     said = " ".join(seen.err.split())
-    assert seen.code == 0 and "this training computes in fp32." in said and "precision fp32" in said
+    assert seen.code == 0 and "this training uses fp32." in said and "precision fp32" in said
     assert "emulates fp16 in matrix products: measured at 0.1% of the fp32 rate" in said
-    assert "muon computes in bf16" in said and "adamw is faster here" in said
+    assert "muon always computes in bf16" in said and "adamw is faster here" in said
     assert "Warning" not in said and ".py:" not in said and "frame #" not in said
 
 
@@ -313,9 +311,12 @@ def test_what_this_machine_emulates_is_said_in_sentences(
     ("arguments", "words"),
     [
         (("decoder-tiny",), "no text to train on: give files or folders with --source"),
-        (("decoder-tiny", "--steps", 3, "--time", "1m"), "--steps and --time both say how long to train: give one"),
-        (("drct", "drct-small-x4", "--steps", 3, "--time", "1m"), "--steps and --time both say"),
-        (("lsd", "lsd-tiny", "--steps", 3, "--time", "1m"), "--steps and --time both say"),
+        (
+            ("decoder-tiny", "--steps", 3, "--time", "1m"),
+            "steps and time both set the duration of the training: give one",
+        ),
+        (("drct", "drct-small-x4", "--steps", 3, "--time", "1m"), "steps and time both set"),
+        (("lsd", "lsd-tiny", "--steps", 3, "--time", "1m"), "steps and time both set"),
     ],
 )
 def test_options_that_are_missing_or_contradict_each_other_are_named(

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from redline.errors import MachineError, ModelError, RedlineError
 from redline.generation import InferenceEngine, Sampling
 from redline.generation.planned import without_graphs
-from redline.generation.session import read_on
 from redline.ladder.plan import Plan
 from redline.machine.machine import Machine
 from redline.models.decoder import Decoder, load_decoder
@@ -47,79 +46,13 @@ def test_greedy_texts_are_the_models_own(chunk: int, recorded: bool, model: Deco
         assert (recorder.recorded, recorder.replayed) == (1, 24)
 
 
-def test_a_memory_model_generates_what_it_says_of_the_whole_text(memory_model: TitanModel) -> None:
+def test_a_memory_model_generates_what_its_forward_predicts(memory_model: TitanModel) -> None:
     batch = prompts(3, 31, 1)
     expected = [one_by_one(memory_model, prompt, 20) for prompt in batch]
     for recorder in (None, FakeRecorder()):
         engine = InferenceEngine(memory_model, chunk=10, recorder=recorder)
         for _ in range(2):
             assert [completion.tokens for completion in engine.generate(batch, max_tokens=20)] == expected
-
-
-@pytest.mark.parametrize("slots", [0, 5])
-@pytest.mark.parametrize("update", ["gated_delta", "titans"])
-def test_pieces_of_a_long_prompt_are_recorded_once(slots: int, update: str, memory_model: TitanModel) -> None:
-    config = replace(memory_model.config, memory_slots=slots, memory_update=update)
-    model = TitanModel(config).eval()
-    plain, recorder = InferenceEngine(model, chunk=19), FakeRecorder()
-    engine = InferenceEngine(model, chunk=19, recorder=recorder)
-    # 16 tokens a piece, two segments; one row goes on where the other has ended.
-    long, longer = prompts(16 * 8 + 3, 16 * 9 + 5)
-    assert engine.generate([long, longer], max_tokens=5) == plain.generate([long, longer], max_tokens=5)
-    assert (recorder.recorded, recorder.replayed) == (2, 8 + 4)
-    # What follows is read by the same recording, however short it is.
-    for batch in (prompts(40, 33), prompts(16, 200)):
-        assert engine.generate(batch, max_tokens=2) == plain.generate(batch, max_tokens=2)
-    assert (recorder.recorded, recorder.replayed) == (2, 12 + 2 + 1 + 1 + 1)
-
-
-def test_short_prompts_are_not_worth_a_recording(memory_model: TitanModel) -> None:
-    recorder = FakeRecorder()
-    InferenceEngine(memory_model, chunk=16, recorder=recorder).generate(prompts(16 * 7 + 15, 500), max_tokens=2)
-    InferenceEngine(memory_model, chunk=7, recorder=recorder).generate(prompts(500), max_tokens=2)
-    assert recorder.recorded == 2
-
-
-def test_a_text_that_goes_on_amid_a_segment_comes_to_its_pieces(memory_model: TitanModel) -> None:
-    """As one text, whatever was read of it at a time."""
-    text, recorder = prompts(300)[0], FakeRecorder()
-    plain, engine = InferenceEngine(memory_model), InferenceEngine(memory_model, chunk=16, recorder=recorder)
-    expected = plain.generate([text], max_tokens=9, state=plain.new_state())[0]
-    before = engine.new_state()
-    begun = read_on(engine.model, before, [text[:42]], 7, torch.device("cpu"))
-    found = engine.generate([text[42:]], max_tokens=9, state=begun)[0]
-    assert found == expected and recorder.replayed >= (300 - 42 - 6) // 16
-    for (_, one), (_, other) in zip(found.state.named_tensors(), expected.state.named_tensors(), strict=True):
-        torch.testing.assert_close(one, other)
-
-
-def test_rows_that_stand_apart_are_read_as_they_come(memory_model: TitanModel) -> None:
-    """No number of tokens brings both to the beginning of a segment."""
-    recorder = FakeRecorder()
-    engine = InferenceEngine(memory_model, chunk=16, recorder=recorder)
-    before = read_on(engine.model, engine.new_state(2), prompts(3, 5), 7, torch.device("cpu"))
-    batch = prompts(200, 200)
-    found = engine.generate(batch, max_tokens=3, state=before)
-    plain = InferenceEngine(memory_model, chunk=16).generate(batch, max_tokens=3, state=before)
-    assert found == plain and recorder.recorded == 1
-
-
-@pytest.mark.parametrize("failure", [torch.OutOfMemoryError("no memory"), RuntimeError("CUDA error: of capture.\n")])
-def test_a_piece_that_cannot_be_recorded_is_read_as_it_is(failure: RuntimeError, memory_model: TitanModel) -> None:
-    class Full(FakeRecorder):
-        def capture(self, run: Any) -> Any:
-            if self.recorded:
-                raise failure
-            return super().capture(run)
-
-    batch, recorder = prompts(16 * 8), Full()
-    engine = InferenceEngine(memory_model, chunk=16, recorder=recorder)
-    expected = InferenceEngine(memory_model, chunk=16).generate(batch, max_tokens=5)
-    with pytest.warns(UserWarning, match=r"since no piece can be recorded: (no memory|CUDA error: of capture)\.$"):
-        assert engine.generate(batch, max_tokens=5) == expected
-    # It is not tried again.
-    rehearsed = recorder.rehearsed
-    assert engine.generate(batch, max_tokens=5) == expected and recorder.rehearsed == rehearsed
 
 
 @pytest.mark.parametrize("family", ["Llama", "Mistral", "Qwen2", "Qwen3"])
@@ -147,7 +80,7 @@ def test_greedy_texts_are_those_of_transformers(family: str, tmp_path: Any) -> N
 
 @pytest.mark.cpu
 @pytest.mark.parametrize("sampling", [Sampling(temperature=1.0, seed=3), WARM], ids=["plain", "all"])
-def test_a_row_is_what_it_would_be_alone(sampling: Sampling, model: Decoder) -> None:
+def test_a_row_does_not_depend_on_the_batch(sampling: Sampling, model: Decoder) -> None:
     batch = prompts(4, 19, 11)
     engine = InferenceEngine(model, chunk=8)
     together = engine.generate(batch, sampling, max_tokens=30)
@@ -183,7 +116,7 @@ def test_stop_tokens_end_a_row_and_not_the_others(model: Decoder) -> None:
     assert len(stream.step_s) == 29 and stream.prefill_s > 0
 
 
-def test_a_stream_may_be_left_and_others_run_beside_it(model: Decoder) -> None:
+def test_a_stream_may_be_closed_early_and_run_beside_others(model: Decoder) -> None:
     engine = InferenceEngine(model)
     (a, b), whole = prompts(5, 7), 20
     expected = [engine.generate([prompt], max_tokens=whole)[0].tokens for prompt in (a, b)]
@@ -222,15 +155,15 @@ def test_the_longest_prompts_context_ends_every_row(model: Decoder) -> None:
         ([[1]], {"max_tokens": 0}, "at least 1 token"),
     ],
 )
-def test_what_cannot_be_asked(batch: list[list[int]], options: dict[str, int], words: str, model: Decoder) -> None:
+def test_bad_arguments_raise(batch: list[list[int]], options: dict[str, int], words: str, model: Decoder) -> None:
     with pytest.raises(RedlineError, match=words):
         InferenceEngine(model).generate(batch, **options)
 
 
-def test_engines_that_cannot_be(model: Decoder) -> None:
+def test_impossible_engines_raise(model: Decoder) -> None:
     with pytest.raises(MachineError, match="needs a CUDA device"):
         InferenceEngine(model, graph=True)
-    with pytest.raises(RedlineError, match="chunks of 1 token or more"):
+    with pytest.raises(RedlineError, match="chunk must be at least 1 token"):
         InferenceEngine(model, chunk=0)
 
 

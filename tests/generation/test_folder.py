@@ -36,7 +36,7 @@ def test_a_prompt_is_neither_cut_nor_filled(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("are_letters", [None, False, True])
-def test_names_of_special_tokens_are_what_they_were_in_training(are_letters: bool | None, tmp_path: Path) -> None:
+def test_names_of_special_tokens_follow_split_special_tokens(are_letters: bool | None, tmp_path: Path) -> None:
     write_model(tmp_path)
     tokenizer = byte_tokenizer()
     tokenizer.add_special_tokens(["<|end|>"])
@@ -71,7 +71,7 @@ def test_a_tokenizer_has_no_more_tokens_than_its_model(tmp_path: Path) -> None:
 
 def test_the_folder_of_a_training_says_where_its_model_is(tmp_path: Path) -> None:
     write_model(tmp_path / "run" / "model")
-    with pytest.raises(ModelError, match="run' is the folder of a training: its model is in '.*run/model'[.]$"):
+    with pytest.raises(ModelError, match="run' is the folder of a training: use the model in '.*run/model'[.]$"):
         ModelFolder.open(tmp_path / "run")
     assert ModelFolder.open(tmp_path / "run" / "model").model_type == "llama"
 
@@ -85,10 +85,10 @@ def test_it_knows_how_many_tokens_its_tokenizer_has(tmp_path: Path) -> None:
     assert ModelFolder.open(tmp_path).tokens == tokenizer.get_vocab_size()
 
 
-def test_what_is_missing_is_said(tmp_path: Path) -> None:
+def test_missing_files_raise(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="there is no folder"):
         ModelFolder.open(tmp_path / "absent")
-    with pytest.raises(ModelError, match="is not the folder of a model: it has no config.json"):
+    with pytest.raises(ModelError, match="is not a model folder: it has no config.json"):
         ModelFolder.open(tmp_path)
     (tmp_path / "adapter_config.json").touch()
     with pytest.raises(ModelError, match=r"holds an adapter \(LoRA\), not a model"):
@@ -96,11 +96,11 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     write_model(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "gpt_neox"}))
-    with pytest.raises(ModelError, match="architecture 'gpt_neox', which is not known"):
+    with pytest.raises(ModelError, match="unknown architecture 'gpt_neox'"):
         ModelFolder.open(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": "end"}')
-    with pytest.raises(ModelError, match="'eos_token_id' that is no token"):
+    with pytest.raises(ModelError, match="eos_token_id that is not a token id"):
         ModelFolder.open(tmp_path)
     (tmp_path / "generation_config.json").unlink()
     (tmp_path / "tokenizer.json").write_text("{}")

@@ -84,7 +84,7 @@ def test_pieces_of_a_long_prompt_are_recorded_too(update: str, slots: int, plan:
 
 
 @torch.no_grad()
-def test_the_device_computes_what_the_cpu_computes(model: Decoder) -> None:
+def test_the_gpu_samples_the_same_tokens_as_the_cpu(model: Decoder) -> None:
     exact = Decoder(model.config).eval()
     exact.load_state_dict({name: tensor.float().cpu() for name, tensor in model.state_dict().items()})
     tokens, counts = torch.randint(1003, (2, 90)), torch.tensor([90, 33])

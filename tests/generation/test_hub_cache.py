@@ -42,7 +42,7 @@ def test_main_or_another_revision(cached: Path) -> None:
     assert find_model("Owner/Name") == cached / "snapshots" / SECOND, "the only one there is"
 
 
-def test_what_is_missing_is_said_with_the_command(cached: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_parts_raise_with_the_download_command(cached: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ModelError, match="download it with `hf download Qwen/Qwen3-0.6B --revision v1`"):
         find_model("Qwen/Qwen3-0.6B@v1")
     (cached / "snapshots" / SECOND / "tokenizer.json").unlink()

@@ -51,7 +51,7 @@ def test_a_row_that_ended_remembers_its_own_text_alone(memory_model: TitanModel)
         assert_remembers(completion.state, model, prompt + completion.tokens)
 
 
-def test_a_stream_that_was_left_remembers_what_was_seen(memory_model: TitanModel) -> None:
+def test_a_closed_stream_has_the_state_of_its_tokens(memory_model: TitanModel) -> None:
     model, (prompt,) = memory_model.double(), prompts(9)
     engine = InferenceEngine(model)
     stream = engine.stream([prompt], max_tokens=20, state=engine.new_state())
@@ -72,7 +72,7 @@ def test_a_memory_given_stays_as_it_is(memory_model: TitanModel) -> None:
 
 
 @pytest.mark.usefixtures("any_precision")
-def test_a_memory_goes_on_in_another_precision_and_with_fewer_slots(memory_model: TitanModel) -> None:
+def test_a_state_continues_in_another_precision_and_with_fewer_slots(memory_model: TitanModel) -> None:
     engine = InferenceEngine(memory_model)
     (completion,) = engine.generate(prompts(47), max_tokens=3, state=engine.new_state())
     reduced = memory_model.reduce_memory_slots(completion.state)
@@ -100,7 +100,7 @@ def test_memories_that_cannot_go_on(model: Decoder, memory_model: TitanModel) ->
         with pytest.raises(ModelError, match=words):
             engine.generate(prompts(3), max_tokens=2, state=state)
     stream = engine.stream(prompts(3), max_tokens=2)
-    with pytest.raises(RedlineError, match="remembers where it was given a memory: pass state=engine.new_state"):
+    with pytest.raises(RedlineError, match="this stream has no state: pass state=engine.new_state"):
         _ = stream.state
 
 
@@ -138,8 +138,8 @@ def test_prompts_may_be_tensors(given: Any, model: Decoder) -> None:
 @pytest.mark.parametrize(
     "given", [[1, 2, 3], torch.tensor([1, 2]), torch.tensor(1), [torch.rand(3)], [[1.5]], ["the sea"], [[[1]]], 7]
 )
-def test_prompts_of_another_form_are_a_sentence(given: Any, model: Decoder) -> None:
-    with pytest.raises(RedlineError, match="^prompts are lists or tensors of whole numbers, as in .* a single one is"):
+def test_prompts_of_a_wrong_type_raise(given: Any, model: Decoder) -> None:
+    with pytest.raises(RedlineError, match="^prompts must be lists or tensors of token ids, as in .* a single one is"):
         InferenceEngine(model).generate(given)
 
 
@@ -157,5 +157,5 @@ def test_tokens_that_the_tokenizer_lacks_are_never_drawn(sampling: Sampling, mod
     assert torch.equal(drawn(1000), drawn())
     with pytest.raises(RedlineError, match="token 20 is not in the model's vocabulary of 20"):
         InferenceEngine(model, vocabulary=20).generate([[20]])
-    with pytest.raises(RedlineError, match="drawn from 1 token or more, not 0"):
+    with pytest.raises(RedlineError, match="vocabulary must be at least 1 token, not 0"):
         InferenceEngine(model, vocabulary=0)

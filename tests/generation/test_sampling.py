@@ -49,7 +49,7 @@ def cut(sampling: Sampling, logits: Tensor, prompt: Tensor) -> Tensor:
     ],
     ids=str,
 )
-def test_what_is_left_is_what_transformers_leaves(sampling: Sampling) -> None:
+def test_filtered_logits_agree_with_transformers(sampling: Sampling) -> None:
     from transformers.generation import logits_process as oracle
 
     logits, prompt = 3 * torch.randn(4, 73), torch.randint(73, (4, 9))
@@ -66,7 +66,7 @@ def test_what_is_left_is_what_transformers_leaves(sampling: Sampling) -> None:
     assert torch.allclose(cut(sampling, logits, prompt), expected)
 
 
-def test_temperature_zero_takes_the_likeliest() -> None:
+def test_temperature_zero_takes_the_most_likely_token() -> None:
     logits = torch.randn(5, 40)
     sampler = Sampler(Sampling(top_k=3, top_p=0.1), 5, 40, CPU)
     assert torch.equal(sampler.next_tokens(logits), logits.argmax(1))
@@ -80,7 +80,7 @@ def test_a_temperature_that_leaves_nothing_to_chance_is_zero(temperature: float)
     assert Sampling(temperature, top_p=0.9).form == Sampling(0.0).form
 
 
-def test_the_least_temperature_that_draws_takes_the_likeliest_too() -> None:
+def test_the_lowest_sampling_temperature_takes_the_most_likely_token() -> None:
     logits = 100 * torch.randn(5, 40)
     sampler = Sampler(Sampling(1e-20), 5, 40, CPU)
     assert Sampling(1e-20).form != Sampling().form
@@ -155,23 +155,23 @@ def test_noise_is_finite_and_even() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"temperature": -1.0}, "temperature is 0 or more"),
-        ({"temperature": float("nan")}, "temperature is 0 or more"),
-        ({"top_k": -1}, "top-k is 0"),
-        ({"top_p": 0.0}, "top-p is above 0"),
-        ({"top_p": 1.1}, "top-p is above 0"),
-        ({"min_p": 2.0}, "min-p is between"),
-        ({"repetition_penalty": 0.0}, "penalty is above 0"),
+        ({"temperature": -1.0}, "temperature must be at least 0"),
+        ({"temperature": float("nan")}, "temperature must be at least 0"),
+        ({"top_k": -1}, "top_k must be 0"),
+        ({"top_p": 0.0}, "top_p must be above 0"),
+        ({"top_p": 1.1}, "top_p must be above 0"),
+        ({"min_p": 2.0}, "min_p must be from 0 to 1"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty must be above 0"),
         ({"seed": 2**63}, "from 0 to 2\\^63 − 1"),
         ({"seed": -1}, "not -1"),
     ],
 )
-def test_settings_that_cannot_be(options: dict[str, float], words: str) -> None:
+def test_impossible_settings_raise(options: dict[str, float], words: str) -> None:
     with pytest.raises(RedlineError, match=words):
         Sampling(**options)  # pyright: ignore[reportArgumentType]
 
 
-def test_settings_at_their_limits_are_taken() -> None:
+def test_settings_at_their_limits_are_valid() -> None:
     assert Sampling(top_p=1.0, min_p=1.0, seed=0) and Sampling(min_p=0.0, seed=2**63 - 1)
     for options in (
         {"temperature": float("inf")},

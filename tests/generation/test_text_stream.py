@@ -23,7 +23,7 @@ def test_the_pieces_are_the_text(text: str) -> None:
     assert sum(map(bool, pieces)) > 1
 
 
-def test_a_text_that_goes_on_from_a_prompt() -> None:
+def test_a_text_continues_its_prompt() -> None:
     tokenizer = byte_tokenizer()
     tokens = tokenizer.encode("the land is the sea and 🙂", add_special_tokens=False).ids
     for split in range(1, len(tokens)):
@@ -54,7 +54,7 @@ def test_bytes_that_are_no_text_come_out_as_such_and_do_not_stop_the_rest() -> N
     assert [stream.push(token) for token in half] == ["", ""] and stream.finish() == "\ufffd"
 
 
-def test_a_character_behind_any_number_of_broken_ones_is_whole() -> None:
+def test_a_character_after_broken_bytes_is_decoded() -> None:
     tokenizer = byte_tokenizer()
     half = tokenizer.encode("🙂", add_special_tokens=False).ids[:1]
     whole = tokenizer.encode("ݚ漢🙂", add_special_tokens=False).ids
@@ -65,7 +65,7 @@ def test_a_character_behind_any_number_of_broken_ones_is_whole() -> None:
 
 
 @pytest.mark.parametrize("first", [2, 130])
-def test_random_tokens_give_what_decoding_them_at_once_gives(first: int) -> None:
+def test_streamed_text_equals_decoding_all_tokens(first: int) -> None:
     """From anywhere, and from bytes that are mostly parts of characters."""
     tokenizer = byte_tokenizer()
     for _ in range(50):

@@ -39,7 +39,7 @@ def learn(some: State) -> None:
     some.ema.update(some.model, 1)
 
 
-def test_everything_comes_back(tmp_path: Path) -> None:
+def test_a_checkpoint_restores_everything(tmp_path: Path) -> None:
     first, kept = state(), Checkpoints(tmp_path / "deep" / "er")
     learn(first)
     first.arithmetic.value = 7
@@ -77,12 +77,12 @@ def test_the_newest_are_kept(tmp_path: Path) -> None:
     assert kept.load(state()).step == 1000
 
 
-def test_another_training_is_refused_by_what_differs(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_training_raises(tmp_path: Path) -> None:
     kept = Checkpoints(tmp_path)
     kept.save(state(), Position())
     with pytest.raises(RedlineError, match="its width is 5, not 6"):
         kept.load(state({"width": 6, "sizes": (1, 2)}))
-    with pytest.raises(RedlineError, match="of another model or optimizer"):
+    with pytest.raises(RedlineError, match="belongs to another model or optimizer"):
         kept.load(state(width=6))
 
 
@@ -107,18 +107,16 @@ def test_every_kind_of_damage_is_seen(tmp_path: Path) -> None:
     with pytest.raises(RedlineError, match="no checkpoint in"):
         Checkpoints(tmp_path / "none").load(state())
     kept.save(state(), Position(5)).write_bytes(b"")
-    with pytest.raises(
-        RedlineError, match="no checkpoint of the 2 is whole; of the oldest: the checkpoint '.*04.pt' is"
-    ):
-        kept.held()
+    with pytest.raises(RedlineError, match="all 2 checkpoints are damaged; the oldest: the checkpoint '.*04.pt' is"):
+        kept.saved_training()
 
 
-def test_a_damaged_one_is_passed_over_aloud(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_skipped_with_a_warning(tmp_path: Path) -> None:
     kept = Checkpoints(tmp_path)
     kept.save(state(), Position(4))
     newest = kept.save(state(), Position(5))
     newest.write_bytes(newest.read_bytes()[:-10])
-    with pytest.warns(UserWarning, match="step-000000005.* is damaged.* The one before it is taken"):
+    with pytest.warns(UserWarning, match="step-000000005.* is damaged.* Using the one before it"):
         assert kept.load(state()).step == 4
 
 
@@ -141,7 +139,7 @@ def test_a_write_that_breaks_off_leaves_the_last_one(
     assert kept.load(state()).step == 3 and [file.name for file in tmp_path.iterdir()] == ["step-000000003.pt"]
 
 
-def test_what_a_killed_process_left_makes_room_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_temporary_files_of_a_killed_process_are_deleted_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept, write = Checkpoints(tmp_path), checkpoints._write
     (tmp_path / ".step-abcd").write_bytes(b"half of one")
 
@@ -154,7 +152,7 @@ def test_what_a_killed_process_left_makes_room_first(tmp_path: Path, monkeypatch
     assert [file.name for file in tmp_path.iterdir()] == ["step-000000003.pt"]
 
 
-def test_a_disk_that_fills_up_is_said_plainly(tmp_path: Path) -> None:
+def test_a_full_disk_raises_and_keeps_the_last_checkpoint(tmp_path: Path) -> None:
     """A real limit of the system in the middle of torch's own writing, wherever in it that falls."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     checkpoints = Checkpoints(tmp_path)

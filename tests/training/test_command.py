@@ -13,12 +13,11 @@ from typer.testing import CliRunner, Result
 from redline.cli.train import train
 from redline.errors import RedlineError
 from redline.models.drct import load_drct
-from redline.training.bundled import find_settings
+from redline.training.bundled import find_config
 from redline.training.loop import Progress
 from synthetic_photos import save_synthetic_photos
 
-# The package may hold the command under the module's own name.
-command = sys.modules["redline.cli.train"]
+command = sys.modules["redline.cli.train_progress"]
 SETTINGS = """
 [model]
 scale = 2
@@ -53,12 +52,12 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(train, [*usual, *arguments])
 
 
-def test_trains_and_says_what_came_out(here: Path) -> None:
+def test_it_trains_and_prints_the_result(here: Path) -> None:
     seen = run("--steps", "4", "--json")
     assert seen.exit_code == 0, seen.output
     said = json.loads(seen.stdout)
     assert said["steps"] == 4 and said["scores"]["test"]["psnr_y_db"] > 0 and said["bicubic"]["test"]["ssim_y"] > 0
-    assert "skipped:" in seen.stderr and "broken.jpg" in seen.stderr and "pictures/s" in seen.stderr
+    assert "skipped:" in seen.stderr and "broken.jpg" in seen.stderr and "images/s" in seen.stderr
     assert re.search(r"2 photos, 0\.00\d+ megapixels", seen.stderr)
     folder = here / "redline-out" / "train" / "tiny"
     assert {file.name for file in folder.iterdir()} == {
@@ -70,7 +69,7 @@ def test_trains_and_says_what_came_out(here: Path) -> None:
     assert load_drct(folder / "model.safetensors").config.scale == 2
 
 
-def test_ctrl_c_saves_and_resume_goes_on(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_saves_and_resume_continues(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     line = command.TrainingLine
 
     class Interrupting(line):
@@ -93,14 +92,14 @@ def test_ctrl_c_saves_and_resume_goes_on(here: Path, monkeypatch: pytest.MonkeyP
     assert steps == [1, 2, 3, 3, 4, 5, 5], "it is judged at its end too"
 
 
-def test_it_begins_with_the_weights_of_another_scale(here: Path) -> None:
+def test_it_starts_from_weights_of_another_scale(here: Path) -> None:
     assert run("--steps", "2", "--out", "x2").exit_code == 0
     (here / "tiny.toml").write_text(SETTINGS.replace("scale = 2", "scale = 3"))
     seen = run("--steps", "2", "--out", "x3", "--start", "x2/model.safetensors")
     assert seen.exit_code == 0, seen.output
-    assert "beginning with all weights but those of the upsampling of `model.safetensors`" in seen.stderr
+    assert "starting from all weights but those of the upsampling of `model.safetensors`" in seen.stderr
     (here / "tiny.toml").write_text(SETTINGS.replace("width = 8", "width = 12"))
-    with pytest.raises(RedlineError, match="its width is 8, and the settings say 12"):
+    with pytest.raises(RedlineError, match="its width is 8, and the config says 12"):
         CliRunner().invoke(
             train,
             ["drct", "tiny.toml", "--photos", "photos", "--start", "x2/model.safetensors", "--device", "cpu"],
@@ -115,24 +114,24 @@ def test_a_short_time_is_kept(here: Path) -> None:
 
 
 def test_settings_are_found_by_file_or_name(here: Path) -> None:
-    assert find_settings("tiny.toml", "drct") == Path("tiny.toml")
-    assert find_settings("drct-small-x4", "drct").is_file()
+    assert find_config("tiny.toml") == (Path("tiny.toml"), "drct")
+    assert find_config("drct-small-x4", "drct")[0].is_file()
     with pytest.raises(RedlineError, match="super-resolution model: .* one of drct-small-x2, drct-small-x4.$"):
-        find_settings("drct-tiny", "drct")
+        find_config("drct-tiny", "drct")
     for kind, name, said in (
-        ("lsd", "drct-small-x4", "not of a live video model: it is trained by `redline train drct drct-small-x4`[.]$"),
-        ("text", "lsd-tiny", "not of a language model: it is trained by `redline train lsd lsd-tiny`[.]$"),
-        ("drct", "decoder-tiny", "not of a super-resolution model: it is trained by `redline train decoder-tiny`[.]$"),
+        ("lsd", "drct-small-x4", "not of a live video model: train it with `redline train drct drct-small-x4`[.]$"),
+        ("text", "lsd-tiny", "not of a language model: train it with `redline train lsd lsd-tiny`[.]$"),
+        ("drct", "decoder-tiny", "not of a super-resolution model: train it with `redline train decoder-tiny`[.]$"),
     ):
         with pytest.raises(RedlineError, match=said):
-            find_settings(name, kind)
+            find_config(name, kind)
 
 
 def test_settings_may_come_through_a_pipe(here: Path) -> None:
     os.mkfifo("pipe")
-    assert find_settings("pipe", "drct") == Path("pipe")
+    assert find_config("pipe", "drct") == (Path("pipe"), "drct")
 
 
 def test_a_folder_does_not_hide_settings_of_its_name(here: Path) -> None:
     Path("drct-small-x4").mkdir()
-    assert find_settings("drct-small-x4", "drct").is_file()
+    assert find_config("drct-small-x4", "drct")[0].is_file()

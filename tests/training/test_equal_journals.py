@@ -74,7 +74,7 @@ def test_checkpoints_write_no_line(tmp_path: Path, expected: list[dict[str, Any]
 
 
 @pytest.mark.parametrize("stop_at", [9, 15, 20])
-def test_a_resumed_training_goes_on_with_its_unfinished_line(
+def test_a_resumed_training_continues_its_log_interval(
     stop_at: int, tmp_path: Path, expected: list[dict[str, Any]]
 ) -> None:
     first = train(Means(stop_at), settings(), tmp_path, CPU)

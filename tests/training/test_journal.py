@@ -10,7 +10,7 @@ from redline.errors import RedlineError
 from redline.training.journal import Journal, read_journal
 
 
-def test_a_resumed_training_forgets_what_it_will_do_again(tmp_path: Path) -> None:
+def test_a_resumed_journal_drops_entries_after_the_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     journal = Journal(path, 0)
     for step in (10, 20, 30):
@@ -31,7 +31,7 @@ def test_infinity_is_null(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [b"5", b'{"loss": 1}', b'{"st', b"\xff\xfe"])
-def test_damage_in_the_middle_is_told_and_at_the_end_forgotten(tmp_path: Path, damage: bytes) -> None:
+def test_damage_in_the_middle_raises_and_at_the_end_is_ignored(tmp_path: Path, damage: bytes) -> None:
     path = tmp_path / "journal.jsonl"
     path.write_bytes(b'{"step": 1}\n' + damage)
     assert read_journal(path) == [{"step": 1}]

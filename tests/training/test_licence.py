@@ -6,7 +6,7 @@ from redline.training.licence import licence_section
 
 
 def test_the_photos_own_file_is_quoted(tmp_path: Path) -> None:
-    assert "No licence file lies beside the photos" in "\n".join(licence_section(str(tmp_path)))
+    assert "The folder of photos has no licence file" in "\n".join(licence_section(str(tmp_path)))
     assert licence_section(str(tmp_path / "absent")) == licence_section(str(tmp_path))
     (tmp_path / "LICENSES.md").write_text("- `a-*`: CC0 1.0\n\n- `b-*`: CC BY-SA 4.0\n" + "x" * 5000)
     lines = licence_section(str(tmp_path))

@@ -10,7 +10,14 @@ from torch import Tensor, nn
 
 from redline.errors import RedlineError
 from redline.models.memory import TitanConfig, TitanModel
-from redline.training.optimizers import Together, build_optimizer, describe, hidden_matrices, set_rate, step_unless
+from redline.training.optimizers import (
+    CombinedOptimizer,
+    build_optimizer,
+    describe,
+    hidden_matrices,
+    set_rate,
+    step_unless,
+)
 from redline.training.text.config import TextLoopSettings
 
 
@@ -44,7 +51,7 @@ KINDS = ["adam", "adamw", "adafactor", "muon", pytest.param("adamw8bit", marks=p
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_learns_and_goes_on_exactly_from_a_saved_state(kind: str) -> None:
+def test_it_learns_and_resumes_exactly_from_a_saved_state(kind: str) -> None:
     # Moments of fewer than 4,096 numbers are not made 8-bit.
     model = Tiny(64 if kind == "adamw8bit" else 8)
     optimizer = build_optimizer(model, settings(optimizer=kind))
@@ -102,11 +109,11 @@ def test_weight_decay_is_for_matrices() -> None:
     assert "AdamW of 6 tensors, fused" in describe(optimizer)
 
 
-def test_muon_takes_hidden_matrices_alone() -> None:
+def test_muon_updates_only_hidden_matrices() -> None:
     model = Tiny()
     assert [id(weight) for weight in hidden_matrices(model)] == [id(model.hidden.weight)]
     optimizer = build_optimizer(model, settings(optimizer="muon"))
-    assert isinstance(optimizer, Together) and [type(part) for part in optimizer.parts] == [
+    assert isinstance(optimizer, CombinedOptimizer) and [type(part) for part in optimizer.parts] == [
         torch.optim.Muon,
         torch.optim.AdamW,
     ]
@@ -126,7 +133,7 @@ def test_muon_leaves_taps_scores_and_gates_alone() -> None:
     assert any("convolution" in name for name in others) and any("score" in name for name in others)
 
 
-def test_without_torchao_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_8_bit_adamw_without_torchao_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
     def refuse(name: str, *args: object) -> object:

@@ -1,4 +1,4 @@
-"""Settings are read strictly: what is not known, not of its kind or impossible is said by name."""
+"""Configs are decoded strictly: unknown keys, wrong types and impossible values raise errors that name them."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from redline.errors import RedlineError
-from redline.files.untrusted import read_toml
-from redline.training.settings import LoopSettings, fill, sections
+from redline.training.settings import LoopSettings, decode, override, read_config
 
 
 @dataclass(frozen=True)
@@ -20,67 +19,84 @@ class Example:
     limit: int | None = None
 
 
-def test_every_kind_is_read() -> None:
+def test_decode_reads_every_type() -> None:
     table = {"count": 3, "share": 2, "name": "x", "sure": True, "sizes": [4, 5], "limit": 7}
-    assert fill(Example, table, "example") == Example(3, 2.0, "x", True, (4, 5), 7)
-    assert fill(Example, {"sizes": 2}, "example").sizes == (2,)
-    assert fill(Example, {}, "example") == Example()
+    assert decode(Example, table, "example") == Example(3, 2.0, "x", True, (4, 5), 7)
+    assert decode(Example, {"sizes": 2}, "example").sizes == (2,)
+    assert decode(Example, {}, "example") == Example()
 
 
 @pytest.mark.parametrize(
     ("table", "said"),
     [
-        ({"cuont": 3}, r"'cuont' under \[example\] \(did you mean count"),
-        ({"zebra": 3}, "there are count, share"),
-        ({"count": 2.5}, "not a whole number"),
-        ({"count": True}, "not a whole number"),
-        ({"share": "half"}, "not a number"),
-        ({"sure": 1}, "not true or false"),
-        ({"sizes": [1, "two"]}, "'two' is not a whole number"),
-        ({"share": float("nan")}, "share = nan is not a finite number"),
-        ({"share": float("inf")}, "share = inf is not a finite number"),
+        ({"cuont": 3}, r"unknown key 'cuont' under \[example\] \(did you mean count\?\)"),
+        ({"zebra": 3}, r"unknown key 'zebra' .* \(known: count, share"),
+        ({"count": 2.5}, r"count = 2.5 under \[example\] must be a whole number\."),
+        ({"count": True}, "count = True .* must be a whole number"),
+        ({"count": 2**70}, "count = 1180591620717411303424 .* is not a finite number of 64 bits"),
+        ({"share": "half"}, "share = 'half' .* must be a number"),
+        ({"sure": 1}, "sure = 1 .* must be true or false"),
+        ({"sizes": [1, "two"]}, r"sizes = \[1, 'two'\] .* must be a list, each a whole number"),
+        ({"limit": "none"}, "limit = 'none' .* must be a whole number"),
+        ({"share": float("nan")}, "share = nan .* is not a finite number"),
+        ({"share": float("inf")}, "share = inf .* is not a finite number"),
     ],
 )
-def test_what_is_wrong_is_said(table: dict[str, object], said: str) -> None:
+def test_errors_name_key_table_value_and_type(table: dict[str, object], said: str) -> None:
     with pytest.raises(RedlineError, match=said):
-        fill(Example, table, "example")
+        decode(Example, table, "example")
 
 
 @pytest.mark.parametrize(
     ("table", "said"),
     [
-        ({}, "either steps or minutes"),
-        ({"steps": 5, "minutes": 1}, "either steps or minutes"),
-        ({"steps": 0}, "steps must be above zero"),
-        ({"steps": 5, "learning_rate": 0}, "learning_rate must be above zero"),
-        ({"steps": 5, "warmup_steps": -1}, "warmup_steps must not be negative"),
-        ({"steps": 5, "ema_decay": 1}, "ema_decay"),
-        ({"steps": 5, "final_share": 7}, "final_share is a share"),
-        ({"steps": 5, "seed": 2**63}, "seed must be less than"),
-        ({"steps": 5, "betas": [0.9]}, "betas"),
-        ({"steps": 5, "optimizer": "sgd"}, "unknown optimizer 'sgd'"),
-        ({"steps": 5, "precision": "fp16"}, "unknown precision 'fp16'"),
+        ({}, "set either steps or minutes"),
+        ({"steps": 5, "minutes": 1}, "set either steps or minutes"),
+        ({"steps": 0}, r"steps = 0 .* must be a whole number \(at least 1\)"),
+        ({"steps": 5, "learning_rate": 0}, r"learning_rate = 0 .* must be a number \(above 0\)"),
+        ({"steps": 5, "warmup_steps": -1}, "warmup_steps = -1 .*at least 0"),
+        ({"steps": 5, "ema_decay": 1}, "ema_decay = 1 .*at least 0 and less than 1"),
+        ({"steps": 5, "final_share": 7}, "final_share = 7 .*at least 0 and at most 1"),
+        ({"steps": 5, "seed": 2**63}, "seed = 9223372036854775808 .* not a finite number"),
+        ({"steps": 5, "betas": [0.9]}, r"betas = \[0.9\] .* must be a list of 2 items, each a number"),
+        ({"steps": 5, "optimizer": "sgd"}, "optimizer = 'sgd' .* must be one of adamw, adam, adamw8bit"),
+        ({"steps": 5, "optimizer": "adamv"}, r"optimizer = 'adamv' .*\(did you mean adam"),
+        ({"steps": 5, "precision": "fp4"}, "precision = 'fp4' .* must be one of auto, fp32"),
+        ({"minutes": float("inf")}, "minutes = inf .* is not a finite number"),
     ],
 )
-def test_impossible_trainings_are_refused(table: dict[str, object], said: str) -> None:
+def test_impossible_loop_settings_raise(table: dict[str, object], said: str) -> None:
     with pytest.raises(RedlineError, match=said):
-        fill(LoopSettings, table, "training")
+        decode(LoopSettings, table, "training")
 
 
 def test_files_and_sections(tmp_path: Path) -> None:
     path = tmp_path / "a.toml"
     path.write_text("[model]\nwidth = 3\n")
-    assert sections(read_toml(path, "settings file"), ("model", "data")) == [{"width": 3}, {}]
-    with pytest.raises(RedlineError, match=r"unknown section \[model\] in the settings \(did you mean models"):
-        sections(read_toml(path, "settings file"), ("models",))
+    for source in (path, {"model": {"width": 3}}):
+        with read_config(source, ("model", "data")) as tables:
+            assert tables == {"model": {"width": 3}, "data": {}}
+    with pytest.raises(RedlineError, match=rf"^{path}: wrong$"), read_config(path, ("model",)):
+        raise RedlineError("wrong")
+    unknown = r"a.toml: unknown table \[model\] \(did you mean models"
+    with pytest.raises(RedlineError, match=unknown), read_config(path, ("models",)):
+        pass
     path.write_text("model = 3\n")
-    with pytest.raises(RedlineError, match=r"write \[model\]"):
-        sections(read_toml(path, "settings file"), ("model",))
+    with pytest.raises(RedlineError, match=r"model must be a table: write \[model\]"), read_config(path, ("model",)):
+        pass
     path.write_text("[model\n")
-    with pytest.raises(RedlineError, match="not TOML"):
-        read_toml(path, "settings file")
-    with pytest.raises(RedlineError, match="cannot read"):
-        read_toml(tmp_path / "none.toml", "settings file")
+    with pytest.raises(RedlineError, match="not TOML"), read_config(path, ("model",)):
+        pass
+    with pytest.raises(RedlineError, match="cannot read"), read_config(tmp_path / "none.toml", ("model",)):
+        pass
+
+
+def test_steps_and_minutes_override_each_other() -> None:
+    table = {"steps": 3, "seed": 1}
+    override(table, steps=None, minutes=None)
+    assert table == {"steps": 3, "seed": 1}
+    override(table, minutes=2.0)
+    assert table == {"minutes": 2.0, "seed": 1}
 
 
 @pytest.mark.parametrize(
@@ -92,8 +108,8 @@ def test_files_and_sections(tmp_path: Path) -> None:
     ],
     ids=["zeros", "largest", "ones"],
 )
-def test_settings_at_their_limits_are_taken(change: dict[str, object]) -> None:
-    assert LoopSettings(steps=1, **change)
+def test_settings_at_their_limits_are_valid(change: dict[str, object]) -> None:
+    assert decode(LoopSettings, {"steps": 1, **change}, "training")
 
 
 @pytest.mark.parametrize(
@@ -103,16 +119,10 @@ def test_settings_at_their_limits_are_taken(change: dict[str, object]) -> None:
         *[{name: 0} for name in ("clip_norm", "log_every", "validate_every", "keep_checkpoints", "skip_limit")],
         {"betas": (0.9, 1.0)},
         {"betas": (-0.1, 0.9)},
-        {"precision": "fp16"},
+        {"precision": "int8"},
     ],
     ids=str,
 )
 def test_settings_beyond_their_limits_are_refused(change: dict[str, object]) -> None:
     with pytest.raises(RedlineError, match=next(iter(change))):
-        LoopSettings(steps=1, **change)
-
-
-def test_a_training_ends() -> None:
-    assert LoopSettings(minutes=0.1)
-    with pytest.raises(RedlineError, match="never end"):
-        LoopSettings(minutes=float("inf"))
+        decode(LoopSettings, {"steps": 1, **change}, "training")

@@ -38,7 +38,7 @@ def fresh(scale: int) -> Drct:
 
 
 @pytest.mark.parametrize(("scale", "of"), [(2, 4), (4, 2), (3, 4), (2, 2)])
-def test_everything_that_fits_is_taken_over(scale: int, of: int, tmp_path: Path) -> None:
+def test_weights_of_equal_shape_are_loaded(scale: int, of: int, tmp_path: Path) -> None:
     theirs, model, untouched = saved(tmp_path / "w.safetensors", of), fresh(scale), fresh(scale)
     start = start_from(model, tmp_path / "w.safetensors")
     assert start.has_upsampling == (scale == of) and start.name == "w.safetensors" and f"×{of}" in start.model
@@ -53,13 +53,13 @@ def test_everything_that_fits_is_taken_over(scale: int, of: int, tmp_path: Path)
 @pytest.mark.parametrize(
     ("others", "sentence"),
     [
-        ({"groups": 2}, "its groups are 2, and the settings say 1"),
-        ({"width": 16}, "its width is 16, and the settings say 8"),
-        ({"features": 8}, "its features are 8, and the settings say 6"),
-        ({"window": 8}, "its window is 8, and the settings say 4"),
+        ({"groups": 2}, "its groups are 2, and the config says 1"),
+        ({"width": 16}, "its width is 16, and the config says 8"),
+        ({"features": 8}, "its features are 8, and the config says 6"),
+        ({"window": 8}, "its window is 8, and the config says 4"),
     ],
 )
-def test_what_does_not_fit_is_refused(others: dict[str, int], sentence: str, tmp_path: Path) -> None:
+def test_dimensions_that_do_not_fit_raise(others: dict[str, int], sentence: str, tmp_path: Path) -> None:
     saved(tmp_path / "w.safetensors", 4, **others)
     with pytest.raises(RedlineError, match=sentence):
         start_from(fresh(2), tmp_path / "w.safetensors")
@@ -67,7 +67,7 @@ def test_what_does_not_fit_is_refused(others: dict[str, int], sentence: str, tmp
 
 def test_other_heads_are_refused_and_so_is_no_drct(tmp_path: Path) -> None:
     save_drct(Drct(replace(SHAPE.config, heads=(1, 1, 1, 1, 1))), tmp_path / "w.safetensors")
-    with pytest.raises(RedlineError, match="its heads are 1/1/1/1/1, and the settings say 4/6/2/4/6"):
+    with pytest.raises(RedlineError, match="its heads are 1/1/1/1/1, and the config says 4/6/2/4/6"):
         start_from(fresh(2), tmp_path / "w.safetensors")
     torch.save({"weight": torch.ones(2)}, tmp_path / "other.pth")
     with pytest.raises(ModelError, match="is not a DRCT model"):
@@ -85,7 +85,7 @@ def settings(tmp_path: Path) -> DrctTraining:
     return DrctTraining(model, PhotoSettings(str(tmp_path / "photos"), crop_px=8, batch=2), loop)
 
 
-def test_a_file_that_does_not_fit_is_said_before_photos_are_read(tmp_path: Path, settings: DrctTraining) -> None:
+def test_unsuitable_weights_raise_before_photos_are_read(tmp_path: Path, settings: DrctTraining) -> None:
     elsewhere = replace(settings, model=replace(settings.model, groups=2), data=PhotoSettings("absent", crop_px=8))
     with pytest.raises(RedlineError, match="its groups are 1"):
         DrctTask(elsewhere, CPU)
@@ -95,7 +95,7 @@ def test_the_card_and_the_weights_say_where_it_began(tmp_path: Path, settings: D
     task = DrctTask(settings, CPU)
     result = write_result(task, train(task, settings.loop, tmp_path / "out", CPU), tmp_path / "out")
     card = result.card.read_text(encoding="utf-8")
-    assert task.start is not None and f"It began with {task.start}." in card and task.start.sha256[:16] in card
+    assert task.start is not None and f"It started from {task.start}." in card and task.start.sha256[:16] in card
     assert "all weights but those of the upsampling of `x4.safetensors`" in card and str(tmp_path) not in card
     with safe_open(result.weights, "pt") as file:
         about = file.metadata()
@@ -111,12 +111,12 @@ def test_a_resumed_training_must_have_begun_with_the_same(tmp_path: Path, settin
     saved(tmp_path / "x4.safetensors", 4, seed=8)
     for start in (settings.model.start, ""):
         other = replace(settings, model=replace(settings.model, start=start))
-        with pytest.raises(RedlineError, match="is of another training: its start is"):
+        with pytest.raises(RedlineError, match="belongs to another training: its start is"):
             train(DrctTask(other, CPU), longer, tmp_path / "out", CPU, resume=True)
     same = replace(settings, model=replace(settings.model, start=str(moved)))
     assert train(DrctTask(same, CPU), longer, tmp_path / "out", CPU, resume=True).position.step == 3
 
 
-def test_a_training_without_a_start_is_what_it_was_before_there_were_any(settings: DrctTraining) -> None:
+def test_a_training_without_start_keeps_its_identity(settings: DrctTraining) -> None:
     plain = DrctTask(replace(settings, model=replace(settings.model, start="")), CPU)
     assert plain.start is None and plain.identity["start"] is None

@@ -41,7 +41,7 @@ def test_a_full_disk_ends_the_curves_and_nothing_else(tmp_path: Path, monkeypatc
     board(entry(5))
     board(entry(5))
     board.close()
-    assert said == ["TensorBoard gets no more: No space left on device"]
+    assert said == ["TensorBoard logging stopped: No space left on device"]
 
 
 def test_a_training_that_does_not_begin_leaves_no_folder(tmp_path: Path) -> None:
@@ -49,12 +49,12 @@ def test_a_training_that_does_not_begin_leaves_no_folder(tmp_path: Path) -> None
     assert not (tmp_path / "board").exists()
 
 
-def test_what_is_done_again_is_drawn_once(tmp_path: Path) -> None:
+def test_repeated_steps_are_logged_once(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     # The second goes back to a checkpoint of step 5, and says less; the third judges the end of the second.
     for behind, steps in ((0, (5, 6, 7, 8)), (5, (8,)), (8, ())):
-        board = TensorBoard(tmp_path).behind(behind)
+        board = TensorBoard(tmp_path).starting_after(behind)
         for step in steps:
             board(entry(step))
         board({"step": 8, "elapsed_s": 1.5, "validation": True, "validation_loss": 3.0 + behind})

@@ -33,9 +33,9 @@ COMMANDS = {
     "rungs": "List the rungs of the ladder in their order, or the options of one.",
     "upscale": "Enlarge pictures and films, without seams, with their colours, transparency and metadata.",
     "stream": "Transform live video with a diffusion model, a frame or two behind the camera.",
-    "generate": "Generate text with a language model, streamed as it comes.",
-    "train": "Train a model, from a settings file to weights and a page about them.",
-    "eval": "Score a model by the figures that its field uses.",
+    "generate": "Generate text with a language model.",
+    "train": "Train a model from a config file.",
+    "eval": "Score a model with the metrics of its field.",
     "export": "Write a network as an ONNX file, held against the network itself before it is kept.",
 }
 

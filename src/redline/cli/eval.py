@@ -1,4 +1,4 @@
-"""`redline eval`: how good a model is, by the figures that its field uses."""
+"""`redline eval`: scores models with the metrics of their field."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from redline.evaluation.super_resolution import Evaluation, ImageScores
 
 eval = typer.Typer(
-    help="Score a model by the figures that its field uses.",
+    help="Score a model with the metrics of its field.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -32,7 +32,7 @@ eval = typer.Typer(
 
 @eval.callback()
 def _eval() -> None:
-    """Score a model by the figures that its field uses."""
+    """Score a model with the metrics of its field."""
 
 
 eval.command("memory")(evaluate_memory)
@@ -41,17 +41,15 @@ eval.command("drift")(evaluate_drift)
 
 @eval.command("sr")
 def evaluate_sr(
-    weights: Annotated[str, typer.Argument(help="A DRCT weight file, or the word bicubic.")],
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A folder of large images, with or without their small versions.")
-    ],
-    scale: Annotated[int | None, typer.Option(help="The factor (default: that of the weights).")] = None,
+    weights: Annotated[str, typer.Argument(help="Weights of a DRCT, or the word bicubic.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of large images, with or without small ones.")],
+    scale: Annotated[int | None, typer.Option(help="The scale factor. Default: that of the weights.")] = None,
     bicubic: Annotated[bool, typer.Option("--bicubic", help="Also score bicubic interpolation.")] = False,
     precision: Annotated[str, typer.Option(help="fp32 or bf16.")] = "fp32",
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """PSNR and SSIM on luma, as super-resolution papers compute them.
+    """Measure PSNR and SSIM on luma, as super-resolution papers do.
 
     Example: redline eval sr model.safetensors Set5 --bicubic
     """

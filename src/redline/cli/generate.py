@@ -1,4 +1,4 @@
-"""`redline generate`: text from a language model, as it comes."""
+"""`redline generate`: streams text from a language model."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from redline.cli.live_line import LiveLine
 from redline.cli.plans import PLAN_HELP, read_plan
 from redline.cli.signals import uninterrupted_imports
 from redline.errors import RedlineError
-from redline.files.atomic import check_can_write
 
 if TYPE_CHECKING:
-    from redline.generation import TokenStream
+    from redline.generation.text_generator import GeneratedStream, GenerateOptions
 
 
 def generate(
@@ -30,66 +29,49 @@ def generate(
             "OWNER/NAME, or OWNER/NAME@COMMIT."
         ),
     ],
-    prompt: Annotated[str, typer.Argument(help="The text to go on from; - reads it from stdin.")],
-    max_tokens: Annotated[int, typer.Option(help="Tokens to generate at the most.")] = 256,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token; higher is more varied.")] = 0.0,
-    top_k: Annotated[int, typer.Option(help="Choose among this many tokens; 0 for all.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Choose among the likeliest that have this probability.")] = 1.0,
-    min_p: Annotated[float, typer.Option(help="Choose among tokens this share as likely as the likeliest.")] = 0.0,
-    repetition_penalty: Annotated[float, typer.Option(help="Above 1 makes what came before less likely.")] = 1.0,
+    prompt: Annotated[str, typer.Argument(help="The text to continue; - reads it from stdin.")],
+    max_tokens: Annotated[int, typer.Option(help="The largest number of tokens to generate.")] = 256,
+    temperature: Annotated[
+        float, typer.Option(help="0 always takes the most likely token; higher values vary more.")
+    ] = 0.0,
+    top_k: Annotated[int, typer.Option(help="Sample from this many most likely tokens; 0 for all.")] = 0,
+    top_p: Annotated[
+        float, typer.Option(help="Sample from the most likely tokens that together have this probability.")
+    ] = 1.0,
+    min_p: Annotated[
+        float, typer.Option(help="Sample from tokens with at least this share of the highest probability.")
+    ] = 0.0,
+    repetition_penalty: Annotated[
+        float, typer.Option(help="Above 1 makes tokens less likely that occurred before.")
+    ] = 1.0,
     seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = "auto",
     precision: Annotated[str, typer.Option(help=f"{', '.join(GENERATION_PRECISIONS)}.")] = "auto",
-    plan: Annotated[str | None, typer.Option(help=f"{PLAN_HELP} A shipped one by default.")] = None,
+    plan: Annotated[str | None, typer.Option(help=f"{PLAN_HELP} The shipped plan by default.")] = None,
     memory: Annotated[
-        Path | None, typer.Option(help="What a memory model remembers: read if it is there, written at the end.")
+        Path | None,
+        typer.Option(help="File with the state of the neural memory: read if it exists, written at the end."),
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse every unknown key of config.json.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the text and its speed as JSON.")] = False,
 ) -> None:
-    """Generate text with a language model, streamed as it comes.
+    """Generate text with a language model.
 
     Example: redline generate Llama-3.2-1B "The sea is", or from the Hugging Face cache: Qwen/Qwen3-0.6B
     Example: redline generate my-run/model "Call me Ishmael." --memory moby.safetensors
     Example: echo "Once upon a time" | redline generate Qwen3-0.6B - --temperature 0.8 --seed 7
     """
     with uninterrupted_imports():
-        import torch
-
-        from redline.generation import InferenceEngine, Sampling
-        from redline.generation.folder import ModelFolder
-        from redline.generation.precision import choose_holding
-        from redline.generation.text_stream import TextStream
-        from redline.machine.machine import Machine, resolve_device
-    sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
+        from redline.generation.text_generator import TextGenerator
     text = _read_prompt(prompt)
-    folder = ModelFolder.open(model)
-    where = resolve_device(device)
-    holding = choose_holding(Machine.detect(where), precision, None if plan is None else read_plan(plan))
-    goes_on = memory is not None and memory.exists()
-    if memory is not None:
-        if not folder.remembers:
-            raise RedlineError(f"--memory needs a model with neural memory; {model!r} has none.")
-        check_can_write(memory.parent)
-        if not memory.parent.exists():
-            # It is read as well as written: a folder that is not there is a slip in the path, and would begin anew.
-            raise RedlineError(f"--memory: there is no folder {str(memory.parent)!r}: correct the path, or make it.")
-    # What begins every text stands at the beginning alone.
-    tokens = folder.tokenizer.encode(text, add_special_tokens=not goes_on).ids
-    if not tokens:
-        raise RedlineError("the prompt is empty.")
+    parsed = None if plan is None else read_plan(plan)
+    generator = TextGenerator(model, device=device, precision=precision, plan=parsed, strict=strict)
+    options: GenerateOptions = {"max_tokens": max_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p}
+    options |= {"min_p": min_p, "repetition_penalty": repetition_penalty, "seed": seed}
     with warnings_as_sentences(), LiveLine("reading the model …"):
-        loaded = folder.load(holding.dtype, torch.device(where), strict)
-        engine = InferenceEngine(loaded, holding.plan, share=True, vocabulary=folder.tokens)
-        state = None if memory is None else engine.new_state()
-        if memory is not None and state is not None and goes_on:
-            state = state.load(memory)
-        stream = engine.stream([tokens], sampling, max_tokens=max_tokens, stop_tokens=folder.stop_tokens, state=state)
-    pieces = TextStream(folder.tokenizer, tokens)
-    said: list[str] = []
+        stream = generator.stream(text, memory=memory, **options)
 
-    def say(piece: str) -> None:
-        said.append(piece)
+    def write(piece: str) -> None:
         if not as_json and piece:
             sys.stdout.write(piece)
             sys.stdout.flush()
@@ -97,24 +79,20 @@ def generate(
     interrupted = False
     with stream:
         try:
-            for (token,) in stream:
-                if token is not None:
-                    say(pieces.push(token))
+            for piece in stream:
+                write(piece)
         except KeyboardInterrupt:
             interrupted = True
         except RedlineError:
-            # The sentence about it gets a line of its own.
-            say("\n" if any(said) else "")
+            # Ends the line of the text, so that the error message starts on its own.
+            write("\n" if stream.text else "")
             raise
-    say(pieces.finish())
-    if not as_json:
-        say("\n")
-    if memory is not None:
-        stream.state.save(memory)
+        write(stream.finish() + "\n")
     if as_json:
-        about = {"model": Path(model).name, "device": where, "plan": str(engine.plan), "setup_s": engine.setup_s}
-        print_json(about | _figures(stream, len(tokens)) | {"text": "".join(said)})
-    if stream.completions[0].reason == "context":
+        engine = generator.engine
+        about = {"model": Path(model).name, "device": str(generator.device), "plan": str(engine.plan)}
+        print_json(about | {"setup_s": engine.setup_s} | _figures(stream) | {"text": stream.text})
+    if stream.text.reason == "context":
         progress.print("[dim]the model's context is full: the text ends here.[/]", highlight=False)
     if interrupted:
         raise typer.Exit(130)
@@ -135,14 +113,14 @@ def _read_prompt(prompt: str) -> str:
         raise RedlineError("the prompt on stdin is not UTF-8 text.") from error
 
 
-def _figures(stream: TokenStream, prompt_tokens: int) -> dict[str, object]:
-    """Speed as it was seen from outside: the first token counts as prefill, the others by their distance."""
-    completion = stream.completions[0]
+def _figures(stream: GeneratedStream) -> dict[str, object]:
+    """Returns the speed as a caller sees it: the first token counts as prefill, the others by their intervals."""
+    text = stream.text
     steps_ms = [1000 * seconds for seconds in stream.step_s]
     found: dict[str, object] = {
-        "prompt_tokens": prompt_tokens,
-        "tokens": len(completion.tokens),
-        "ended_by": completion.reason or "interrupt",
+        "prompt_tokens": stream.prompt_tokens,
+        "tokens": len(text.tokens),
+        "ended_by": text.reason or "interrupt",
         "prefill_ms": 1000 * stream.prefill_s,
         "tokens_per_s": None,
         "token_ms_p50": None,

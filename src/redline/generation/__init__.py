@@ -1,4 +1,4 @@
-"""Text out of language models: the engine, its sampling, and what it asks of a model."""
+"""Text generation with language models: the engine, its sampling, and the interface of a model."""
 
 from redline.generation.engine import InferenceEngine
 from redline.generation.language_model import Cache, LanguageModel

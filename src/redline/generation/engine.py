@@ -1,7 +1,7 @@
-"""Text out of a language model: prompts taken in by chunks, then one recorded step a token.
+"""The inference engine: chunked prefill, then one captured step per token.
 
-On a GPU the whole step (the model, the sampling, feeding the token back) is one CUDA graph, and the host only launches
-it and reads tokens behind it. On a CPU the same code runs without the graph.
+On a GPU, one CUDA graph runs the whole decode step (the model, the sampling, feeding the token back); the host only
+launches it and reads finished tokens. On a CPU the same code runs without the graph.
 """
 
 import time
@@ -15,17 +15,17 @@ from torch import Tensor, nn
 
 from redline.cuda_graphs import CudaGraphCapturer, GraphCapturer
 from redline.errors import MachineError, ModelError, RedlineError
-from redline.generation.language_model import LanguageModel, Remembering, Repeating
+from redline.generation.language_model import LanguageModel, MemoryModel, PiecewiseModel
 from redline.generation.planned import PlannedModel
 from redline.generation.sampling import Sampling
 from redline.generation.session import Session
 from redline.generation.token_stream import Completion, Reason, TokenStream
 from redline.ladder.plan import Plan
 
-# A session, with its recorded step, serves all lengths up to a multiple of this.
-_ROOM_MULTIPLE = 256
-# Of a prompt that are taken in at a time, by each row and by all of them.
-_CHUNK, _TOKENS_AT_A_TIME = 2048, 8192
+# Capacities are rounded up to a multiple of this, so that one captured step serves many lengths.
+_CAPACITY_MULTIPLE = 256
+# Prompt tokens per prefill call: for each row, and for all rows together.
+_CHUNK, _PREFILL_TOKENS = 2048, 8192
 
 Prompts = Sequence[Sequence[int] | Tensor] | Tensor
 
@@ -33,14 +33,14 @@ Prompts = Sequence[Sequence[int] | Tensor] | Tensor
 class InferenceEngine:
     """`InferenceEngine(model, plan="int8 + compile").generate([[1, 2, 3]])`.
 
-    `model` is what `generation.language_model` describes. `plan` is one of the ladder's: its rungs are applied to a
-    copy, or with `share=True` to the model itself, which saves the memory. `samples` are prompts for the rungs that
-    look at real inputs. `graph` records the step; it is on where there is a GPU. `chunk` is how many tokens of a prompt
-    are taken in at a time, 2,048 or on a GPU more for few rows. `vocabulary` is how many tokens the tokenizer knows:
-    those that the model has beyond are never drawn. `recorder` is for tests.
+    `model` implements `generation.language_model`. The rungs of `plan` are applied to a copy of it, or with
+    `share=True` to the model itself, which saves memory. `samples` are prompts for rungs that need real inputs.
+    `graph` captures the step; by default on a GPU. `chunk` is the number of prompt tokens per prefill call: 2,048, or
+    more for few rows on a GPU. `vocabulary` is the size of the tokenizer's vocabulary: larger token ids are never
+    sampled. `recorder` is for tests.
 
-    Without a plan the engine runs on the model's own weights; a model that is shared under a plan stays in evaluation
-    mode, any other in the mode that it has.
+    Without a plan, the engine uses the model's own weights. A model that is shared under a plan stays in evaluation
+    mode; any other keeps its mode.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class InferenceEngine:
         recorder: GraphCapturer | None = None,
     ) -> None:
         if chunk is not None and chunk < 1:
-            raise RedlineError(f"a prompt is taken in by chunks of 1 token or more, not {chunk}.")
+            raise RedlineError(f"chunk must be at least 1 token, not {chunk}.")
         parsed = Plan.parse(plan or "") if plan is None or isinstance(plan, str) else plan
         self.device = next(model.parameters()).device
         cuda = self.device.type == "cuda"
@@ -64,25 +64,25 @@ class InferenceEngine:
             raise MachineError(f"a CUDA graph needs a CUDA device, and the model is on {self.device.type}.")
         whole = cast(LanguageModel, model).vocabulary
         if vocabulary is not None and vocabulary < 1:
-            raise RedlineError(f"a text is drawn from 1 token or more, not {vocabulary}.")
+            raise RedlineError(f"vocabulary must be at least 1 token, not {vocabulary}.")
         self.vocabulary = whole if vocabulary is None else min(vocabulary, whole)
         read = read_prompts(samples, self.vocabulary) if len(samples) else []
         inputs = [torch.tensor([prompt], device=self.device) for prompt in read]
         self.model = PlannedModel.of(model, parsed, share, inputs)
         self._chunk = chunk
-        self.records = cuda and graph is not False
+        self.captures = cuda and graph is not False
         self.recorder = recorder
         self.setup_s = 0.0
         self._idle: tuple[Any, Session] | None = None
 
     @property
     def plan(self) -> Plan:
-        """What is applied, with the choices that rungs made; graphs are the engine's own."""
+        """The applied plan with the choices of its rungs, without CUDA graphs, which the engine captures itself."""
         return self.model.plan
 
     def new_state(self, batch: int = 1) -> Any:
-        """Nothing remembered yet, for `batch` texts; only a model with long-term memory has one."""
-        return self._remembering().new_state(batch)
+        """Returns the empty memory state for `batch` texts. Raises if the model has no neural memory."""
+        return self._memory_model().new_state(batch)
 
     def stream(
         self,
@@ -93,18 +93,18 @@ class InferenceEngine:
         stop_tokens: Iterable[int] = (),
         state: Any = None,
     ) -> TokenStream:
-        """Tokens as they come. `setup_s` says how long making and recording the step took, 0 when it was there.
+        """Returns an iterator over tokens. `setup_s` is the time to build and capture the step, 0 if it was reused.
 
-        With `state` the prompts go on from what it remembers, a row from a row, and the stream's `state` is what is
-        remembered after it.
+        With `state`, row i of the prompts continues from row i of that state, and the stream's `state` is the state
+        after its tokens.
         """
         sampling, prompts = sampling or Sampling(), read_prompts(prompts, self.vocabulary)
         limit, reason = self._limit(prompts, max_tokens)
         if state is not None:
-            self._remembering()
-        room = self._room(max(map(len, prompts)) + limit)
-        key = (len(prompts), room, sampling.form)
-        session = self._session(key, len(prompts), room, sampling)
+            self._memory_model()
+        capacity = self._capacity(max(map(len, prompts)) + limit)
+        key = (len(prompts), capacity, sampling.form)
+        session = self._session(key, len(prompts), capacity, sampling)
 
         def release() -> None:
             self._idle = (key, session)
@@ -122,9 +122,9 @@ class InferenceEngine:
         stop_tokens: Iterable[int] = (),
         state: Any = None,
     ) -> list[Completion]:
-        """Whole texts; every row is what it would be alone with the seed `seed + row`, with one exception.
+        """Returns complete texts. Each row is what it would be alone with the seed `seed + row`, with one exception:
 
-        All rows end where the longest prompt's context does: give prompts that nearly fill it a call of their own.
+        all rows end where the context of the longest prompt does. Generate prompts that nearly fill the context apart.
         """
         options: dict[str, Any] = {"max_tokens": max_tokens, "stop_tokens": stop_tokens, "state": state}
         with self.stream(prompts, sampling, **options) as stream:
@@ -136,8 +136,8 @@ class InferenceEngine:
                 completion.state = after.rows([row])
         return stream.completions
 
-    def _session(self, key: Any, batch: int, room: int, sampling: Sampling) -> Session:
-        """The one of the last stream when it fits and nobody uses it; its memory is given back when it does not."""
+    def _session(self, key: Any, batch: int, capacity: int, sampling: Sampling) -> Session:
+        """Returns the session of the last stream if it fits and is free; otherwise frees it and makes a new one."""
         idle, self._idle = self._idle, None
         if idle is not None and idle[0] == key and idle[1].is_sound():
             self.setup_s = 0.0
@@ -145,41 +145,43 @@ class InferenceEngine:
         del idle
         begun = time.perf_counter()
         recorder = self.recorder
-        if recorder is None and self.records:
-            # Each with memory of its own: that of a recording which is gone cannot be recorded into.
+        if recorder is None and self.captures:
+            # A new memory pool each time: the pool of a deleted graph cannot be reused for a capture.
             recorder = CudaGraphCapturer(self.device)
-        session = Session(self.model, batch, room, sampling, self.vocabulary, self.device, recorder)
+        session = Session(self.model, batch, capacity, sampling, self.vocabulary, self.device, recorder)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         self.setup_s = time.perf_counter() - begun
         return session
 
-    def _remembering(self) -> Remembering:
-        if not isinstance(self.model.model, Remembering):
+    def _memory_model(self) -> MemoryModel:
+        if not isinstance(self.model.model, MemoryModel):
             raise ModelError("a state needs a model with neural memory; this model has none.")
         return self.model.model
 
     def _chunk_of(self, rows: int) -> int:
         if self._chunk is not None:
             return self._chunk
-        # Few rows leave a GPU waiting for its host; pieces that are recorded do not.
-        is_slow = self.device.type == "cuda" and not isinstance(self.model.model, Repeating)
-        return max(_CHUNK, _TOKENS_AT_A_TIME // rows) if is_slow else _CHUNK
+        # With few rows, kernel launches limit the speed of the prefill, unless its pieces are captured.
+        launch_bound = self.device.type == "cuda" and not isinstance(self.model.model, PiecewiseModel)
+        return max(_CHUNK, _PREFILL_TOKENS // rows) if launch_bound else _CHUNK
 
-    def _room(self, length: int) -> int:
-        if isinstance(self.model.model, Remembering):
-            return 0  # what is remembered does not grow, so one session serves all lengths
-        room = -(-length // _ROOM_MULTIPLE) * _ROOM_MULTIPLE
-        return room if self.model.context is None else min(room, self.model.context)
+    def _capacity(self, length: int) -> int:
+        if isinstance(self.model.model, MemoryModel):
+            return 0  # the state does not grow, so one session serves all lengths
+        capacity = -(-length // _CAPACITY_MULTIPLE) * _CAPACITY_MULTIPLE
+        return capacity if self.model.context is None else min(capacity, self.model.context)
 
     def _limit(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> tuple[int, Reason]:
         if max_tokens < 1:
-            raise RedlineError(f"at least 1 token is generated, not {max_tokens}.")
+            raise RedlineError(f"max_tokens must be at least 1 token, not {max_tokens}.")
         longest, context = max(map(len, prompts)), self.model.context
         if context is None or longest + max_tokens <= context:
             return max_tokens, "length"
         if longest >= context:
-            raise RedlineError(f"the prompt has {longest} tokens, and the model's context is {context}.")
+            raise RedlineError(
+                f"the prompt has {longest} tokens, and the model's context is {context}: shorten the prompt."
+            )
         return context - longest, "context"
 
 
@@ -188,7 +190,7 @@ def read_prompts(prompts: Prompts, vocabulary: int) -> list[list[int]]:
         read = [list(map(index, one.tolist() if isinstance(one, Tensor) else one)) for one in prompts]
     except TypeError as error:
         raise RedlineError(
-            "prompts are lists or tensors of whole numbers, as in [[1, 2, 3], [4, 5]]: a single one is [[1, 2, 3]]."
+            "prompts must be lists or tensors of token ids, as in [[1, 2, 3], [4, 5]]; a single one is [[1, 2, 3]]."
         ) from error
     if not read or not all(read):
         raise RedlineError("a prompt needs at least one token.")

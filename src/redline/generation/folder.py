@@ -1,4 +1,4 @@
-"""A model's folder in the Hugging Face layout: the model, its tokenizer, and the tokens that end a text."""
+"""Reads a model folder in the Hugging Face layout: the model, its tokenizer and its stop tokens."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,40 +20,37 @@ Loader = Callable[[Path, torch.dtype, torch.device, bool], nn.Module]
 
 
 def _load_memory_model(path: Path, dtype: torch.dtype, device: torch.device, strict: bool) -> nn.Module:
-    """Its config.json is Redline's own, and read strictly in any case."""
-    # Two seconds that a plain decoder, or a question for help, need not wait.
+    """Its config.json is Redline's own format and always read strictly."""
+    # Imported here, because the import takes two seconds that other models do not need.
     from redline.models.memory import load_memory_model
 
     return load_memory_model(path, dtype, device)
 
 
-# By `model_type` in config.json.
+# Keyed by `model_type` in config.json.
 LOADERS: dict[str, Loader] = {**dict.fromkeys(FAMILIES, load_decoder), MEMORY_MODEL: _load_memory_model}
 
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """What is known before the weights are read."""
+    """A model folder before its weights are read."""
 
     path: Path
     model_type: str
     tokenizer: Any
-    # How many tokens the tokenizer knows, which may be fewer than its model has rows for.
+    # The size of the tokenizer's vocabulary, which may be smaller than the model's.
     tokens: int
     stop_tokens: tuple[int, ...]
 
     @classmethod
     def open(cls, path: str | Path) -> "ModelFolder":
-        """Reads all but the weights of a folder, or of a model in the Hugging Face cache."""
+        """Reads everything but the weights, from a folder or from a model in the Hugging Face cache."""
         path = find_model(path)
         config = read_config(path)
-        model_type = str(config.get("model_type"))
-        if model_type not in LOADERS:
-            known = ", ".join(LOADERS)
-            raise ModelError(f"{str(path)!r} is of the architecture {model_type!r}, which is not known: {known} are.")
+        model_type = check_architecture(path, config)
         check_has_weights(path)
         tokenizer = read_tokenizer(path)
-        # Fine-tunes often add a token for padding, which no prompt holds: those are looked at in the prompt itself.
+        # Fine-tunes often add a padding token beyond the model's vocabulary. Added tokens are checked in each prompt.
         numbers = tokenizer.get_vocab(with_added_tokens=False).values()
         tokens, vocabulary = max(numbers, default=-1) + 1, find_vocabulary(config)
         if vocabulary is not None and tokens > vocabulary:
@@ -64,27 +61,35 @@ class ModelFolder:
         return cls(path, model_type, tokenizer, known, find_stop_tokens(path, config))
 
     @property
-    def remembers(self) -> bool:
-        """Whether its model has a long-term memory, which can be carried on."""
+    def has_memory(self) -> bool:
+        """Whether the model has neural memory, whose state can be saved and continued."""
         return self.model_type == MEMORY_MODEL
 
     def load(self, dtype: torch.dtype, device: torch.device, strict: bool = False) -> nn.Module:
-        """`strict` refuses every key of config.json that is not known."""
+        """Reads the weights. With `strict`, unknown keys of config.json are errors."""
         return LOADERS[self.model_type](self.path, dtype, device, strict)
 
 
+def check_architecture(folder: Path, config: dict[str, Any]) -> str:
+    """Returns the `model_type` of a config.json, or raises if no loader knows it."""
+    model_type = str(config.get("model_type"))
+    if model_type not in LOADERS:
+        raise ModelError(f"{str(folder)!r} has the unknown architecture {model_type!r} (known: {', '.join(LOADERS)}).")
+    return model_type
+
+
 def read_config(folder: Path) -> dict[str, Any]:
-    """A model's config.json; a training, whose model lies in a folder of its own, is told apart."""
+    """Returns config.json, or raises an error that says what the folder contains instead of a model."""
     inside = folder / "model"
     if not (folder / "config.json").exists() and (inside / "config.json").exists():
-        raise ModelError(f"{str(folder)!r} is the folder of a training: its model is in {str(inside)!r}.")
+        raise ModelError(f"{str(folder)!r} is the folder of a training: use the model in {str(inside)!r}.")
     if not (folder / "config.json").exists():
         if (folder / "adapter_config.json").exists():
             raise ModelError(
                 f"{str(folder)!r} holds an adapter (LoRA), not a model: merge it into its base model, by peft's "
                 "merge_and_unload(), and save that."
             )
-        raise ModelError(f"{str(folder)!r} is not the folder of a model: it has no config.json.")
+        raise ModelError(f"{str(folder)!r} is not a model folder: it has no config.json.")
     return read_json(folder / "config.json")
 
 
@@ -103,29 +108,29 @@ def read_tokenizer(folder: Path) -> Any:
         raise ModelError(f"{str(folder)!r} has no tokenizer.json, which turns text into tokens{advice}.")
     with reading(path, "tokenizer", ModelError, (Exception,)):  # the library raises a bare Exception
         tokenizer = Tokenizer.from_file(str(path))
-    # The file keeps how its training cut and filled texts; a prompt is taken as it is.
+    # tokenizer.json stores the truncation and padding of its training; prompts are not truncated or padded.
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    # Nor does it keep whether the name of a special token in a text is that token; transformers look here too.
+    # Whether names of special tokens in a text become tokens is stored here; transformers reads it as well.
     settings = folder / "tokenizer_config.json"
     tokenizer.encode_special_tokens = settings.exists() and read_json(settings).get("split_special_tokens") is True
     return tokenizer
 
 
 def find_vocabulary(config: dict[str, Any]) -> int | None:
-    """None where `config.json` does not say it, which the model's loader refuses."""
+    """Returns the vocabulary size, or None if config.json has none; the model's loader raises then."""
     memory = config.get("memory")
     found = memory.get("vocabulary") if isinstance(memory, dict) else config.get("vocab_size")
     return found if isinstance(found, int) else None
 
 
 def find_stop_tokens(folder: Path, config: dict[str, Any]) -> tuple[int, ...]:
-    """`generation_config.json` counts before `config.json`: chat models add their end of turn there."""
+    """Returns the ids of the stop tokens; generation_config.json takes precedence, as chat models set theirs there."""
     settings = folder / "generation_config.json"
     found = read_json(settings).get("eos_token_id") if settings.exists() else None
     if found is None:
         found = config.get("eos_token_id")
     tokens = found if isinstance(found, list) else [] if found is None else [found]
     if not all(isinstance(token, int) for token in tokens):
-        raise ModelError(f"{str(folder)!r} has an 'eos_token_id' that is no token: {found!r}.")
+        raise ModelError(f"{str(folder)!r} has an eos_token_id that is not a token id: {found!r}.")
     return tuple(tokens)

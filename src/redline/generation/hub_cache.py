@@ -1,4 +1,4 @@
-"""Finds a model of the Hugging Face Hub in the local cache, where `hf download` and transformers put it."""
+"""Finds a model of the Hugging Face Hub in the local cache, where `hf download` and transformers store it."""
 
 import os
 import re
@@ -9,7 +9,7 @@ from redline.errors import ModelError
 # A name, with an owner except for old models such as gpt2, and a branch, tag or commit after an @.
 _REPOSITORY = re.compile(r"(?P<name>([A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*)(@(?P<revision>[A-Za-z0-9][\w./-]*))?")
 _SHORTEST_COMMIT = 7
-# What a whole copy has, in one form or another; which of them can be read is the loader's to say.
+# The parts of a complete copy; the loader decides which of the files it can read.
 _PARTS = {
     "config.json": ("config.json",),
     "weights": ("*.safetensors", "*.bin"),
@@ -28,7 +28,7 @@ def cache_folder() -> Path:
 def find_model(given: str | Path) -> Path:
     """Returns the folder itself, or the snapshot of a model such as Qwen/Qwen3-0.6B in the cache.
 
-    Raises ModelError where there is neither, with the command that downloads it.
+    Raises ModelError if there is neither, with the command that downloads it.
     """
     path = Path(given)
     if path.is_dir():
@@ -53,7 +53,7 @@ def find_model(given: str | Path) -> Path:
             f"it with `{download}`, or give a folder with {needed}."
         )
     for part, patterns in _PARTS.items():
-        # Symbolic links, whose targets may be gone.
+        # The cache holds symbolic links, whose targets may be missing.
         if not any(path.exists() for pattern in patterns for path in snapshot.glob(pattern)):
             raise ModelError(
                 f"the copy of {name} in the Hugging Face cache has no {part}: download all of it with `{download}` "
@@ -63,7 +63,7 @@ def find_model(given: str | Path) -> Path:
 
 
 def _snapshot(folder: Path, revision: str | None) -> Path | None:
-    """Returns the snapshot of a branch, tag or commit (its beginning will do); by default main, or the only one."""
+    """Returns the snapshot of a branch, tag or commit prefix; by default that of main, or the only one."""
     snapshots = folder / "snapshots"
     reference = folder / "refs" / (revision or "main")
     if ".." not in reference.parts and reference.is_file():

@@ -1,7 +1,7 @@
-"""A language model under a plan of the ladder: the decode step is what the rungs work on, prefill shares its weights.
+"""A language model under a plan: the rungs optimize the decode step, and the prefill shares its weights.
 
-A step has one shape for ever, so it is what compilers and graphs are good for; prompts come in all lengths, and run
-through the same converted or quantized layers as they are.
+The step has a fixed shape, which suits compilers and CUDA graphs. Prompts have any length and run uncompiled through
+the same converted or quantized layers.
 """
 
 import copy
@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from redline.generation.language_model import LanguageModel, Repeating
+from redline.generation.language_model import LanguageModel, PiecewiseModel
 from redline.ladder.job import Applied, Job, entered
 from redline.ladder.plan import Plan
 from redline.ladder.rewrites.io_adapter import unwrapped
@@ -22,7 +22,7 @@ from redline.machine.machine import Machine
 
 
 class DecodeStep(nn.Module):
-    """A model whose call is its step; without a cache it takes a prompt in, which is how rungs run samples."""
+    """A module whose forward is the decode step; without a cache it is a prefill, with which rungs run samples."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -39,16 +39,16 @@ class DecodeStep(nn.Module):
 
 @dataclass(frozen=True)
 class PlannedModel:
-    """A `LanguageModel` again, and `Repeating` where a piece has tokens."""
+    """A `LanguageModel` under a plan; also a `PiecewiseModel` if `piece` is not 0."""
 
     applied: Applied
     plan: Plan
 
     @classmethod
     def of(cls, model: nn.Module, plan: Plan, share: bool, samples: Sequence[Tensor] = ()) -> "PlannedModel":
-        """`share` hands the model over to be changed; otherwise it is copied. `samples` are prompts (1, S).
+        """Applies the plan to the model itself if `share`, otherwise to a copy. `samples` are prompts (1, S).
 
-        Without a rung nothing changes the weights, so they are not copied.
+        A plan without rungs changes no weights, so they are not copied.
         """
         plan = without_graphs(plan)
         if not plan.rungs:
@@ -78,7 +78,7 @@ class PlannedModel:
             return self.model.prefill(tokens_BS, counts_B, cache)
 
     def piece(self, most: int) -> int:
-        return self.model.piece(most) if isinstance(self.model, Repeating) else 0
+        return self.model.piece(most) if isinstance(self.model, PiecewiseModel) else 0
 
     def until_piece(self, cache: Any) -> int | None:
         return self.model.until_piece(cache)
@@ -98,17 +98,17 @@ class PlannedModel:
         return self.applied(tokens_B, cache)
 
     def proofs(self) -> dict[str, str]:
-        """What each rung really did, once a step has run."""
+        """Returns what each rung did, after a step has run."""
         return {str(rung): rung.proof(self.applied.job) for rung in self.plan.rungs}
 
 
 def with_the_same_weights(model: nn.Module) -> nn.Module:
-    """Modules of its own, to be put into evaluation mode while the given ones stay in theirs."""
+    """Copies the modules but not the weights, so that the copy can be in evaluation mode and the original not."""
     tensors = chain(model.parameters(), model.buffers())
     return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
 
 
 def without_graphs(plan: Plan) -> Plan:
-    """The engine records the whole step, sampling too; a graph inside of that graph cannot be."""
+    """Removes CUDA graphs from a plan: the engine captures the whole step, and graphs cannot be nested."""
     rungs = (CudaGraph().beside(rung) for rung in plan.rungs if rung.name != "cuda_graph")
     return Plan(tuple(rung for rung in rungs if rung is not None))

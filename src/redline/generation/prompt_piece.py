@@ -1,7 +1,7 @@
-"""A piece of a long prompt, recorded once and replayed for each that follows.
+"""Captures the prefill of one piece of a long prompt, and replays it for each following piece.
 
-To a model whose memory does not grow, pieces of one length differ by the numbers in its buffers alone. Launched one by
-one, the kernels of a piece wait for the host most of the time; recorded, as a step is, they follow one another.
+For a model whose state does not grow, pieces of one length differ only in the content of buffers. Launched one by one,
+the kernels of a piece are limited by launch overhead; a replayed graph has none.
 """
 
 from typing import Any
@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from redline.cuda_graphs import GraphCapturer
-from redline.generation.language_model import Repeating, ValuedCache
+from redline.generation.language_model import PiecewiseModel, StateCache
 
 
 class PromptPiece:
-    """For `tokens` of every row. What the rehearsals and the recording do to the cache is undone."""
+    """A piece of `tokens` per row. The changes of warm-up and capture to the cache are undone."""
 
     def __init__(
         self,
-        model: Repeating,
-        cache: ValuedCache,
+        model: PiecewiseModel,
+        cache: StateCache,
         batch: int,
         tokens: int,
         recorder: GraphCapturer,
@@ -30,8 +30,8 @@ class PromptPiece:
         self._tokens_BS = torch.zeros(batch, tokens, dtype=torch.int64, device=device)
         before: Any = cache.snapshot()
         try:
-            # The first makes what is made lazily, and shows the form of the logits: these are kept outside of the
-            # recording's memory, which other recordings share.
+            # The first warm-up creates lazily allocated buffers and gives the shape of the logits. These are copied out
+            # of the graph's memory pool, which other graphs share.
             self._logits_BV = torch.empty_like(recorder.warm_up(self._take_in))
             recorder.warm_up(self._take_in)
             self._replay = recorder.capture(lambda: self._logits_BV.copy_(self._take_in()))[1]
@@ -39,7 +39,7 @@ class PromptPiece:
             cache.restore(before)
 
     def take_in(self, tokens_BS: Tensor) -> Tensor:
-        """Logits (B, V) after the piece, which stand until the next one."""
+        """Returns logits (B, V) after the piece, which the next call overwrites."""
         self._model.prepare_piece(self.tokens, self._cache)
         self._tokens_BS.copy_(tokens_BS)
         self._replay()

@@ -1,6 +1,6 @@
-"""Tokens on their way to the host, without the device waiting for it.
+"""Copies tokens to the host without making the device wait.
 
-A copy into pinned memory is put behind each step, and read when it has arrived; meanwhile the next step runs.
+An asynchronous copy to pinned memory follows each step and is read when it has completed; meanwhile the next step runs.
 """
 
 from collections import deque
@@ -12,18 +12,18 @@ from redline.generation.sampling import NO_TOKEN
 
 
 class Readout:
-    """First in, first out. On a CPU there is nothing to wait for."""
+    """A queue of tokens being copied. On a CPU the copies are synchronous."""
 
     def __init__(self, batch: int, device: torch.device, depth: int) -> None:
         self.cuda = device.type == "cuda"
-        # One more than are ever under way, so that none is written over before it is read.
+        # One more buffer than copies in flight, so that none is overwritten before it is read.
         self.free = deque(torch.empty(batch, dtype=torch.int64, pin_memory=self.cuda) for _ in range(depth + 1))
-        self.under_way: deque[tuple[Tensor, torch.cuda.Event | None]] = deque()
-        # Whether a row ever had no token.
+        self.in_flight: deque[tuple[Tensor, torch.cuda.Event | None]] = deque()
+        # Whether a row ever got NO_TOKEN.
         self.missed = False
 
     def __len__(self) -> int:
-        return len(self.under_way)
+        return len(self.in_flight)
 
     def send(self, tokens_B: Tensor) -> None:
         buffer = self.free.popleft()
@@ -32,11 +32,11 @@ class Readout:
         if self.cuda:
             event = torch.cuda.Event()
             event.record()
-        self.under_way.append((buffer, event))
+        self.in_flight.append((buffer, event))
 
     def receive(self) -> list[int]:
-        """The oldest that was sent; waits until it is there."""
-        buffer, event = self.under_way.popleft()
+        """Waits for the oldest tokens and returns them."""
+        buffer, event = self.in_flight.popleft()
         if event is not None:
             event.synchronize()
         self.free.append(buffer)
@@ -45,6 +45,6 @@ class Readout:
         return tokens
 
     def clear(self) -> None:
-        """Drops what nobody will read, once it can no longer arrive."""
-        while self.under_way:
+        """Waits for all copies in flight and drops them."""
+        while self.in_flight:
             self.receive()

@@ -1,9 +1,9 @@
-"""From logits to the next token, on the device: penalties, temperature, what is left to choose from, and the draw.
+"""Samples the next token on the device: penalties, temperature, top-k, top-p, min-p and the draw.
 
-The settings' numbers are tensors, so that a recorded step follows when they change; only which of them are in use is
-fixed (`form`). The draw adds Gumbel noise and takes the largest, which needs no sum and no waiting. The noise is a hash
-of the row's seed, the position and the token, so that a text depends on its seed alone: not on the other rows, not on
-graphs, not on the device.
+The values of the settings are tensors, so that a captured step can be reused when they change; only the set of active
+settings (`form`) is fixed. The draw is an argmax over logits with Gumbel noise, which needs no synchronization. The
+noise is a hash of the row's seed, the position and the token, so that a text depends on its seed alone, and not on the
+other rows, CUDA graphs or the device.
 
 B: rows, V: vocabulary.
 """
@@ -16,19 +16,19 @@ from torch import Tensor
 from redline.errors import RedlineError
 
 _32_BITS = 0xFFFFFFFF
-# Below it the noise changes nothing, and logits divided by it could leave fp32.
+# Below this, noise has no effect, and logits divided by the temperature could overflow fp32.
 _LEAST_TEMPERATURE = 1e-20
-# In place of a token where logits are not finite.
+# Stands for a token where logits are not finite.
 NO_TOKEN = -1
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Temperature 0 takes the likeliest token, as does one below 1e-20; row r of a batch draws with `seed + r`.
+    """Sampling settings. Row r of a batch uses the seed `seed + r`.
 
-    `top_k` keeps that many tokens, `top_p` the likeliest that together have this probability, `min_p` those at least
-    this share as likely as the likeliest. `repetition_penalty` above 1 makes tokens less likely that came before, in
-    the prompt too.
+    A temperature of 0 (or below 1e-20) takes the most likely token. `top_k` keeps that many tokens; `top_p` the most
+    likely ones that together have this probability; `min_p` those with at least this share of the highest probability.
+    A `repetition_penalty` above 1 makes tokens less likely that occurred before, in the prompt too.
     """
 
     temperature: float = 0.0
@@ -40,30 +40,30 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
-            raise RedlineError(f"the temperature is 0 or more, not {self.temperature}.")
+            raise RedlineError(f"temperature must be at least 0, not {self.temperature}.")
         if self.top_k < 0:
-            raise RedlineError(f"top-k is 0 (off) or more, not {self.top_k}.")
+            raise RedlineError(f"top_k must be 0 (off) or more, not {self.top_k}.")
         if not 0 < self.top_p <= 1:
-            raise RedlineError(f"top-p is above 0 and at most 1, not {self.top_p}.")
+            raise RedlineError(f"top_p must be above 0 and at most 1, not {self.top_p}.")
         if not 0 <= self.min_p <= 1:
-            raise RedlineError(f"min-p is between 0 and 1, not {self.min_p}.")
+            raise RedlineError(f"min_p must be from 0 to 1, not {self.min_p}.")
         if not 0 < self.repetition_penalty < float("inf"):
-            raise RedlineError(f"the repetition penalty is above 0, not {self.repetition_penalty}.")
+            raise RedlineError(f"repetition_penalty must be above 0, not {self.repetition_penalty}.")
         if not 0 <= self.seed < 2**63:
-            raise RedlineError(f"a seed is a whole number from 0 to 2^63 − 1, not {self.seed}.")
+            raise RedlineError(f"seed must be a whole number from 0 to 2^63 − 1, not {self.seed}.")
 
     @property
     def form(self) -> tuple[bool, int, bool, bool, bool]:
-        """What a recorded step is made for; everything else may change between replays."""
+        """The settings that a captured step depends on; all others may change between replays."""
         draws = self.temperature >= _LEAST_TEMPERATURE
         top_k = self.top_k if draws else 0
         return draws, top_k, draws and self.top_p < 1, draws and self.min_p > 0, self.repetition_penalty != 1
 
 
 class Sampler:
-    """The settings as tensors on a device, and the state of the draw: positions, and tokens seen.
+    """Holds the settings as tensors, the position of each row and the tokens it has seen.
 
-    Only the first `vocabulary` tokens are drawn; logits may have more.
+    Samples only among the first `vocabulary` tokens; logits may have more.
     """
 
     def __init__(self, sampling: Sampling, batch: int, vocabulary: int, device: torch.device) -> None:
@@ -78,7 +78,7 @@ class Sampler:
         self.start(sampling)
 
     def start(self, sampling: Sampling) -> None:
-        """Begins new texts with settings of the same form."""
+        """Starts new texts with settings of the same form."""
         numbers = (sampling.temperature, sampling.top_p, sampling.min_p, sampling.repetition_penalty)
         self.numbers.copy_(torch.tensor(numbers))
         seeds = torch.tensor([_wrapped(sampling.seed + row) for row in range(len(self.keys_B))])
@@ -87,18 +87,18 @@ class Sampler:
         self.seen_BV.zero_()
 
     def notice(self, tokens_BS: Tensor, counts_B: Tensor) -> None:
-        """Remembers tokens of the prompt, the first `counts_B` of each row."""
+        """Marks the first `counts_B` tokens of each row of a prompt as seen."""
         if self.penalizes:
             valid = torch.arange(tokens_BS.shape[1], device=tokens_BS.device) < counts_B[:, None]
-            # Padding repeats a row's first token, which is seen anyway; a row of nothing else notes what it had.
+            # Padding is replaced by the row's first token, which is seen anyway; a row with count 0 stays unchanged.
             first = tokens_BS[:, :1].expand_as(tokens_BS)
             noted = self.seen_BV.gather(1, first) | (counts_B > 0)[:, None]
             self.seen_BV.scatter_(1, torch.where(valid, tokens_BS, first), noted)
 
     def next_tokens(self, logits_BV: Tensor) -> Tensor:
-        """One token a row; counts it as drawn and as seen.
+        """Returns one token per row, and marks it as seen.
 
-        `NO_TOKEN` for a row with a NaN, with +∞, or with nothing above −∞: who reads the tokens must look.
+        Returns `NO_TOKEN` for a row with a NaN, with +∞, or with nothing above −∞; the caller must check for it.
         """
         logits_BV = logits_BV[:, : len(self.tokens_V)].float()
         temperature, top_p, min_p, penalty = self.numbers.unbind()
@@ -111,7 +111,7 @@ class Sampler:
         self.drawn_B += 1
         if self.penalizes:
             self.seen_BV.scatter_(1, tokens_B[:, None], True)
-        # A NaN counts as the largest, so the largest tells of the whole row.
+        # argmax takes a NaN for the largest, so checking the largest logit is enough.
         largest_B = logits_BV.gather(1, tokens_B[:, None])[:, 0]
         return tokens_B.masked_fill(~largest_B.isfinite(), NO_TOKEN)
 
@@ -122,7 +122,7 @@ class Sampler:
         if self.by_top_p:
             ordered, order = logits_BV.sort(dim=-1, descending=True, stable=True)
             shares = ordered.softmax(dim=-1)
-            # A token stays when those before it do not reach the share yet; the first always does.
+            # Keeps a token if the more likely ones do not reach top_p yet; the first is always kept.
             leaves = shares.cumsum(dim=-1) - shares >= top_p
             logits_BV = logits_BV.masked_fill(torch.zeros_like(leaves).scatter(1, order, leaves), float("-inf"))
         if self.by_min_p:
@@ -133,13 +133,13 @@ class Sampler:
     def _noise(self) -> Tensor:
         place_B1 = mixed(self.keys_B + mixed(self.drawn_B))[:, None]
         bits = mixed(place_B1 + mixed(self.tokens_V))
-        # 23 bits and a half: neither 0 nor 1 in fp32, so both logarithms are finite.
+        # The half keeps the value away from 0 and 1 in fp32, so that both logarithms are finite.
         uniform = ((bits >> 9).float() + 0.5) / 2**23
         return -(-uniform.log()).log()
 
 
 def mixed(number: Tensor) -> Tensor:
-    """32 bits well stirred (MurmurHash3's last step), in 64-bit integers, which every device multiplies alike."""
+    """Hashes 32 bits (the finalizer of MurmurHash3) in 64-bit integers, which give the same result on every device."""
     number = number & _32_BITS
     number = ((number ^ (number >> 16)) * 0x85EBCA6B) & _32_BITS
     number = ((number ^ (number >> 13)) * 0xC2B2AE35) & _32_BITS

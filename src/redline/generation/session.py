@@ -1,7 +1,7 @@
-"""One batch's place on the device: a cache, a sampler, and the decode step, recorded once where there is a recorder.
+"""The device state of one batch: a cache, a sampler and the decode step, captured once if there is a recorder.
 
-The rehearsals and the recording run on a cache that is still empty, and `reset` undoes them. Of long prompts a piece is
-recorded too, where the model can repeat it.
+Warm-up and capture run on the empty cache, and `reset` undoes them. For long prompts, the prefill of one piece is
+captured too, if the model supports it.
 """
 
 import warnings
@@ -13,28 +13,28 @@ import torch
 from torch import Tensor
 
 from redline.cuda_graphs import GraphCapturer
-from redline.generation.language_model import Cache, LanguageModel, ValuedCache
+from redline.generation.language_model import Cache, LanguageModel, StateCache
 from redline.generation.planned import PlannedModel
 from redline.generation.prompt_piece import PromptPiece
 from redline.generation.readout import Readout
 from redline.generation.sampling import Sampler, Sampling
 
-# Pieces of a prompt that are worth a recording, which takes the time of four.
-_MANY_PIECES = 8
-# Tokens that may be under way to the host at a time: with two, a GPU has its next step before one is read.
-_UNDER_WAY = {"cuda": 2}
-_REHEARSALS = 3
+# A capture takes the time of four pieces, so it pays off from this number on.
+_MIN_PIECES = 8
+# Steps in flight: with two, a GPU has its next step before the tokens of the last one are read.
+_IN_FLIGHT = {"cuda": 2}
+_WARMUPS = 3
 
 
 class Session:
-    """For `batch` rows of up to `room` tokens, and sampling of one form among the first `vocabulary` tokens."""
+    """Serves `batch` rows of up to `capacity` tokens, and sampling of one form."""
 
     @torch.no_grad()
     def __init__(
         self,
         model: PlannedModel,
         batch: int,
-        room: int,
+        capacity: int,
         sampling: Sampling,
         vocabulary: int,
         device: torch.device,
@@ -42,30 +42,30 @@ class Session:
     ) -> None:
         self.model, self.device, self._recorder = model, device, recorder
         self._piece: PromptPiece | None = None
-        self._pieces_are_refused = False
-        self.cache: Cache = model.new_cache(batch, room)
+        self._capture_failed = False
+        self.cache: Cache = model.new_cache(batch, capacity)
         self.sampler = Sampler(sampling, batch, vocabulary, device)
         self.tokens_B = torch.zeros(batch, dtype=torch.int64, device=device)
-        self.ahead = _UNDER_WAY.get(device.type, 1)
+        self.ahead = _IN_FLIGHT.get(device.type, 1)
         self.readout = Readout(batch, device, self.ahead)
 
         def run() -> None:
-            # A row without a token takes any in, until the host has read of it.
+            # A row with NO_TOKEN is fed any token until the host notices.
             fed_B = self.tokens_B.clamp(min=0)
             self.tokens_B.copy_(self.sampler.next_tokens(model.step(fed_B, self.cache)))
 
         self._step: Callable[[], object] = run
         if recorder is not None:
-            for _ in range(_REHEARSALS):
+            for _ in range(_WARMUPS):
                 recorder.warm_up(run)
             self._step = recorder.capture(run)[1]
 
     @torch.no_grad()
     def start(self, prompts: Sequence[Sequence[int]], sampling: Sampling, chunk: int, state: Any = None) -> None:
-        """Takes the prompts in, after what the state remembers, and draws every row's first token."""
+        """Prefills the prompts after the state, and samples the first token of every row."""
         self.cache.reset()
         if state is not None:
-            cast(ValuedCache, self.cache).restore(state)
+            cast(StateCache, self.cache).restore(state)
         self.sampler.start(sampling)
         self.readout.clear()
         piece, lead = self._piece_for(prompts, chunk)
@@ -76,41 +76,44 @@ class Session:
                 new_BV = piece.take_in(tokens_BS)
             else:
                 new_BV = self.model.prefill(tokens_BS, counts_B, self.cache)
-            # A row whose prompt ended before keeps what followed its end.
+            # A row whose prompt has ended keeps its logits.
             logits_BV = new_BV if logits_BV is None else torch.where((counts_B > 0)[:, None], new_BV, logits_BV)
         assert logits_BV is not None
         self.tokens_B.copy_(self.sampler.next_tokens(logits_BV))
         self.readout.send(self.tokens_B)
 
     def _piece_for(self, prompts: Sequence[Sequence[int]], chunk: int) -> tuple[PromptPiece | None, int]:
-        """The recorded piece, or one that is worth to be recorded now, and how many tokens come before the first."""
+        """Returns the captured piece, if there is one or it pays off to capture it, and the tokens before the first."""
         tokens = self.model.piece(chunk) if self._recorder is not None else 0
         lead = self.model.until_piece(self.cache) if tokens else None
-        if self._recorder is None or lead is None or self._pieces_are_refused:
+        if self._recorder is None or lead is None or self._capture_failed:
             return None, 0
         if self._piece is None or self._piece.tokens != tokens:
             self._piece = None
-            if (min(map(len, prompts)) - lead) // tokens < _MANY_PIECES:
+            if (min(map(len, prompts)) - lead) // tokens < _MIN_PIECES:
                 return None, 0
-            where = (self.model, cast(ValuedCache, self.cache), len(prompts), tokens)
+            where = (self.model, cast(StateCache, self.cache), len(prompts), tokens)
             try:
                 self._piece = PromptPiece(*where, self._recorder, self.device)
             except RuntimeError as error:
-                # For want of memory mostly; what was recorded so far is sound, and texts can be read without.
-                self._pieces_are_refused = True
+                # Usually out of memory. Prompts can be prefilled without the capture.
+                self._capture_failed = True
                 why = (str(error).strip().splitlines() or ["no reason is given"])[0].rstrip(".")
-                warnings.warn(f"long prompts are read slowly, since no piece can be recorded: {why}.", stacklevel=2)
+                warnings.warn(
+                    f"long prompts are prefilled slowly, because the capture of a CUDA graph failed: {why}.",
+                    stacklevel=2,
+                )
                 return None, 0
         return self._piece, lead
 
     def is_sound(self) -> bool:
-        """Whether it may begin new texts: a cache that held a NaN spreads it, since 0 times NaN is NaN."""
+        """Whether new texts can start here. A cache that held a NaN must not be reused, because 0 times NaN is NaN."""
         self.readout.clear()
         return not self.readout.missed
 
     @torch.no_grad()
     def advance(self) -> None:
-        """Draws every row's next token; returns before the device has."""
+        """Samples the next token of every row, without waiting for the device."""
         self.model.prepare(self.cache)
         self._step()
         self.readout.send(self.tokens_B)
@@ -119,12 +122,12 @@ class Session:
 def chunked(
     texts: Sequence[Sequence[int]], chunk: int, device: torch.device, lead: int = 0
 ) -> Iterator[tuple[Tensor, Tensor, bool]]:
-    """Some tokens of each text at a time, padded to the longest (B, S), how many each has of them (B), and whether all
-    have a whole chunk of them. The first `lead` tokens come by themselves."""
+    """Yields chunks of all texts: tokens padded to the longest (B, S), the count of each row (B), and whether every row
+    has a full chunk. The first `lead` tokens are a chunk of their own."""
 
     def sent(numbers: list[Any]) -> Tensor:
         tensor = torch.tensor(numbers)
-        # From pinned memory nobody waits for what the device is still at.
+        # From pinned memory, the copy does not wait for the running kernels.
         return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
     longest, shortest = max(map(len, texts)), min(map(len, texts))
@@ -137,8 +140,8 @@ def chunked(
 
 @torch.no_grad()
 def read_on(model: LanguageModel, state: Any, texts: Sequence[Sequence[int]], chunk: int, device: torch.device) -> Any:
-    """The state after these texts, which go on from the one given."""
-    cache: ValuedCache = model.new_cache(len(texts), 0)
+    """Returns the state after these texts, which continue the given one."""
+    cache: StateCache = model.new_cache(len(texts), 0)
     cache.restore(state)
     for tokens_BS, counts_B, _ in chunked(texts, chunk, device):
         model.prefill(tokens_BS, counts_B, cache)

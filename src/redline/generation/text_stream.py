@@ -1,28 +1,28 @@
-"""Tokens to text as they come: whole characters only, and spaces as the tokenizer would put them.
+"""Incremental detokenization: whole characters only, with spaces as the tokenizer places them.
 
-A token can be a part of a character's bytes, or bring a space that depends on the token before it. So a few tokens are
-decoded together, and what is new against the last time is text; broken characters at its end wait, since the next token
-may make them whole.
+A token may be part of a character's bytes, or its space may depend on the token before it. So the last few tokens are
+decoded together, and the difference to the text so far is new. An incomplete character at the end is held back, because
+the next token may complete it.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
 _BROKEN = "\ufffd"
-# A character has at most four bytes: of those that can still become one, at most three are there.
+# A character has at most four bytes, so an incomplete one has at most three.
 _MOST_PENDING = 3
 _LOOK_BACK = 6
-# Tokens that are decoded together at most, where no text ends in a whole character.
+# The largest number of tokens decoded together while no character is complete.
 _LONGEST = 64
 
 
 class TextStream:
-    """`push` a token, print what it gives, and at the end what `finish` gives."""
+    """`push` returns the text of a token, `finish` the rest at the end."""
 
     def __init__(self, tokenizer: Any, prompt: Sequence[int] = ()) -> None:
-        """`tokenizer` is one of `tokenizers`; the text goes on from the prompt's."""
+        """`tokenizer` is a `tokenizers.Tokenizer`; the text continues the prompt."""
         self.tokenizer = tokenizer
-        self._look_at(list(prompt[-_LOOK_BACK:]))
+        self._restart(list(prompt[-_LOOK_BACK:]))
 
     def push(self, token: int) -> str:
         tokens = [*self._tokens, token]
@@ -30,28 +30,28 @@ class TextStream:
         pending = _pending(text)
         new = text[self._given : len(text) - pending]
         if not pending:
-            # The last ones stay, to be decoded with the next: the space between them depends on both.
-            self._look_at(tokens[self._whole :])
+            # Keeps the last tokens, because the space before the next one depends on them.
+            self._restart(tokens[self._whole :])
         elif len(tokens) > _LONGEST:
-            self._look_at(tokens[self._gap(tokens, text) :])
+            self._restart(tokens[self._gap(tokens, text) :])
         else:
             self._tokens, self._given = tokens, max(self._given, len(text) - pending)
         return new
 
     def finish(self) -> str:
         new = self._decode(self._tokens)[self._given :]
-        self._look_at([])
+        self._restart([])
         return new
 
-    def _look_at(self, tokens: list[int]) -> None:
-        """Goes on from these, whose text has been given but for what is pending."""
+    def _restart(self, tokens: list[int]) -> None:
+        """Restarts from these tokens, whose complete characters have been returned."""
         text = self._decode(tokens)
         pending = _pending(text)
-        # How many tokens there were when the text last ended in a whole character, and how much of it was given.
+        # `_whole`: the tokens up to the last complete character. `_given`: the characters returned of their text.
         self._tokens, self._whole, self._given = tokens, 0 if pending else len(tokens), len(text) - pending
 
     def _gap(self, tokens: list[int], text: str) -> int:
-        """A place among the last tokens that is not inside a character: of four neighbours, at least one is none."""
+        """Returns a boundary near the end that is not inside a character; one of four neighbours always qualifies."""
         last = len(tokens) - _MOST_PENDING - 1
         for place in range(last, last - _MOST_PENDING, -1):
             apart = self._decode(tokens[:place]) + self._decode(tokens[place:])

@@ -1,4 +1,4 @@
-"""The tokens of one batch of texts as they come, and what is known of them at the end."""
+"""Streams the tokens of one batch, and collects them."""
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Literal, cast
 
 from redline.errors import ModelError, RedlineError
-from redline.generation.language_model import ValuedCache
+from redline.generation.language_model import StateCache
 from redline.generation.sampling import NO_TOKEN, Sampling
 from redline.generation.session import Session, read_on
 
@@ -16,9 +16,9 @@ Reason = Literal["stop", "length", "context"]
 
 @dataclass
 class Completion:
-    """The tokens of one row, without the stop token, and why there are no more; None while there may be.
+    """The tokens of one row without the stop token. `reason` says why the row ended; None while it goes on.
 
-    `state` is what is remembered after them, where `generate` was given a state.
+    `state` is the memory state after the tokens, if `generate` was given a state.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -27,9 +27,9 @@ class Completion:
 
 
 class TokenStream:
-    """Iterate over it once: each item has a token for each row, None for a row that has ended.
+    """An iterator whose items have a token for each row, None for a row that has ended.
 
-    Ending early (`close`, or leaving a `with` block) is safe; the device memory is then free for the next stream.
+    It can be closed early (`close`, or leaving a `with` block); the next stream then reuses its session.
     """
 
     def __init__(
@@ -44,24 +44,24 @@ class TokenStream:
         release: Callable[[], None],
         state: Any = None,
     ) -> None:
-        """`limit` is how many tokens a row gets at the most, and `reason` what to say of one that got them all."""
+        """`limit` is the largest number of tokens per row, and `reason` that of a row that reaches it."""
         self.completions = [Completion() for _ in prompts]
         self.prefill_s = 0.0
         self.step_s: list[float] = []
         self._release: Callable[[], None] | None = release
-        # What is remembered before the tokens, and how to read them on from it.
+        # The state after the prompts, and the function that continues it with the tokens.
         self._before = state
         self._read_on = partial(read_on, session.model, chunk=chunk, device=session.device)
         self._tokens = self._run(session, prompts, sampling, limit, reason, stop_tokens, chunk)
 
     @property
     def state(self) -> Any:
-        """What is remembered of the state given, the prompts, and the tokens that came so far; not of a stop token.
+        """The memory state after the given state, the prompts and the tokens so far, without stop tokens.
 
-        The tokens are read once more for it: steps go on in rows that have ended, and run ahead of what was seen.
+        It is computed by a second pass over the tokens, because the cache also holds tokens after the end of rows.
         """
         if self._before is None:
-            raise RedlineError("a stream remembers where it was given a memory: pass state=engine.new_state(rows).")
+            raise RedlineError("this stream has no state: pass state=engine.new_state(rows).")
         return self._read_on(self._before, [completion.tokens for completion in self.completions])
 
     def __iter__(self) -> Iterator[tuple[int | None, ...]]:
@@ -99,7 +99,7 @@ class TokenStream:
         begun = time.perf_counter()
         session.start(prompts, sampling, chunk, self._before)
         if self._before is not None:
-            self._before = cast(ValuedCache, session.cache).snapshot()
+            self._before = cast(StateCache, session.cache).snapshot()
         sent, last = 1, begun
         for count in range(1, limit + 1):
             while sent < limit and len(session.readout) < session.ahead:
@@ -130,12 +130,12 @@ class TokenStream:
                 return
 
     def _check(self, tokens: Sequence[int]) -> None:
-        """What becomes of a row after its end is nobody's text."""
+        """Raises if a row that has not ended got NO_TOKEN."""
         pairs = enumerate(zip(tokens, self.completions, strict=True))
         rows = [row for row, (token, completion) in pairs if token == NO_TOKEN and completion.reason is None]
         if rows:
             where = f" in {'row' if len(rows) == 1 else 'rows'} {', '.join(map(str, rows))}" if len(tokens) > 1 else ""
             raise ModelError(
-                f"the model's logits are not finite{where}: its weights or its precision do not fit "
-                "(try --precision bf16 or fp32)."
+                f"the model's logits are not finite{where}: its weights are damaged, or the precision is too narrow "
+                "(try bf16 or fp32)."
             )

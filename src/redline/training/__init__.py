@@ -1,1 +1,1 @@
-"""Training: one loop for every kind of model, and what each kind brings to it."""
+"""Training: one loop for every kind of model, and the task that each kind implements."""

@@ -1,4 +1,4 @@
-"""What lies between a loss and the weights that are trained: nothing for fp32 and autocast, more for low precision."""
+"""How gradients reach the trained weights: directly in fp32 and autocast, through a low-precision copy otherwise."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,24 +8,24 @@ from torch.optim import Optimizer
 
 
 class Arithmetic:
-    """The weights that are trained are the ones that are computed with; subclasses change that."""
+    """Computes with the trained weights themselves; subclasses compute with a copy."""
 
     name = "fp32"
 
     def backward(self, loss: Tensor) -> None:
-        """Leaves gradients on the trained weights, added to those that are there."""
+        """Accumulates gradients on the trained weights."""
         loss.backward()
 
     def unscale(self, optimizer: Optimizer) -> bool:
-        """Once a step, before gradients are looked at; whether they overflowed, so that the step is lost."""
+        """Undoes the loss scaling of the gradients, once per step. Returns whether they overflowed."""
         return False
 
     def publish(self) -> None:
-        """After a step: what is computed with follows what was trained."""
+        """Updates the copy after an optimizer step."""
 
     def state_dict(self) -> dict[str, Any]:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """After the trained weights were put back."""
+        """Restores the state, after the trained weights have been restored."""
         self.publish()

@@ -1,12 +1,14 @@
-"""Settings that come with Redline, by name, for each kind of training."""
+"""Finds configs: a file, or the name of a config that comes with Redline; and tells which kind of model it trains."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from redline.errors import RedlineError
 from redline.files.untrusted import read_toml
 
 CONFIGS = Path(__file__).parent / "configs"
-# What is trained, and by which words of the command line.
+# By kind: the model it trains, and the command.
 _KINDS = {
     "text": ("a language model", "redline train"),
     "drct": ("a super-resolution model", "redline train drct"),
@@ -14,22 +16,30 @@ _KINDS = {
 }
 
 
-def find_settings(name: str, kind: str) -> Path:
-    """A file, or the bundled settings of that name; a folder of that name is neither."""
+def find_config(name: str, kind: str | None = None) -> tuple[Path, str]:
+    """Returns the path and kind of a config file, or of the bundled config of that name (folders do not count).
+
+    Raises if the bundled config is of another kind than asked for. Without `kind`, the contents of a file decide.
+    """
+    if kind is not None and kind not in _KINDS:
+        raise RedlineError(f"unknown kind of training {kind!r}: use one of {', '.join(_KINDS)}.")
     path = Path(name)
     if path.suffix or (path.exists() and not path.is_dir()):
-        return path
-    bundled = {file.stem: _kind_of(file) for file in sorted(CONFIGS.glob("*.toml"))}
-    if bundled.get(name) == kind:
-        return CONFIGS / f"{name}.toml"
-    what, _ = _KINDS[kind]
+        return path, kind or kind_of(read_toml(path, "config file"))
+    bundled = {file.stem: kind_of(read_toml(file, "config file")) for file in sorted(CONFIGS.glob("*.toml"))}
+    if name in bundled and kind in (None, bundled[name]):
+        return CONFIGS / f"{name}.toml", bundled[name]
+    what = f" of {_KINDS[kind][0]}" if kind else ""
     if name in bundled:
-        other, command = _KINDS[bundled[name]]
-        raise RedlineError(f"the settings {name!r} are of {other}, not of {what}: it is trained by `{command} {name}`.")
-    known = ", ".join(one for one, its_kind in bundled.items() if its_kind == kind)
-    raise RedlineError(f"there are no settings {name!r} of {what}: give a .toml file, or one of {known}.")
+        model, command = _KINDS[bundled[name]]
+        raise RedlineError(f"the config {name!r} is of {model}, not{what}: train it with `{command} {name}`.")
+    known = ", ".join(one for one, its_kind in bundled.items() if kind in (None, its_kind))
+    raise RedlineError(f"there is no config {name!r}{what}: give a .toml file, or one of {known}.")
 
 
-def _kind_of(file: Path) -> str:
-    # Only language models come in kinds; the others are named after theirs.
-    return "text" if "kind" in read_toml(file, "settings file")["model"] else file.stem.partition("-")[0]
+def kind_of(config: Mapping[str, Any]) -> str:
+    """Returns "text", "drct" or "lsd" from the keys that only configs of that kind have."""
+    model = config.get("model", {})
+    if "stages" in config or (isinstance(model, Mapping) and "size" in model):
+        return "lsd"
+    return "drct" if isinstance(model, Mapping) and {"scale", "groups", "growth"} & model.keys() else "text"

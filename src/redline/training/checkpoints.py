@@ -1,10 +1,10 @@
-"""Where a training stands, on disk: all that the next step depends on, in files that are whole or not there.
+"""Checkpoints: everything that the next training step depends on, in files that are complete or absent.
 
-Weights, their average, the optimizer's moments, the arithmetic's own state (a loss scale), the random generators and
-the step. The step is also the place in the data: a batch is a function of the seed and the step alone.
+A checkpoint holds the weights, their average, the optimizer state, the state of the arithmetic (a loss scale), the
+random generators and the step. The step is also the position in the data: a batch depends on seed and step alone.
 
-A checkpoint is written beside and renamed once it is safely on disk, with a checksum in front; older ones are let go of
-only then. Resuming takes the newest one whose checksum is right.
+A checkpoint is written under a temporary name and renamed once it is on disk; only then are older ones deleted. It
+starts with a checksum, and resuming takes the newest checkpoint whose checksum is right.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ import struct
 import tempfile
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -30,11 +30,11 @@ from redline.training.compact import expanded
 from redline.training.ema import Ema
 
 FOLDER = "checkpoints"
-# How a training goes on, not what it has learnt: what to change when its steps are no longer finite.
-CHANGED_ALOUD = frozenset({"learning_rate", "warmup_steps", "clip_norm", "precision"})
+# Settings that may change on resume, with a warning: those to change when steps are no longer finite.
+CHANGED_WITH_WARNING = frozenset({"learning_rate", "warmup_steps", "clip_norm", "precision"})
 _MAGIC = b"RLCKPT02"
 _DIGEST_BYTES = 32
-# What torch.load raises for a damaged file, beside what every reader does.
+# Exceptions of torch.load for a damaged file.
 _TORCH = (RuntimeError, pickle.UnpicklingError, AssertionError, struct.error)
 _CONTENT: dict[str, Any] = {
     "identity": str,
@@ -51,27 +51,25 @@ _CONTENT: dict[str, Any] = {
     "arithmetic": dict,
     "random": dict,
 }
-# Files of earlier versions do not have these.
-_LATER = {"skipped_in_a_row", "overflowed_in_a_row", "unlogged_steps", "unlogged_sums"}
 
 
 @dataclass(frozen=True)
 class Position:
-    """How far a training has come: steps done (some of them skipped), and seconds spent, in one go or resumed."""
+    """The progress of a training over all its runs: `step` steps, `skipped` of them skipped, in `elapsed_s` seconds."""
 
     step: int = 0
     elapsed_s: float = 0.0
     skipped: int = 0
-    skipped_in_a_row: int = 0  # up to here
-    overflowed_in_a_row: int = 0  # beside those: steps lost to a scale that was too large, which adapts
-    # Steps since the journal's last line; their losses and gradient norms added up, and how many of them were finite.
+    skipped_in_a_row: int = 0
+    overflowed_in_a_row: int = 0  # steps lost because the fp16 loss scale was too large
+    # Steps since the last log line; the sums of their losses and gradient norms, and the number of finite steps.
     unlogged_steps: int = 0
     unlogged_sums: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
 class State:
-    """What is saved and restored together; `identity` is what two trainings must share to be the same one."""
+    """What is saved and restored together. A checkpoint can be resumed only by a training with the same `identity`."""
 
     model: nn.Module
     ema: Ema | None
@@ -97,7 +95,7 @@ class State:
         }
 
     def restore(self, content: Mapping[str, Any], origin: Path) -> Position:
-        """Puts everything back as it was, and says where that is."""
+        """Restores everything from a checkpoint and returns its position."""
         found, asked = _identity(content, origin), json.loads(json.dumps(self.identity))
         changed = _changed(found, asked, [*asked, *sorted(found.keys() - asked.keys())], origin)
         try:
@@ -106,62 +104,61 @@ class State:
                 self.ema.model.load_state_dict(content["ema"])
             _load_optimizer(self.optimizer, content["optimizer"])
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise RedlineError(f"{str(origin)!r} is of another model or optimizer.") from error
+            raise RedlineError(f"{str(origin)!r} belongs to another model or optimizer.") from error
         with reading(origin, "checkpoint", also=_TORCH):
             self.arithmetic.load_state_dict(content["arithmetic"])
             _set_random_states(content["random"])
         for name in sorted(changed):
-            was = f"up to step {content['step']:,} it was {found.get(name)}"
-            warnings.warn(f"going on with {name} = {asked.get(name)}; {was}.", stacklevel=2)
-        known = {name: content[name] for name in sorted(_LATER) if name in content}
-        return Position(content["step"], content["elapsed_s"], content["skipped"], **known)
+            was = f"it was {found.get(name)} up to step {content['step']:,}"
+            warnings.warn(f"resuming with {name} = {asked.get(name)}; {was}.", stacklevel=2)
+        return Position(**{field.name: content[field.name] for field in fields(Position)})
 
 
 def _changed(found: Mapping[str, Any], asked: Mapping[str, Any], names: Iterable[str], origin: Path) -> list[str]:
-    """Those of the names that have other values now, where they may; of others, the first is said."""
+    """Returns the names whose values differ. Raises for the first one that must not change on resume."""
     changed = [name for name in names if found.get(name) != asked.get(name)]
     for name in changed:
-        if name not in CHANGED_ALOUD:
+        if name not in CHANGED_WITH_WARNING:
             raise RedlineError(
-                f"{str(origin)!r} is of another training: its {name} is {found.get(name)}, not {asked.get(name)}."
+                f"{str(origin)!r} belongs to another training: its {name} is {found.get(name)}, not {asked.get(name)}."
             )
     return changed
 
 
 @dataclass(frozen=True)
-class Held:
-    """The training that a checkpoint is of."""
+class SavedTraining:
+    """The training to which a checkpoint belongs."""
 
     path: Path
     identity: Mapping[str, Any]
 
-    def check_is_of(self, known: Mapping[str, Any]) -> None:
-        """Refuses to go on where what is known already of a training's identity is another one's, the first of it."""
+    def check_matches(self, known: Mapping[str, Any]) -> None:
+        """Raises for the first part of an identity, as far as it is known, that differs from the checkpoint's."""
         _changed(self.identity, json.loads(json.dumps(known)), known, self.path)
 
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """The checkpoints of one training, the newest `keep` of them."""
+    """The newest `keep` checkpoints of one training."""
 
     folder: Path
     keep: int = 2
 
     def files(self) -> list[Path]:
-        """The newest last."""
+        """Returns the files, the newest last."""
         return sorted(self.folder.glob("step-*.pt"))
 
-    def held(self) -> "Held":
-        """Which training they are of, by the newest that is whole."""
-        path, content = self.read(aloud=False)
-        return Held(path, _identity(content, path))
+    def saved_training(self) -> SavedTraining:
+        """Returns the training of the newest complete checkpoint."""
+        path, content = self.read(warn=False)
+        return SavedTraining(path, _identity(content, path))
 
     def save(self, state: State, position: Position, keep_all: bool = False) -> Path:
         path = self._path(position.step)
         temporary = ""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            # Before anything is written: what a killed process left may be the room that is missing.
+            # First free the disk space of files that a killed process left.
             for left in self.folder.glob(".step-*"):
                 left.unlink(missing_ok=True)
             handle, temporary = tempfile.mkstemp(dir=self.folder, prefix=".step-")
@@ -174,7 +171,7 @@ class Checkpoints:
             Path(temporary).unlink(missing_ok=True) if temporary else None
             if isinstance(error, (OSError, RuntimeError)):
                 last = self.files()
-                kept = f"{last[-1].name!r} is untouched" if last else "there is none yet"
+                kept = f"{last[-1].name!r} is untouched" if last else "there is no earlier one"
                 reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
                 raise RedlineError(f"cannot write the checkpoint {str(path)!r}: {reason}; {kept}.") from error
             raise
@@ -183,7 +180,7 @@ class Checkpoints:
         return path
 
     def go_back_before(self, step: int) -> int | None:
-        """Lets go of those from `step` on, unless there are no others; the step of the newest from before."""
+        """Deletes the checkpoints from `step` on if there are earlier ones. Returns the step of the newest one left."""
         earlier = [file for file in self.files() if file < self._path(step)]
         for late in self.files()[len(earlier) :] if earlier else ():
             late.unlink(missing_ok=True)
@@ -193,12 +190,12 @@ class Checkpoints:
         return self.folder / f"step-{step:09}.pt"
 
     def load(self, state: State) -> Position:
-        """Goes back to the newest checkpoint that is whole."""
+        """Restores the newest complete checkpoint."""
         path, content = self.read()
         return state.restore(content, path)
 
-    def read(self, aloud: bool = True) -> tuple[Path, dict[str, Any]]:
-        """The newest checkpoint that is whole; damaged ones are passed over, aloud unless somebody else will say so."""
+    def read(self, warn: bool = True) -> tuple[Path, dict[str, Any]]:
+        """Returns the newest complete checkpoint. Skips damaged ones, with a warning if `warn`."""
         files = self.files()
         if not files:
             raise RedlineError(f"there is no checkpoint in {str(self.folder)!r} to resume from.")
@@ -207,11 +204,11 @@ class Checkpoints:
                 return path, expanded(read_checkpoint(path))
             except RedlineError as error:
                 if path == files[0] and len(files) > 1:
-                    raise RedlineError(f"no checkpoint of the {len(files)} is whole; of the oldest: {error}") from error
+                    raise RedlineError(f"all {len(files)} checkpoints are damaged; the oldest: {error}") from error
                 if path == files[0]:
                     raise
-                if aloud:
-                    warnings.warn(f"{error} The one before it is taken.", stacklevel=2)
+                if warn:
+                    warnings.warn(f"{error} Using the one before it.", stacklevel=2)
         raise AssertionError
 
 
@@ -229,7 +226,7 @@ def write_checkpoint(path: Path, content: dict[str, Any]) -> None:
 
 @reader("checkpoint", also=_TORCH)
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """What a checkpoint holds, once its checksum was found right."""
+    """Returns the content of a checkpoint after checking its checksum."""
     with open(path, "rb") as file:
         magic, digest = file.read(len(_MAGIC)), file.read(_DIGEST_BYTES)
         begin = file.tell()
@@ -238,13 +235,13 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         if magic != _MAGIC:
             raise RedlineError(f"{str(path)!r} is not a checkpoint of this version.")
         if hashlib.file_digest(file, "sha256").digest() != digest:
-            raise RedlineError(f"the checkpoint {str(path)!r} is damaged: its checksum is another one.")
+            raise RedlineError(f"the checkpoint {str(path)!r} is damaged: its checksum does not match.")
         file.seek(begin)
         content = torch.load(file, map_location="cpu", weights_only=True)
     if not isinstance(content, dict):
-        raise RedlineError(f"the checkpoint {str(path)!r} is damaged: it holds no table of names.")
+        raise RedlineError(f"the checkpoint {str(path)!r} is damaged: it does not hold a dict.")
     check_types(content, _CONTENT, f"the checkpoint {str(path)!r}")
-    if missing := sorted(_CONTENT.keys() - content.keys() - _LATER):
+    if missing := sorted(_CONTENT.keys() - content.keys()):
         raise RedlineError(f"the checkpoint {str(path)!r} is damaged: it has no {missing[0]!r}.")
     return content
 
@@ -257,7 +254,7 @@ def _identity(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 class _Hashing:
-    """Writes through to a file, and knows the checksum of what went by, and what kept it from being written."""
+    """Writes to a file; keeps the checksum of the data and the first error."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file, self.hash = file, hashlib.sha256()
@@ -281,7 +278,7 @@ def _write(file: BinaryIO, content: dict[str, Any]) -> None:
     try:
         torch.save(content, hashing)
     except RuntimeError:
-        # Torch ends its archive even so, and what it then raises hides what the system said.
+        # torch.save still closes its archive, and the RuntimeError of that hides the original OSError.
         if hashing.error is not None:
             raise hashing.error from None
         raise
@@ -292,7 +289,7 @@ def _write(file: BinaryIO, content: dict[str, Any]) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """So that the new name, too, outlives a power cut."""
+    """Makes the renamed file durable against power loss."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -301,7 +298,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _load_optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> None:
-    """The moments come from the checkpoint; who steps them is chosen for this machine."""
+    """Loads the optimizer state, but keeps the `fused` and `foreach` flags chosen for this machine."""
     own = [{flag: group[flag] for flag in ("fused", "foreach") if flag in group} for group in optimizer.param_groups]
     optimizer.load_state_dict(saved)
     for group, flags in zip(optimizer.param_groups, own, strict=True):
@@ -315,6 +312,6 @@ def _random_states() -> dict[str, Any]:
 
 def _set_random_states(states: dict[str, Any]) -> None:
     torch.set_rng_state(states["cpu"])
-    # On a machine with fewer GPUs, those that are there get theirs.
+    # A machine may have fewer GPUs than the one that wrote the checkpoint.
     for index, state in enumerate(states["cuda"][: torch.cuda.device_count()]):
         torch.cuda.set_rng_state(state, index)

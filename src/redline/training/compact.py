@@ -1,4 +1,4 @@
-"""Compact checkpoints: 10 bytes per parameter instead of 16, for training states that have to travel.
+"""Compact checkpoints: 10 bytes per parameter instead of 16, for training states that are transferred.
 
 Weights stay fp32. The optimizer's moments are stored in bf16, and so is the difference between the averaged weights and
 the weights, which is small: its rounding error is far below that of storing the average itself in 16 bits. Training
@@ -23,7 +23,7 @@ def compacted(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def expanded(content: dict[str, Any]) -> dict[str, Any]:
-    """Returns the content that `compacted` was given, up to rounding; any other content as it is."""
+    """Returns the content that `compacted` was given, up to rounding; any other content unchanged."""
     if not content.get(_KEY):
         return content
     model, difference = content["model"], content["ema"]
@@ -41,7 +41,7 @@ def _converted(value: Any, convert: Any) -> Any:
 
 
 def _halved(tensor: Tensor) -> Tensor:
-    # Single numbers, such as a count of steps, are no moments.
+    # Scalars, such as step counts, keep their dtype.
     return tensor.bfloat16() if tensor.dtype == torch.float32 and tensor.ndim else tensor
 
 

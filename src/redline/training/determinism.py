@@ -1,7 +1,7 @@
-"""The same numbers every time, on a GPU too: kernels that add in a fixed order, or none.
+"""Deterministic kernels on a GPU.
 
-Some backward kernels add what many threads found in whatever order they finish, and the last bits differ from run to
-run. Between two runs that should be equal to the bit, that is the only difference left.
+Some backward kernels sum the results of many threads in the order in which they finish, so the last bits differ from
+run to run. No other part of a training differs between two runs.
 """
 
 import os
@@ -14,30 +14,30 @@ import torch
 
 from redline.errors import RedlineError
 
-_NONE_THERE = re.compile(r"(\S+) does not have a deterministic implementation")
+_NO_KERNEL = re.compile(r"(\S+) does not have a deterministic implementation")
 
 
 @contextmanager
 def deterministic(wanted: bool) -> Iterator[None]:
-    """While inside, torch takes deterministic kernels; where there is none, that is an error."""
+    """Makes torch use deterministic kernels inside the block, and raise where there is none. False changes nothing."""
     if not wanted:
         yield
         return
-    # Read by cuBLAS when a process first uses it; without it torch refuses its products.
+    # cuBLAS reads this when a process first uses it; without it, torch refuses deterministic matrix products.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     memory: Any = torch.utils.deterministic
     before, filled = torch.are_deterministic_algorithms_enabled(), memory.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True)
-    # It guards against reading what was never written, which tests do, and costs a pass over all new memory.
+    # A debugging aid that costs a write to all new memory.
     memory.fill_uninitialized_memory = False
     try:
         yield
     except RuntimeError as error:
-        found = _NONE_THERE.match(str(error))
+        found = _NO_KERNEL.match(str(error))
         if found is None:
             raise
         raise RedlineError(
-            f"torch has no kernel for {found[1]} that gives the same numbers every time: set deterministic = false."
+            f"torch has no deterministic kernel for {found[1]}: set deterministic = false under [training]."
         ) from error
     finally:
         torch.use_deterministic_algorithms(before)

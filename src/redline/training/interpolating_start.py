@@ -1,10 +1,9 @@
-"""A DRCT that begins as an interpolation.
+"""Initializes a DRCT so that it starts as an interpolation.
 
-From random weights, the first steps go into finding out that the output resembles the input. They are saved by letting
-a few channels carry the colours through: from the first convolution past the body, through the tail, whose upsampling
-starts as linear interpolation, into the output. The tail's LeakyReLU bends negative values, so each colour goes through
-it twice, once negated: LeakyReLU(x) − LeakyReLU(−x) = 1.01·x. All other weights stay random, and every weight is free
-to move from the first step on.
+From random weights, the first steps only learn that the output resembles the input. To save them, a few channels pass
+the colours through: from the first convolution past the body and through the tail, whose upsampling starts as linear
+interpolation. The tail's LeakyReLU changes negative values, so each colour passes it twice, once negated:
+LeakyReLU(x) − LeakyReLU(−x) = 1.01·x. All other weights stay random, and all weights are trained.
 """
 
 import torch
@@ -18,9 +17,9 @@ _COLOURS = 3
 
 @torch.no_grad()
 def start_as_interpolation(model: Drct) -> None:
-    """Overwrites the weights that the colours pass through."""
+    """Overwrites the weights through which the colours pass."""
     if model.config.features < 2 * _COLOURS:
-        raise RedlineError(f"features must be {2 * _COLOURS} or more, not {model.config.features}.")
+        raise RedlineError(f"features = {model.config.features} under [model] must be at least {2 * _COLOURS}.")
     bend = model.conv_before_upsample[1]
     assert isinstance(bend, nn.LeakyReLU)
     _pass(model.conv_first, torch.eye(_COLOURS))
@@ -35,7 +34,7 @@ def start_as_interpolation(model: Drct) -> None:
 
 
 def _pass(convolution: nn.Module, mixing: Tensor, kernels: Tensor | None = None) -> None:
-    """Makes the first outputs that mixing of the first inputs, spread by each of the kernels, and of nothing else."""
+    """Sets the first output channels to `mixing` of the first input channels, convolved with each kernel."""
     assert isinstance(convolution, nn.Conv2d) and convolution.bias is not None
     if kernels is None:
         kernels = torch.zeros(1, 3, 3)
@@ -48,7 +47,7 @@ def _pass(convolution: nn.Module, mixing: Tensor, kernels: Tensor | None = None)
 
 
 def linear_kernels(factor: int) -> Tensor:
-    """For each of the factor² new pixels inside an old one, row by row, 3 × 3 weights that interpolate linearly."""
+    """Returns 3 × 3 kernels of linear interpolation for each of the factor² new pixels in an old one, row by row."""
     offset = (torch.arange(factor) + 0.5) / factor - 0.5
     taps = (1 - (offset[:, None] - torch.tensor([-1.0, 0.0, 1.0])).abs()).clamp_min(0)
     return torch.einsum("ia,jb->ijab", taps, taps).flatten(0, 1)

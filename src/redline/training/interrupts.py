@@ -1,4 +1,4 @@
-"""Ctrl-C, and the signal that batch systems send: noticed between steps, so that what was learnt is saved first."""
+"""Handles Ctrl-C and SIGTERM between steps, so that a checkpoint can be saved."""
 
 import signal
 import threading
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass
 class StopRequest:
-    """`signal` is the number of the first signal that came."""
+    """`signal` is the number of the first signal received."""
 
     signal: int | None = None
 
@@ -20,10 +20,10 @@ class StopRequest:
 
 @contextmanager
 def stop_requests() -> Iterator[StopRequest]:
-    """While inside, the first signal is a request; a second one ends the process as usual."""
+    """Records the first signal inside the block; a second one has its usual effect."""
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
-        yield request  # Python lets only the main thread listen to signals.
+        yield request  # only the main thread can set signal handlers
         return
     before = {int(number): signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 

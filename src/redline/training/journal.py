@@ -1,7 +1,8 @@
-"""What a training measured, as JSON lines: appended as it goes, cut back to the checkpoint when it is resumed."""
+"""The log of a training's figures as JSON lines; a resumed training truncates it to its checkpoint."""
 
 import json
 import math
+import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ NAME = "journal.jsonl"
 
 class Journal:
     def __init__(self, path: Path, last_step: int) -> None:
-        """Keeps what was written before up to `last_step`: what came after it will be done again."""
+        """Opens the journal and drops entries after `last_step`, because those steps will be repeated."""
         self.path = path
         self.entries = [entry for entry in read_journal(path) if entry["step"] <= last_step] if path.exists() else []
         with self._writing():
@@ -36,7 +37,7 @@ class Journal:
 
 
 def read_journal(path: str | Path) -> list[dict[str, Any]]:
-    """The entries of a journal; a last line that a killed process left unfinished is not one."""
+    """Returns the entries of a journal, without an incomplete last line that a killed process left."""
     entries = []
     with reading(path, "journal"):
         lines = read_bytes(path).splitlines()
@@ -45,7 +46,7 @@ def read_journal(path: str | Path) -> list[dict[str, Any]]:
         try:
             entry = parse_json(line, where)
             if not isinstance(entry, dict) or type(entry.get("step")) is not int:
-                raise RedlineError(f"{where} is damaged: it has no whole number `step`.")
+                raise RedlineError(f"{where} is damaged: `step` must be a whole number.")
         except RedlineError:
             if number == len(lines):
                 break
@@ -54,7 +55,13 @@ def read_journal(path: str | Path) -> list[dict[str, Any]]:
     return entries
 
 
+def median_of(entries: list[dict[str, Any]], key: str) -> float | None:
+    """Returns the median of a figure, without the first entry, which includes compilation and start-up."""
+    values = [entry[key] for entry in entries if entry.get(key) is not None]
+    return statistics.median(values[1:] or values) if values else None
+
+
 def _line(entry: dict[str, Any]) -> str:
-    # JSON has no infinity, and PSNR has one.
+    # JSON has no infinity, which is the PSNR of equal images.
     finite = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in entry.items()}
     return json.dumps(finite, ensure_ascii=False) + "\n"

@@ -1,8 +1,8 @@
-"""The loop that trains every kind of model: steps, schedule, average, checkpoints, figures, and a way to stop.
+"""The training loop for every kind of model: steps, schedule, averaged weights, checkpoints, logging and interruption.
 
-Nothing in a step waits for the device where the optimizer can skip a step by itself: losses add up there and are read
-every `log_every` steps. A step whose loss or gradient is not finite changes no weight and is counted; too many of them
-in a row end the training, with a good checkpoint on disk: while steps are being skipped none is written in its place.
+If the optimizer can skip a step on the device, no step waits for the device: losses are summed there and read every
+`log_every` steps. A step whose loss or gradient is not finite changes no weight and is counted. Too many of them in a
+row end the training; the last checkpoint is good, because none is written while steps are being skipped.
 """
 
 import math
@@ -31,21 +31,21 @@ from redline.training.schedule import Schedule
 from redline.training.settings import LoopSettings
 from redline.training.task import Task
 
-# Says who trains in a folder.
+# The lock file of the training that uses a folder.
 _OWNER = ".training"
 Entry = Mapping[str, Any]
 Record = Callable[[int], Callable[[Entry], None]]
 
 
-def unrecorded(_: int) -> Callable[[Entry], None]:
+def no_record(_: int) -> Callable[[Entry], None]:
     return lambda entry: None
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What there is to say about a running training; `utilization` is the share of the machine's measured ceiling.
+    """The figures of a running training at one log line. `utilization` is the share of the machine's measured FLOP/s.
 
-    `loss` is what the steps were taken by, with the `penalties` that are named.
+    `loss` is the mean training loss since the last line; it includes the `penalties`.
     """
 
     step: int
@@ -65,9 +65,9 @@ class Progress:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a training ended, with the averaged weights where an average was kept.
+    """How a training ended. `model` has the averaged weights if the training averages them.
 
-    `stop_signal` is the signal that interrupted it.
+    `stop_signal` is the number of the signal that interrupted the training.
     """
 
     model: nn.Module
@@ -84,47 +84,36 @@ def train(
     out: Path,
     device: torch.device,
     resume: bool = False,
-    tell: Callable[[Progress], None] = lambda progress: None,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
     clock: Callable[[], float] = time.monotonic,
     ceiling_flops_per_s: float | None = None,
-    record: Record = unrecorded,
+    record: Record = no_record,
 ) -> Outcome:
-    """Trains until the steps or minutes are over, or somebody asks it to stop; checkpoints and figures go to `out`.
+    """Trains until the steps or minutes are over or a signal stops it; checkpoints and the journal go to `out`.
 
-    `tell` hears how it goes; `record` is asked, with the step that it begins behind, who gets the journal's entries.
+    `on_progress` is called with every log line. `record` is called once with the first step and returns a function that
+    is called with every entry of the journal.
     """
     with claimed(out / _OWNER, f"a training is running in {str(out)!r}: wait for it, or choose another folder."):
-        return _train(task, settings, out, device, resume, tell, clock, ceiling_flops_per_s, record)
-
-
-def _train(
-    task: Task,
-    settings: LoopSettings,
-    out: Path,
-    device: torch.device,
-    resume: bool,
-    tell: Callable[[Progress], None],
-    clock: Callable[[], float],
-    ceiling_flops_per_s: float | None,
-    record: Record,
-) -> Outcome:
-    if device.type == "cuda":
-        # What came before it, such as looking for a batch, is not the training's.
-        torch.cuda.reset_peak_memory_stats(device)
-    checkpoints = Checkpoints(out / FOLDER, settings.keep_checkpoints)
-    if not resume:
-        if checkpoints.files():
-            raise RedlineError(f"{str(out)!r} holds a training already: resume it, or choose another folder.")
-        torch.manual_seed(settings.seed)
-    ema = Ema(task.averaged, settings.ema_decay) if settings.ema_decay else None
-    state = State(task.model, ema, task.optimizer(), task.arithmetic, task.identity)
-    before = checkpoints.load(state) if resume else Position()
-    loop = _Loop(task, settings, state, checkpoints, device, tell, clock, before, ceiling_flops_per_s, record)
-    with unadvised(), warnings.catch_warnings(), stop_requests() as stop:
-        # A page of C++ for what is said in a sentence when the training begins.
-        warnings.filterwarnings("ignore", "mkldnn_matmul failed")
-        interrupted = loop.run(lambda: stop.requested)
-    return Outcome(loop.result, loop.position, loop.figures, loop.peak_bytes, interrupted, stop.signal)
+        if device.type == "cuda":
+            # The search for a batch size does not count.
+            torch.cuda.reset_peak_memory_stats(device)
+        checkpoints = Checkpoints(out / FOLDER, settings.keep_checkpoints)
+        if not resume:
+            if checkpoints.files():
+                raise RedlineError(f"{str(out)!r} already holds a training: resume it, or choose another folder.")
+            torch.manual_seed(settings.seed)
+        ema = Ema(task.averaged, settings.ema_decay) if settings.ema_decay else None
+        state = State(task.model, ema, task.optimizer(), task.arithmetic, task.identity)
+        before = checkpoints.load(state) if resume else Position()
+        loop = _Loop(
+            task, settings, state, checkpoints, device, on_progress, clock, before, ceiling_flops_per_s, record
+        )
+        with unadvised(), warnings.catch_warnings(), stop_requests() as stop:
+            # A page of C++ output; the training has already warned about slow dtypes.
+            warnings.filterwarnings("ignore", "mkldnn_matmul failed")
+            interrupted = loop.run(lambda: stop.requested)
+        return Outcome(loop.result, loop.position, loop.figures, loop.peak_bytes, interrupted, stop.signal)
 
 
 class _Loop:
@@ -135,28 +124,27 @@ class _Loop:
         state: State,
         checkpoints: Checkpoints,
         device: torch.device,
-        tell: Callable[[Progress], None],
+        on_progress: Callable[[Progress], None],
         clock: Callable[[], float],
         before: Position,
         ceiling_flops_per_s: float | None,
-        record: Record = unrecorded,
+        record: Record = no_record,
     ) -> None:
         self.task, self.settings, self.state, self.device = task, settings, state, device
-        self.tell, self.clock, self.ceiling_flops_per_s = tell, clock, ceiling_flops_per_s
+        self.on_progress, self.clock, self.ceiling_flops_per_s = on_progress, clock, ceiling_flops_per_s
         self.record = record(before.step)
         self.checkpoints, self.schedule = checkpoints, Schedule.of(settings)
         self.journal = Journal(checkpoints.folder.parent / JOURNAL, before.step)
         self.step, self.skipped = before.step, before.skipped
         self._base_s, self._began_s = before.elapsed_s, clock()
-        self.figures, self._judged = self._last_figures()
-        # On the device: sums of losses and norms and the count of good steps; then of the steps since the last good
-        # one those that were skipped, those that overflowed (a scale that is too large gets smaller, and gives up by
-        # itself: no reason to stop), and the most that were skipped.
+        self.figures, self._validated = self._last_figures()
+        # Both tensors stay on the device. `_sums`: losses, gradient norms, finite steps. `_row`: steps skipped in a
+        # row, overflows in a row (the loss scale adapts to them), and the largest number skipped in a row.
         self._sums = torch.tensor(before.unlogged_sums, dtype=torch.float32, device=device)
         in_a_row = (before.skipped_in_a_row, before.overflowed_in_a_row, before.skipped_in_a_row)
         self._row = torch.tensor(in_a_row, dtype=torch.float32, device=device)
         self._logged, self._saved = before.step - before.unlogged_steps, before.step
-        # Speed is measured from here on.
+        # The throughput is measured from here.
         self._timed, self._timed_s = before.step, before.elapsed_s
         self._saved_s = before.elapsed_s
 
@@ -180,7 +168,7 @@ class _Loop:
         return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else peak_resident_bytes()
 
     def run(self, stop: Callable[[], bool]) -> bool:
-        """True when it was stopped before its end."""
+        """Returns whether the training was stopped before its end."""
         settings = self.settings
         while self.schedule.progress(self.step, self.elapsed_s) < 1 and not stop():
             self._one_step()
@@ -191,7 +179,7 @@ class _Loop:
             if self.step % settings.validate_every == 0:
                 self._validate()
             if self.elapsed_s - self._saved_s >= settings.checkpoint_minutes * 60:
-                self._save_what_is_good()
+                self._save_if_good()
         interrupted = self.schedule.progress(self.step, self.elapsed_s) < 1
         if interrupted:
             self._check_finite(float(self._row[2]))
@@ -199,8 +187,8 @@ class _Loop:
             self._log()
         self._save()
         if not interrupted:
-            if self.step != self._judged:
-                # Once all is saved: what judging takes is no part of the training.
+            if self.step != self._validated:
+                # After saving, because validation is not part of the training state.
                 self._validate()
             self._check_end()
         return interrupted
@@ -210,7 +198,7 @@ class _Loop:
             self._step()
         except (RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
-                raise RedlineError("the device has too little memory for this batch: take a smaller one.") from error
+                raise RedlineError("out of memory: lower batch under [data].") from error
             raise
 
     def _step(self) -> None:
@@ -237,10 +225,10 @@ class _Loop:
         self._row = torch.stack((skipped, (self._row[1] + overflowed) * bad, torch.maximum(self._row[2], skipped)))
 
     def _log(self) -> None:
-        """Writes the mean over the steps since the last line; reading the sums waits for the device.
+        """Logs the mean over the steps since the last line; reading the sums waits for the device.
 
-        Called at steps that the settings name and at the end, never when the clock says so (checkpoints): equal
-        trainings write equal journals, resumed ones too.
+        Called at fixed steps and at the end, never by the clock (as checkpoints are), so that equal trainings write
+        equal journals, resumed ones included.
         """
         steps = self.step - self._logged
         if not steps:
@@ -275,7 +263,7 @@ class _Loop:
         names = ("loss", "gradient_norm", "learning_rate", "items_per_s", "peak_bytes", "utilization", "skipped")
         with_penalties = {"penalties": progress.penalties} if progress.penalties else {}
         self._write(**{name: getattr(progress, name) for name in names}, **with_penalties)
-        self.tell(progress)
+        self.on_progress(progress)
 
     def _check_finite(self, in_a_row: float) -> None:
         if in_a_row < self.settings.skip_limit:
@@ -286,31 +274,32 @@ class _Loop:
         )
 
     def _check_end(self) -> None:
-        """A training that ends in numbers that are not finite, too few of them to be stopped by, has no result."""
+        """Raises if the training ends with skipped steps or figures that are not finite: it has no result then."""
         is_skipping = bool(self._row[0] > 0)
         is_lost = any(map(math.isnan, self.figures.values()))
         if is_lost or (is_skipping and not all(map(math.isfinite, self.figures.values() or (math.nan,)))):
             what = "its figures are not finite" if self.figures else "its last loss or gradient is not finite"
             raise RedlineError(
-                f"the training came to its end after {self.step} steps, {self.skipped} of them skipped, but {what}; "
+                f"the training ended after {self.step} steps, {self.skipped} of them skipped, but {what}; "
                 + self._advice()
             )
 
     def _advice(self) -> str:
-        """Lets go of weights that only skipped steps followed, which may be what is wrong, where there are others."""
+        """Deletes checkpoints followed only by skipped steps, because their weights may be the cause, if older ones
+        exist. Returns what to do."""
         skipped = round(float(self._row[:2].sum()))
         kept = self.checkpoints.go_back_before(self.step - skipped if skipped else self.step + 1)
         if kept:
             where = f"the checkpoint of step {kept} is kept. Resume it"
         elif self.checkpoints.files():
-            where = "no checkpoint is from before that. Begin anew in another folder"
+            where = "there is no earlier checkpoint. Start again in another folder"
         else:
-            where = "no checkpoint was written. Begin anew"
+            where = "no checkpoint was written. Start again"
         helps = "" if self.task.precision == "fp32" else ', or precision = "fp32"'
         return f"{where} with a lower learning_rate or clip_norm{helps}."
 
     def _is_in_doubt(self) -> bool:
-        """Whether the last step was skipped: the weights may be what is wrong."""
+        """Whether the last step was skipped, so that the weights may be bad."""
         return bool(self._row[:2].sum() > 0)
 
     def _validate(self) -> None:
@@ -321,11 +310,11 @@ class _Loop:
         if figures:
             self.figures = figures
             self._write(validation=True, **figures)
-        self._judged = self.step
-        # What judging took is not the steps' time.
+        self._validated = self.step
+        # The throughput does not include the time of the validation.
         self._timed_s = self.elapsed_s
 
-    def _save_what_is_good(self) -> None:
+    def _save_if_good(self) -> None:
         if self._is_in_doubt():
             self._check_finite(float(self._row[2]))
         else:
@@ -342,10 +331,10 @@ class _Loop:
         self.record(entry)
 
     def _last_figures(self) -> tuple[dict[str, float], int]:
-        """What the last judgement found, and after which step."""
-        judged = [entry for entry in self.journal.entries if entry.get("validation")]
-        last = judged[-1] if judged else {"step": 0}
+        """Returns the figures of the last validation in the journal and its step."""
+        validations = [entry for entry in self.journal.entries if entry.get("validation")]
+        last = validations[-1] if validations else {"step": 0}
         about = ("step", "elapsed_s", "validation")
-        # The journal's null is a figure that was not finite.
+        # null in the journal stands for a figure that was not finite.
         figures = {name: math.nan if value is None else value for name, value in last.items() if name not in about}
         return figures, last["step"]

@@ -1,10 +1,9 @@
-"""What a finished training leaves behind: the averaged weights, and a page that says what they are and what they reach.
+"""Writes the result of a DRCT training: the averaged weights and a model card with their scores.
 
-The figures on the page are of the file: weights are rounded to the dtype they are stored in before they are scored.
+The weights are rounded to the dtype in which they are stored before they are scored.
 """
 
 import json
-import platform
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -19,13 +18,13 @@ from redline.models.drct import Drct, save_drct
 from redline.notation import format_bytes, format_seconds
 from redline.training.licence import licence_section
 from redline.training.loop import Outcome
-from redline.training.stored import CARD, DTYPES, WEIGHTS, as_stored
+from redline.training.stored import CARD, DTYPES, WEIGHTS, as_stored, device_name
 from redline.training.super_resolution import DrctLoopSettings, DrctTask
 from redline.version import VERSION
 
 
 @dataclass(frozen=True)
-class Result:
+class DrctResult:
     weights: Path
     card: Path
     model_bytes: int
@@ -34,14 +33,14 @@ class Result:
     bicubic: dict[str, Evaluation]
 
 
-def write_result(task: DrctTask, outcome: Outcome, out: Path) -> Result:
-    """Scores the averaged weights as they will be stored, then writes weights and page."""
+def write_result(task: DrctTask, outcome: Outcome, out: Path) -> DrctResult:
+    """Scores the averaged weights as they will be stored, then writes weights and card."""
     dtype = DTYPES[task.settings.model.weights]
     model = rounded(outcome.model, dtype)
     scores, bicubic = task.evaluate(model), task.evaluate_bicubic()
-    config = {"model": asdict(task.settings.model), "data": asdict(task.settings.data)}
-    config["training"] = asdict(task.settings.loop)
-    # Where the photos lay is nobody's business; what the folder was called says enough.
+    config = asdict(task.settings)
+    config["training"] = config.pop("loop")
+    # The card shows names of folders, not paths.
     config["data"]["photos"] = _name(task.settings.data.photos)
     config["data"]["validation"] = [_name(folder) for folder in task.settings.data.validation]
     config["model"]["start"] = task.start.name if task.start else ""
@@ -49,7 +48,7 @@ def write_result(task: DrctTask, outcome: Outcome, out: Path) -> Result:
         "made_by": f"redline {VERSION}",
         "model": str(model.config),
         "settings": json.dumps(config),
-        "data": f"{task.crops.pairs.photos} photos, {task.crops.pairs.pixels / 1e6:.1f} megapixels",
+        "data": f"{task.pairs.photos} photos, {task.pairs.pixels / 1e6:.1f} megapixels",
         "steps": str(outcome.position.step),
         "seconds": f"{outcome.position.elapsed_s:.0f}",
         "scores": json.dumps({_name(name): asdict(seen.mean) for name, seen in scores.items()}),
@@ -59,26 +58,28 @@ def write_result(task: DrctTask, outcome: Outcome, out: Path) -> Result:
     save_drct(model, out / WEIGHTS, dtype, about)
     size = (out / WEIGHTS).stat().st_size
     parameters = sum(weight.numel() for weight in model.parameters())
-    result = Result(out / WEIGHTS, out / CARD, size, parameters, scores, bicubic)
+    result = DrctResult(out / WEIGHTS, out / CARD, size, parameters, scores, bicubic)
     write_text(out / CARD, _card(task, outcome, model, result, config))
     return result
 
 
 def rounded(model: nn.Module, dtype: torch.dtype) -> Drct:
-    """A copy whose weights are what reading them back from a file of that dtype gives."""
+    """Returns a copy with weights rounded to `dtype`."""
     if not isinstance(model, Drct):
-        raise RedlineError(f"a {type(model).__name__} is no DRCT.")
+        raise RedlineError(f"a {type(model).__name__} is not a DRCT.")
     return as_stored(model, dtype)
 
 
-def _card(task: DrctTask, outcome: Outcome, model: Drct, result: Result, config: dict[str, dict[str, object]]) -> str:
-    settings, crops, position = task.settings, task.crops.pairs, outcome.position
+def _card(
+    task: DrctTask, outcome: Outcome, model: Drct, result: DrctResult, config: dict[str, dict[str, object]]
+) -> str:
+    settings, crops, position = task.settings, task.pairs, outcome.position
     seen = position.step * settings.data.batch
     shape = settings.model
     lines = [
         f"# {model.config}",
         "",
-        f"A super-resolution model that enlarges pictures {shape.scale} times, trained by `redline train drct`.",
+        f"A super-resolution model that enlarges images {shape.scale} times, trained by `redline train drct`.",
         "",
         "## Model",
         "",
@@ -88,24 +89,24 @@ def _card(task: DrctTask, outcome: Outcome, model: Drct, result: Result, config:
         "## Data",
         "",
         f"{crops.photos} photos of the folder `{_name(settings.data.photos)}`, {crops.pixels / 1e6:.1f} megapixels "
-        f"{_reduced(settings.data)}. Small pictures: Matlab's antialiased bicubic. "
+        f"{_reduced(settings.data)}. Small images: Matlab's antialiased bicubic. "
         + (f"{settings.data.drawn:.0%} of the crops are of drawn images. " if settings.data.drawn else "")
-        + (f"Of {settings.data.recolour:.0%} of the crops the colours are changed. " if settings.data.recolour else "")
-        + "No picture of the test sets below is among them.",
+        + (f"{settings.data.recolour:.0%} of the crops have changed colours. " if settings.data.recolour else "")
+        + "No image of the test sets below is among them.",
         "",
         "## Training",
         "",
         f"{position.step:,} steps of {settings.data.batch} crops of {settings.data.crop_px} × {settings.data.crop_px} "
-        f"({seen:,} crops) in {format_seconds(position.elapsed_s)} on {_device(task.device)}, {task.precision}, "
+        f"({seen:,} crops) in {format_seconds(position.elapsed_s)} on {device_name(task.device)}, {task.precision}, "
         f"torch {torch.__version__}; {_loss(settings.loop)}, {settings.loop.optimizer}, cosine schedule, "
         f"averaged weights (decay {settings.loop.ema_decay:g}). Peak memory {format_bytes(outcome.peak_bytes)}. "
-        + (f"It began with {task.start}." if task.start else "It began as an interpolation."),
+        + (f"It started from {task.start}." if task.start else "It started as an interpolation."),
         "",
         *_scores(result, shape.scale),
         "## Limits",
         "",
-        "It has learnt to undo a clean bicubic reduction. Noise and the traces of strong compression are enlarged with "
-        "the picture, and fine texture that the small picture does not hold is not invented.",
+        "The model is trained to undo a clean bicubic reduction. It enlarges noise and artefacts of strong compression "
+        "with the image, and does not invent fine texture that the small image lacks.",
         "",
         *licence_section(settings.data.photos),
         "## Settings",
@@ -121,7 +122,7 @@ def _reduced(data: PhotoSettings) -> str:
     shrink = f"shrinking by {_listed(data.shrink)}"
     if not data.renew_steps:
         return f"after {shrink}"
-    varied = f"factors above 1 times up to {1 + data.vary:g}, drawn anew every {data.renew_steps:,} steps"
+    varied = f"factors above 1 times up to {1 + data.vary:g}, new every {data.renew_steps:,} steps"
     return f"before {shrink} ({varied})"
 
 
@@ -132,7 +133,7 @@ def _loss(loop: DrctLoopSettings) -> str:
     return f"absolute error and {loop.frequency_weight:g} times that of the Fourier transform{since}"
 
 
-def _scores(result: Result, scale: int) -> list[str]:
+def _scores(result: DrctResult, scale: int) -> list[str]:
     if not result.scores:
         return ["## Scores", "", "No test set was given, so nothing was scored.", ""]
     rows = [
@@ -145,7 +146,7 @@ def _scores(result: Result, scale: int) -> list[str]:
         "",
         f"PSNR and SSIM of luma, {scale} pixels cut off at each edge, fp32, of the weights as stored.",
         "",
-        "| test set | pictures | PSNR-Y dB | SSIM-Y | bicubic PSNR-Y dB | bicubic SSIM-Y |",
+        "| test set | images | PSNR-Y dB | SSIM-Y | bicubic PSNR-Y dB | bicubic SSIM-Y |",
         "| --- | --- | --- | --- | --- | --- |",
         *rows,
         "",
@@ -158,7 +159,3 @@ def _name(folder: str) -> str:
 
 def _listed(numbers: tuple[float, ...]) -> str:
     return " and ".join(f"{number:g}" for number in numbers)
-
-
-def _device(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"a CPU ({platform.machine()})"

@@ -1,7 +1,7 @@
-"""The optimizers that a training can ask for, built the same way for every kind of model.
+"""Builds the optimizers of a training, in the same way for every kind of model.
 
-AdamW runs on the best implementation that this machine has (apex, fused, foreach, plain). AdamW with 8-bit moments and
-Adafactor save memory; Muon makes the update of every matrix between features orthogonal, beside AdamW for all else.
+AdamW uses the fastest implementation that this machine has (apex, fused, foreach, plain). AdamW with 8-bit moments and
+Adafactor save memory. Muon orthogonalizes the updates of hidden matrices and uses AdamW for all other weights.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,49 +19,49 @@ from redline.quiet import quiet
 from redline.training.settings import LoopSettings
 
 _Weights = Sequence[nn.Parameter]
-# What turns fewer into others is no matrix between features.
-_FEWEST_FEATURES = 8
+# A smaller matrix is not a feature matrix.
+_MIN_FEATURES = 8
 _IMPLEMENTATIONS = ("apex", "fused", "foreach", "plain")
 
 
 def build_optimizer(model: nn.Module, settings: LoopSettings) -> Optimizer:
-    """Over the weights of `model`, in groups that share their weight decay, on the best implementation there is."""
+    """Returns an optimizer over the weights of `model`, with the fastest implementation on this machine."""
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     return build_over(weights, hidden_matrices(model), settings)
 
 
 def build_over(weights: Sequence[nn.Parameter], hidden: Sequence[nn.Parameter], settings: LoopSettings) -> Optimizer:
-    """The same for weights whose model is out of sight."""
+    """Returns an optimizer over given weights, of which `hidden` are hidden matrices."""
     return _KINDS[settings.optimizer](weights, hidden, settings)
 
 
 def check_optimizer(model: nn.Module, settings: LoopSettings) -> None:
-    """Refuses one that has nothing to do in this model."""
+    """Raises if the optimizer has no weights to update in this model."""
     if settings.optimizer == "muon":
         _check_hidden(hidden_matrices(model))
 
 
 def describe(optimizer: Optimizer) -> str:
-    """What steps the weights, in a few words."""
-    parts = optimizer.parts if isinstance(optimizer, Together) else [optimizer]
-    said = []
+    """Describes the optimizer in a few words."""
+    parts = optimizer.parts if isinstance(optimizer, CombinedOptimizer) else [optimizer]
+    words = []
     for part in parts:
         count = sum(len(group["params"]) for group in part.param_groups)
         how = f", {implementation(part)}" if isinstance(part, (Adam, AdamW)) or _is_apex(part) else ""
-        said.append(f"{type(part).__name__} of {count} tensors{how}")
-    return " and ".join(said)
+        words.append(f"{type(part).__name__} of {count} tensors{how}")
+    return " and ".join(words)
 
 
 def set_rate(optimizer: Optimizer, rate: float) -> None:
     for group in optimizer.param_groups:
-        if isinstance(group["lr"], Tensor):  # a compiled step would be compiled again for every new number
+        if isinstance(group["lr"], Tensor):  # a compiled step would recompile for every new number
             group["lr"].fill_(rate)
         else:
             group["lr"] = rate
 
 
 def step_unless(bad: Tensor, optimizer: Optimizer) -> None:
-    """Fused optimizers leave the weights alone where the device says so, and nobody waits; for others it is read."""
+    """Steps unless `bad`. Fused optimizers check it on the device; for others the host waits for its value."""
     if type(optimizer) in (Adam, AdamW) and all(group["fused"] for group in optimizer.param_groups):
         vars(optimizer)["found_inf"] = bad.float()
         optimizer.step()
@@ -69,11 +69,11 @@ def step_unless(bad: Tensor, optimizer: Optimizer) -> None:
         optimizer.step()
 
 
-class Together(Optimizer):
-    """Several optimizers that step as one."""
+class CombinedOptimizer(Optimizer):
+    """Several optimizers that step together."""
 
     def __init__(self, parts: Sequence[Optimizer]) -> None:
-        # Nothing of its own to set up: groups and state are its parts'.
+        # Optimizer.__init__ is not called: groups and state belong to the parts.
         self.parts = list(parts)
 
     @property
@@ -97,7 +97,7 @@ class Together(Optimizer):
 
 
 def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
-    """The matrices between embedding and output layer, which turn features into features."""
+    """Returns the feature matrices between the embedding and the output layer."""
     outer = {
         id(weight)
         for name, module in model.named_modules()
@@ -108,12 +108,12 @@ def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
 
 
 def _is_feature_matrix(weight: Tensor) -> bool:
-    """Taps of convolutions, gates of a few heads and scores are matrices by their shape alone."""
-    return weight.ndim == 2 and min(weight.shape) >= _FEWEST_FEATURES
+    """Excludes matrices such as convolution taps, gates of a few heads and scores."""
+    return weight.ndim == 2 and min(weight.shape) >= _MIN_FEATURES
 
 
 def _groups(weights: Sequence[nn.Parameter], decay: float) -> list[dict[str, Any]]:
-    """Weight decay is for matrices and kernels; biases and norms have nothing to shrink."""
+    """Splits weights into two groups: matrices and kernels with weight decay, biases and norms without."""
     groups = [
         {"params": [weight for weight in weights if weight.ndim >= 2], "weight_decay": decay},
         {"params": [weight for weight in weights if weight.ndim < 2], "weight_decay": 0.0},
@@ -126,7 +126,7 @@ def _options(settings: LoopSettings) -> dict[str, Any]:
 
 
 def _best(optimizer: Optimizer) -> Optimizer:
-    """On the first implementation that can really step a weight here."""
+    """Rebuilds the optimizer with the first implementation that works here."""
     return rebuild(optimizer, next(name for name in _IMPLEMENTATIONS if not why_unsupported(optimizer, name)))
 
 
@@ -143,31 +143,31 @@ def _adamw_8bit(weights: _Weights, hidden: _Weights, settings: LoopSettings) -> 
         with quiet():
             from torchao.optim import AdamW8bit
 
-            import_module("torch._inductor.compile_fx")  # it compiles its step, and the imports warn about themselves
+            import_module("torch._inductor.compile_fx")  # its compiled step imports this, with warnings
     except ImportError as error:
-        raise RedlineError("8-bit AdamW is torchao's, which is not installed: pip install torchao.") from error
+        raise RedlineError("adamw8bit needs torchao, which is not installed: pip install torchao.") from error
     return AdamW8bit(_groups(weights, settings.weight_decay), **_options(settings))
 
 
 def _adafactor(weights: _Weights, hidden: _Weights, settings: LoopSettings) -> Optimizer:
-    # Steps of AdamW's size: by default they are a share of each weight's own, a fiftieth at the start.
+    # eps makes the steps as large as AdamW's; by default they are relative to the size of each weight.
     return Adafactor(_groups(weights, settings.weight_decay), lr=settings.learning_rate, eps=(None, 1.0))
 
 
 def _check_hidden(hidden: _Weights) -> None:
     if not hidden:
-        raise RedlineError("muon is for hidden matrices, and this model has none: take adamw.")
+        raise RedlineError("muon updates hidden matrices, and this model has none: use adamw.")
 
 
 def _muon(weights: _Weights, hidden: _Weights, settings: LoopSettings) -> Optimizer:
     _check_hidden(hidden)
-    # Updates of AdamW's size, so that one learning rate serves both.
+    # match_rms_adamw makes the updates as large as AdamW's, so that both share one learning rate.
     first = torch.optim.Muon(
         hidden, lr=settings.learning_rate, weight_decay=settings.weight_decay, adjust_lr_fn="match_rms_adamw"
     )
     known = set(map(id, hidden))
     others = [weight for weight in weights if id(weight) not in known]
-    return Together([first, _adamw(others, (), settings)]) if others else first
+    return CombinedOptimizer([first, _adamw(others, (), settings)]) if others else first
 
 
 def _is_apex(optimizer: Optimizer) -> bool:

@@ -1,4 +1,4 @@
-"""In which numbers a training computes: weights stay fp32, products may be bf16."""
+"""The precision of a training: weights stay fp32, matrix products may be bf16."""
 
 import warnings
 from contextlib import AbstractContextManager, nullcontext
@@ -10,9 +10,9 @@ from redline.machine.machine import Machine
 
 
 def resolve_precision(precision: str, device: torch.device) -> str:
-    """What was asked for, where the device is fast at it; fp32 with a warning elsewhere."""
+    """Returns `precision` if the device is fast in it; otherwise warns and returns fp32."""
     if precision != "fp32" and (reason := _why_not(precision, device)):
-        warnings.warn(f"{reason}: this training computes in fp32.", stacklevel=2)
+        warnings.warn(f"{reason}: this training uses fp32.", stacklevel=2)
         return "fp32"
     return precision
 
@@ -23,11 +23,11 @@ def _why_not(precision: str, device: torch.device) -> str:
         return f"{device} has no {precision} in hardware"
     if machine.is_cuda:
         return ""
-    # A CPU may list what torch has no products for: seconds of measuring, once, against hours of emulation.
+    # A CPU may support a dtype that torch emulates slowly; measuring it takes seconds, once.
     measured = machine if machine.ceilings else with_ceilings(machine)
     return measured.why_slow(precision, "matmul")
 
 
 def computing_in(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """Around a forward pass and its loss."""
+    """Returns a context manager for a forward pass and its loss: autocast for bf16."""
     return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else nullcontext()

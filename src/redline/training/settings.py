@@ -1,125 +1,177 @@
-"""A training's settings, read from TOML: a word that is not known or not of its kind is an error, never ignored."""
+"""Decodes training configs: TOML tables become typed, frozen settings through msgspec.
+
+An unknown key, a value of the wrong type or a value outside its limits raises an error that names the file, the table,
+the key, the value and what is allowed.
+"""
 
 import difflib
 import math
+import re
 import types
 import typing
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
 
 from redline.errors import RedlineError
-from redline.files.untrusted import shorten
+from redline.files.untrusted import read_toml, reading, shorten
 
 T = TypeVar("T")
+ConfigSource = str | Path | Mapping[str, Any]
+Tables = dict[str, dict[str, Any]]
+
+PositiveInt = Annotated[int, Meta(ge=1)]
+NonNegativeInt = Annotated[int, Meta(ge=0)]
+PositiveFloat = Annotated[float, Meta(gt=0)]
+NonNegativeFloat = Annotated[float, Meta(ge=0)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+ShareBelowOne = Annotated[float, Meta(ge=0, lt=1)]
+StoredDtype = Literal["fp16", "fp32"]
 
 
 @dataclass(frozen=True)
 class LoopSettings:
-    """How long, how fast and how carefully to learn; the same for every kind of model.
+    """How long and with which optimizer to train; the same for every kind of model.
 
-    With `minutes`, the schedule follows the clock and ends in time; with `steps`, it follows the steps. Both together
-    are refused, and so is neither. A step whose loss or gradient is not finite is skipped; `skip_limit` of them in a
-    row end the training.
+    `decode` enforces the types and limits of the fields; the constructor does not.
+
+    With `minutes`, the schedule follows the clock; with `steps`, it follows the step number. Exactly one of the two is
+    set. A step whose loss or gradient is not finite is skipped; `skip_limit` of them in a row end the training.
     """
 
-    optimizers: ClassVar[tuple[str, ...]] = ("adamw", "adam")
-    precisions: ClassVar[tuple[str, ...]] = ("bf16", "fp32")
-
-    steps: int | None = None
-    minutes: float | None = None
-    optimizer: str = "adamw"
-    learning_rate: float = 5e-4
-    betas: tuple[float, ...] = (0.9, 0.99)
-    weight_decay: float = 0.0
-    warmup_steps: int = 200
-    final_share: float = 0.01
-    clip_norm: float = 1.0
-    ema_decay: float = 0.999
-    precision: str = "bf16"
-    seed: int = 0
-    log_every: int = 50
-    validate_every: int = 2000
-    checkpoint_minutes: float = 2.0
-    keep_checkpoints: int = 2
-    skip_limit: int = 10
+    steps: PositiveInt | None = None
+    minutes: PositiveFloat | None = None
+    optimizer: Literal["adamw", "adam", "adamw8bit", "adafactor", "muon"] = "adamw"
+    learning_rate: PositiveFloat = 5e-4
+    betas: tuple[ShareBelowOne, ShareBelowOne] = (0.9, 0.99)
+    weight_decay: NonNegativeFloat = 0.0
+    warmup_steps: NonNegativeInt = 200
+    final_share: Share = 0.01
+    clip_norm: PositiveFloat = 1.0
+    ema_decay: ShareBelowOne = 0.999
+    precision: Literal["auto", "fp32", "bf16", "fp16", "fp8"] = "bf16"
+    seed: NonNegativeInt = 0
+    log_every: PositiveInt = 50
+    validate_every: PositiveInt = 2000
+    checkpoint_minutes: NonNegativeFloat = 2.0
+    keep_checkpoints: PositiveInt = 2
+    skip_limit: PositiveInt = 10
 
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.minutes is None):
-            raise RedlineError("a training takes either steps or minutes: write one of them under [training].")
-        positive = ("steps", "minutes", "learning_rate", "clip_norm", "log_every", "validate_every")
-        for name in (*positive, "keep_checkpoints", "skip_limit"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise RedlineError(f"{name} must be above zero, not {value}.")
-        for name in ("weight_decay", "warmup_steps", "final_share", "checkpoint_minutes", "seed"):
-            if getattr(self, name) < 0:
-                raise RedlineError(f"{name} must not be negative, as {getattr(self, name)} is.")
-        if self.minutes is not None and not math.isfinite(self.minutes):
-            raise RedlineError(f"minutes = {self.minutes} never end.")
-        if self.final_share > 1:
-            raise RedlineError(f"final_share is a share of the learning rate, at most 1, not {self.final_share}.")
-        if self.seed >= 2**63:
-            raise RedlineError(f"seed must be less than 2^63, not {self.seed}.")
-        if not 0 <= self.ema_decay < 1:
-            raise RedlineError(f"ema_decay must be 0 or more and less than 1, not {self.ema_decay}.")
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
-            raise RedlineError(f"betas are two numbers from 0 to less than 1, not {self.betas}.")
-        choices("optimizer", self.optimizer, self.optimizers)
-        choices("precision", self.precision, self.precisions)
+            raise RedlineError("set either steps or minutes under [training].")
 
 
-def choices(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise RedlineError(f"unknown {name} {value!r}: it is one of {', '.join(known)}.")
+@contextmanager
+def read_config(source: ConfigSource, names: tuple[str, ...]) -> Iterator[Tables]:
+    """Yields a copy of the tables of a config file or dict, and names the file in every error raised inside.
 
-
-def sections(table: Mapping[str, Any], known: tuple[str, ...]) -> list[dict[str, Any]]:
-    """The named tables of a file, each once; others are refused."""
-    for name, value in table.items():
-        if name not in known:
-            raise RedlineError(f"unknown section [{name}] in the settings{_near(name, known)}.")
-        if not isinstance(value, dict):
-            raise RedlineError(f"{name} is a section of the settings: write [{name}].")
-    return [dict(table.get(name, {})) for name in known]
-
-
-def fill(kind: type[T], table: Mapping[str, Any], section: str) -> T:
-    """A dataclass from a table of the file."""
-    known = tuple(field.name for field in fields(typing.cast(Any, kind)))
-    hints = typing.get_type_hints(kind)
-    values = {}
-    for name, value in table.items():
-        if name not in known:
-            raise RedlineError(f"unknown setting {name!r} under [{section}]{_near(name, known)}.")
-        values[name] = _as(hints[name], value, name)
+    A table of `names` that the config leaves out is empty; any other table raises.
+    """
+    if isinstance(source, Mapping):
+        yield _copied(source, names)
+        return
+    document = read_toml(source, "config file")
     try:
-        return kind(**values)
-    except TypeError as error:
-        raise RedlineError(f"[{section}] is not whole: {error}.") from error
+        with reading(source, "config file"):
+            yield _copied(document, names)
+    except RedlineError as error:
+        raise type(error)(f"{source}: {error}") from error
 
 
-def _as(hint: Any, value: Any, name: str) -> Any:
-    if typing.get_origin(hint) in (types.UnionType, typing.Union):
-        kinds = [part for part in typing.get_args(hint) if part is not type(None)]
-        hint = next((part for part in kinds if type(value) is part), kinds[0])
-    if typing.get_origin(hint) is tuple:
-        items = value if isinstance(value, (list, tuple)) else [value]
-        return tuple(_as(typing.get_args(hint)[0], item, name) for item in items)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value) if abs(value) < 1e300 else math.inf
-    if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
-        raise RedlineError(f"{name} = {shorten(value)} is not {_KINDS[hint]}.")
-    if isinstance(value, int) and abs(value) >= 1 << 64:
-        raise RedlineError(f"{name} = {shorten(value)} has too many digits.")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise RedlineError(f"{name} = {value!r} is not a finite number.")
-    return value
+def _copied(document: Mapping[str, Any], names: tuple[str, ...]) -> Tables:
+    for name, table in document.items():
+        if name not in names:
+            raise RedlineError(f"unknown table [{name}]{_suggestion(name, names)}.")
+        if not isinstance(table, Mapping):
+            raise RedlineError(f"{name} must be a table: write [{name}].")
+    return {name: dict(document.get(name, {})) for name in names}
 
 
-_KINDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+def override(table: dict[str, Any], **values: Any) -> None:
+    """Puts the values that are not None in place of the table's. `steps` and `minutes` replace each other."""
+    given = {name: value for name, value in values.items() if value is not None}
+    if "steps" in given or "minutes" in given:
+        table.pop("steps", None)
+        table.pop("minutes", None)
+    table |= given
 
 
-def _near(name: str, known: tuple[str, ...]) -> str:
-    close = difflib.get_close_matches(name, known, 1)
-    return f" (did you mean {close[0]}?)" if close else f" (there are {', '.join(known)})"
+def decode(kind: type[T], table: Mapping[str, Any], section: str) -> T:
+    """Returns a table as the dataclass `kind`. A single value stands for a list of one."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    for name in table:
+        if name not in hints:
+            raise RedlineError(f"unknown key {name!r} under [{section}]{_suggestion(name, hints)}.")
+    values = {name: _as_list(value, hints[name]) for name, value in table.items()}
+    for name, value in values.items():
+        if not all(map(_is_representable, value if isinstance(value, (list, tuple)) else [value])):
+            raise RedlineError(f"{name} = {shorten(value)} under [{section}] is not a finite number of 64 bits.")
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        # msgspec says where: "Expected `int`, got `str` - at `$.betas[0]`".
+        found = re.search(r"at `\$\.(\w+)", str(error))
+        if found is None:
+            raise RedlineError(f"[{section}] cannot be used: {error}.") from error
+        name = found[1]
+        value, hint = table[name], hints[name]
+        hinted = _suggestion(value, _literals(hint), list_all=False) if isinstance(value, str) else ""
+        raise RedlineError(f"{name} = {shorten(value)} under [{section}] must be {_describe(hint)}{hinted}.") from error
+
+
+def check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise RedlineError(f"unknown {name} {value!r}: use one of {', '.join(known)}.")
+
+
+def _as_list(value: Any, hint: Any) -> Any:
+    return [value] if typing.get_origin(hint) is tuple and not isinstance(value, (list, tuple)) else value
+
+
+def _is_representable(value: Any) -> bool:
+    """TOML has infinities, NaN and integers of any size; the limits of msgspec let them pass or overflow."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return not isinstance(value, int) or abs(value) < 1 << 63
+
+
+_NAMES = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
+_LIMITS = (("above", "gt"), ("at least", "ge"), ("at most", "le"), ("less than", "lt"))
+
+
+def _describe(hint: Any) -> str:
+    origin = typing.get_origin(hint)
+    arguments: tuple[Any, ...] = typing.get_args(hint)
+    if origin is Annotated:
+        limits = [(word, getattr(arguments[1], name)) for word, name in _LIMITS]
+        words = " and ".join(f"{word} {limit:,}" for word, limit in limits if limit is not None)
+        return f"{_describe(arguments[0])} ({words})"
+    if origin is Literal:
+        names = ", ".join(map(str, arguments))
+        return f"one of {names}" if len(arguments) > 1 else f'"{names}"'
+    if origin in (types.UnionType, typing.Union):
+        return " or ".join(_describe(part) for part in arguments if part is not types.NoneType)
+    if origin is tuple:
+        count = "" if arguments[-1] is Ellipsis else f" of {len(arguments)} items"
+        return f"a list{count}, each {_describe(arguments[0])}"
+    return _NAMES.get(hint, "a table")
+
+
+def _literals(hint: Any) -> tuple[str, ...]:
+    parts = typing.get_args(hint)
+    if typing.get_origin(hint) is Literal:
+        return parts
+    return tuple(word for part in parts for word in _literals(part))
+
+
+def _suggestion(name: str, known: Iterable[str], list_all: bool = True) -> str:
+    close = difflib.get_close_matches(name, list(known), 1)
+    if close:
+        return f" (did you mean {close[0]}?)"
+    return f" (known: {', '.join(known)})" if list_all else ""

@@ -1,7 +1,7 @@
-"""Training that goes on from the weights of a DRCT that is there, of the same scale or another.
+"""Initial weights from another DRCT, of the same scale or another.
 
-Everything before and behind the upsampling has the same shape whatever the scale, so that a model which enlarges twice
-can begin with what one that enlarges four times has learnt. Of another scale the upsampling itself is left as it is.
+All layers but the upsampling have the same shapes at any scale, so a ×2 model can start from the weights of a ×4 model.
+The upsampling weights are copied only if the scales are equal.
 """
 
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ _UPSAMPLING = "upsample."
 
 @dataclass(frozen=True)
 class StartingWeights:
-    """What a training began with: the file, by name and checksum, and the model in it."""
+    """The file of initial weights, by name and checksum, and the model in it."""
 
     name: str
     sha256: str
@@ -32,7 +32,7 @@ class StartingWeights:
 
 @torch.no_grad()
 def start_from(model: Drct, path: str | Path) -> StartingWeights:
-    """Puts the file's weights into the model; what does not fit it is refused."""
+    """Loads the weights of a file into the model. Raises if their dimensions differ."""
     found = load_drct(path)
     _check(found.config, model.config, path)
     same_scale = found.config.scale == model.config.scale
@@ -54,7 +54,7 @@ def _check(found: DrctConfig, wanted: DrctConfig, path: str | Path) -> None:
     has, takes = (_listed(getattr(config, other)) for config in (found, wanted))
     raise RedlineError(
         f"training cannot start from {str(path)!r}: its {other.replace('_', ' ')} "
-        f"{'are' if other.endswith('s') else 'is'} {has}, and the settings say {takes}."
+        f"{'are' if other.endswith('s') else 'is'} {has}, and the config says {takes}."
     )
 
 

@@ -1,6 +1,7 @@
-"""The files that a finished training leaves behind, and the rounding that storing its weights will bring."""
+"""What the results of all kinds of training share: file names, rounded weights, the name of the device."""
 
 import copy
+import platform
 from typing import TypeVar
 
 import torch
@@ -15,10 +16,14 @@ M = TypeVar("M", bound=nn.Module)
 
 @torch.no_grad()
 def as_stored(model: M, dtype: torch.dtype) -> M:
-    """A copy whose weights are what reading them back from a file of that dtype gives."""
+    """Returns a copy whose weights are rounded to `dtype`, as if stored and read back."""
     result = copy.deepcopy(model)
     for weight in result.parameters():
         weight.copy_(weight.to(dtype).float())
         if not torch.isfinite(weight).all():
-            raise RedlineError('a weight is too large for fp16: write weights = "fp32" under [model].')
+            raise RedlineError('a weight is too large for fp16: set weights = "fp32" under [model].')
     return result
+
+
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"a CPU ({platform.machine()})"

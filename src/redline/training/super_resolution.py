@@ -1,9 +1,9 @@
-"""Training a DRCT: crops of photos, absolute error, luma scores on test sets that are never trained on."""
+"""Trains a DRCT on crops of photos with an L1 loss, and scores it on the luma of separate test sets."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,28 +12,36 @@ from torch.optim import Optimizer
 
 from redline.cuda_graphs import CudaGraphCapturer
 from redline.datasets.photo_crops import PhotoCrops
-from redline.datasets.photo_pairs import PhotoSettings, hash_of
+from redline.datasets.photo_pairs import PhotoPairs, PhotoSettings, hash_of
 from redline.errors import RedlineError
 from redline.evaluation.super_resolution import Evaluation, bicubic_model, evaluate, find_pairs
-from redline.files.untrusted import read_toml, reader
 from redline.models.drct import Drct, DrctConfig
 from redline.nn import SwitchableModule
 from redline.training.arithmetic import Arithmetic
+from redline.training.captured_gradients import CapturedGradients
 from redline.training.interpolating_start import start_as_interpolation
 from redline.training.optimizers import build_optimizer
 from redline.training.precision import computing_in, resolve_precision
-from redline.training.recorded_gradients import RecordedGradients
-from redline.training.settings import LoopSettings, choices, fill, sections
+from redline.training.settings import (
+    ConfigSource,
+    LoopSettings,
+    NonNegativeFloat,
+    Share,
+    StoredDtype,
+    decode,
+    override,
+    read_config,
+)
 from redline.training.starting_weights import StartingWeights, start_from
 from redline.training.task import FREE_TO_CHANGE, Task
 
 
 @dataclass(frozen=True)
 class DrctSettings:
-    """The model's shape, its heads and MLPs by the paper's rule.
+    """The dimensions of the model; its heads and MLP widths follow from the paper's rule.
 
-    `weights` is what the result is stored in. `start` is a file of weights to begin with: of a DRCT of the same shape,
-    whose scale may be another one.
+    `weights` is the dtype in which the result is stored. `start` is a file of initial weights: a DRCT of the same
+    dimensions, whose scale may differ.
     """
 
     scale: int = 4
@@ -42,11 +50,8 @@ class DrctSettings:
     growth: int = 16
     features: int = 32
     window: int = 16
-    weights: str = "fp16"
+    weights: StoredDtype = "fp16"
     start: str = ""
-
-    def __post_init__(self) -> None:
-        choices("weights", self.weights, ("fp16", "fp32"))
 
     @property
     def config(self) -> DrctConfig:
@@ -57,61 +62,61 @@ class DrctSettings:
 
 @dataclass(frozen=True)
 class DrctLoopSettings(LoopSettings):
-    """`compile` compiles the groups, which are alike; on a GPU `fused_ops` takes Redline's own kernels, and
-    `cuda_graph` records forward and backward as one graph.
+    """`compile` compiles the groups. On a GPU, `fused_ops` uses Redline's kernels, and `cuda_graph` captures the
+    forward and backward pass as one CUDA graph.
 
     `frequency_weight` is the weight of an L1 loss on the Fourier transform, added to the L1 loss from the share
     `frequency_from` of the training on.
     """
 
+    optimizer: Literal["adamw", "adam"] = "adamw"
+    precision: Literal["bf16", "fp32"] = "bf16"
     compile: bool = False
     fused_ops: bool = True
     cuda_graph: bool = True
-    frequency_weight: float = 0.0
-    frequency_from: float = 0.7
+    frequency_weight: NonNegativeFloat = 0.0
+    frequency_from: Share = 0.7
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.frequency_weight < 0:
-            raise RedlineError(f"frequency_weight must not be negative, as {self.frequency_weight} is.")
-        if not 0 <= self.frequency_from <= 1:
-            raise RedlineError(f"frequency_from is a share of the training, from 0 to 1, not {self.frequency_from}.")
         if self.frequency_weight and self.frequency_from and self.steps is None:
             raise RedlineError("frequency_from is a share of the steps: set steps instead of minutes, or set it to 0.")
 
 
 @dataclass(frozen=True)
 class DrctTraining:
-    """A whole settings file: [model], [data] and [training]."""
-
     model: DrctSettings
     data: PhotoSettings
     loop: DrctLoopSettings
 
     @classmethod
-    @reader("settings file")
-    def read(cls, path: str | Path, **instead: Any) -> "DrctTraining":
-        """The file's settings, with those of `instead` that are not None in place of its own."""
-        model, data, loop = sections(read_toml(path, "settings file"), ("model", "data", "training"))
-        given = {name: value for name, value in instead.items() if value is not None}
-        # A length given on the command line replaces the file's, whichever of the two kinds that is.
-        if "steps" in given or "minutes" in given:
-            loop = {name: value for name, value in loop.items() if name not in ("steps", "minutes")}
-        model |= {name: value for name, value in given.items() if name == "start"}
-        data |= {name: value for name, value in given.items() if name in ("photos", "validation")}
-        loop |= {name: value for name, value in given.items() if name in ("steps", "minutes")}
-        return cls(
-            fill(DrctSettings, model, "model"),
-            fill(PhotoSettings, data, "data"),
-            fill(DrctLoopSettings, loop, "training"),
-        )
+    def read(
+        cls,
+        config: ConfigSource,
+        photos: str | None = None,
+        validation: list[str] | None = None,
+        start: str | None = None,
+        steps: int | None = None,
+        minutes: float | None = None,
+    ) -> "DrctTraining":
+        """Returns the settings of a config file or dict, with the arguments that are not None in place of its own."""
+        with read_config(config, ("model", "data", "training")) as tables:
+            override(tables["model"], start=start)
+            override(tables["data"], photos=photos, validation=validation)
+            override(tables["training"], steps=steps, minutes=minutes)
+            return cls(
+                decode(DrctSettings, tables["model"], "model"),
+                decode(PhotoSettings, tables["data"], "data"),
+                decode(DrctLoopSettings, tables["training"], "training"),
+            )
 
     def __post_init__(self) -> None:
         if self.data.crop_px % self.model.window:
-            raise RedlineError(f"crop_px must be a multiple of the model's window, {self.model.window}.")
+            crop_px, window = self.data.crop_px, self.model.window
+            raise RedlineError(f"crop_px = {crop_px} under [data] must be a multiple of the model's window, {window}.")
 
 
-# Settings that older checkpoints do not name, with the values that change nothing.
+# Keys that older checkpoints lack, with the values that have no effect.
 _ADDED_LATER: dict[str, Any] = {"drawn": 0.0, "vary": 0.0, "renew_steps": 0, "frequency_weight": 0.0}
 
 
@@ -121,15 +126,15 @@ def frequency_loss(output: Tensor, target: Tensor) -> Tensor:
 
 
 class DrctTask(Task):
-    """What the loop needs to train a DRCT."""
+    """Trains a DRCT."""
 
-    unit = "picture"
+    unit = "image"
 
     def __init__(self, settings: DrctTraining, device: torch.device) -> None:
         self.settings, self.device = settings, device
         self.items_per_step = settings.data.batch
         self.precision = resolve_precision(settings.loop.precision, device)
-        # Before the photos, which take a while to read: weights that do not fit are said at once.
+        # Before reading the photos, which takes a while, so that initial weights of the wrong shape raise at once.
         with torch.random.fork_rng([]):
             torch.manual_seed(settings.loop.seed)
             model = Drct(settings.model.config)
@@ -138,33 +143,37 @@ class DrctTask(Task):
         self.start: StartingWeights | None = start_from(model, start) if start else None
         self.crops = PhotoCrops(settings.data, settings.model.scale, device, settings.loop.seed)
         self.tests = {folder: find_pairs(folder) for folder in settings.data.validation}
-        self._refuse_known_pictures()
+        self._check_disjoint()
         model = model.to(device)
         self.model: nn.Module = model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
         if settings.loop.fused_ops and device.type == "cuda":
-            # Plain attention writes out every score, and once more on the way back.
+            # Plain attention writes all scores to memory, forward and backward.
             for module in model.modules():
                 if isinstance(module, SwitchableModule):
                     module.implementation = "auto"
         if settings.loop.compile:
-            # Groups are alike, so that one compiled serves all of them.
+            # All groups have the same shape, so one compilation serves all of them.
             for group in model.layers:
                 group.compile()
         self._with_frequencies = False
-        self._recorded: RecordedGradients | None = None
+        self._captured: CapturedGradients | None = None
+
+    @property
+    def pairs(self) -> PhotoPairs:
+        return self.crops.pairs
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """How long it lasts, what is said on the way and where the photos lie may change when it is resumed."""
+        """Duration, logging and the location of the photos may change on resume."""
         free = {*FREE_TO_CHANGE, "compile", "fused_ops", "cuda_graph", "photos", "validation", "weights"}
-        settings = {**asdict(self.settings.model), **asdict(self.settings.data), **asdict(self.settings.loop)}
-        # Settings that came later count only where they are used, so that older checkpoints can still be resumed.
+        settings = {key: value for table in asdict(self.settings).values() for key, value in table.items()}
+        # Later settings count only if they are used, so that older checkpoints can be resumed.
         free |= {name for name, default in _ADDED_LATER.items() if settings[name] == default}
         free |= set() if settings["frequency_weight"] else {"frequency_from"}
         kept = {name: value for name, value in settings.items() if name not in free}
-        # By what is in the file, wherever it lies.
+        # The content of the file counts, not its path.
         start = self.start.sha256 if self.start else None
-        return {**kept, "photos": self.crops.pairs.photos, "pixels": self.crops.pairs.pixels, "start": start}
+        return {**kept, "photos": self.pairs.photos, "pixels": self.pairs.pixels, "start": start}
 
     def optimizer(self) -> Optimizer:
         return build_optimizer(self.model, self.settings.loop)
@@ -177,9 +186,9 @@ class DrctTask(Task):
         if not self.settings.loop.cuda_graph or self.device.type != "cuda":
             return super().backward(step, part, arithmetic)
         self._choose_loss(step)
-        if self._recorded is None:
-            self._recorded = RecordedGradients(self.model, self._loss_of, CudaGraphCapturer(self.device))
-        return self._recorded(*self.crops.batch(step))
+        if self._captured is None:
+            self._captured = CapturedGradients(self.model, self._loss_of, CudaGraphCapturer(self.device))
+        return self._captured(*self.crops.batch(step))
 
     def penalties(self, step: int) -> tuple[str, ...]:
         return ("frequencies",) if self._has_frequencies(step) else ()
@@ -191,7 +200,7 @@ class DrctTask(Task):
     def _choose_loss(self, step: int) -> None:
         """Drops the captured graph when the loss changes: the next step captures another one."""
         if self._with_frequencies != self._has_frequencies(step):
-            self._with_frequencies, self._recorded = self._has_frequencies(step), None
+            self._with_frequencies, self._captured = self._has_frequencies(step), None
 
     def _loss_of(self, small: Tensor, large: Tensor) -> Tensor:
         with computing_in(self.precision, self.device):
@@ -203,7 +212,7 @@ class DrctTask(Task):
         return loss
 
     def validate(self, model: nn.Module) -> dict[str, float]:
-        """PSNR and SSIM of luma for each test set, by its folder's name."""
+        """Returns the PSNR and SSIM of luma for each test set, by folder name."""
         figures = {}
         for folder, seen in self.evaluate(model).items():
             name = Path(folder).name
@@ -211,7 +220,7 @@ class DrctTask(Task):
         return figures
 
     def evaluate(self, model: nn.Module) -> dict[str, Evaluation]:
-        """Always in fp32: what is scored is what was learnt, not what rounding leaves of it."""
+        """Evaluates in fp32, so that the scores do not depend on the precision of training."""
         scale, window = self.settings.model.scale, self.settings.model.window
         return {folder: evaluate(model, pairs, scale, window, self.device) for folder, pairs in self.tests.items()}
 
@@ -219,11 +228,11 @@ class DrctTask(Task):
         scale = self.settings.model.scale
         return {folder: evaluate(bicubic_model(scale), pairs, scale) for folder, pairs in self.tests.items()}
 
-    def _refuse_known_pictures(self) -> None:
+    def _check_disjoint(self) -> None:
         for folder, pairs in self.tests.items():
             for pair in pairs:
-                if hash_of(pair.high) in self.crops.pairs.hashes:
+                if hash_of(pair.high) in self.pairs.hashes:
                     raise RedlineError(
-                        f"{pair.high.name!r} of the test set {folder!r} is among the photos to train on: "
-                        "a score on it would mean nothing."
+                        f"{pair.high.name!r} of the test set {folder!r} is a training photo: remove it from one of the "
+                        "two folders."
                     )

@@ -1,4 +1,4 @@
-"""A training's figures for TensorBoard, where that is installed; the journal has all of them in any case."""
+"""Logs the figures of a training to TensorBoard if it is installed."""
 
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping
@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-WHY_NOT = "TensorBoard gets nothing, as it is not installed (pip install tensorboard)"
-# Of an entry: where it stands, not what was found.
-_PLACE = ("step", "elapsed_s")
+WHY_NOT = "no TensorBoard log: it is not installed (pip install tensorboard)"
+# Keys of an entry that are not figures.
+_POSITION = ("step", "elapsed_s")
 
 
 def is_installed() -> bool:
@@ -16,30 +16,32 @@ def is_installed() -> bool:
 
 
 class TensorBoard:
-    """Called with each entry of the journal, it adds one point to the curve of each of its numbers.
+    """Adds each number of a journal entry to its curve.
 
-    Its file is made at the first one, so that a training which does not begin leaves no folder. Where it cannot write,
-    it says so once and writes no more: the training and its journal go on.
+    The file is created with the first entry, so that a training that fails early leaves no folder. After a write error,
+    it logs the error once and stops writing; the training continues.
     """
 
-    def __init__(self, folder: Path, say: Callable[[str], None] = lambda text: None) -> None:
-        self._folder, self._say = folder, say
+    def __init__(self, folder: Path, log: Callable[[str], None] = lambda text: None) -> None:
+        self._folder, self._log = folder, log
         self._writer: Any = None
-        self._gave_up = False
-        self._begins = 0
+        self._stopped = False
+        self._first_step = 0
 
-    def behind(self, step: int) -> "TensorBoard":
-        """What a killed run drew beyond its checkpoint will be drawn again."""
-        self._begins = step + 1
+    def starting_after(self, step: int) -> "TensorBoard":
+        """Drops points after `step`: a killed run may have logged beyond its checkpoint."""
+        self._first_step = step + 1
         return self
 
     def __call__(self, entry: Mapping[str, Any]) -> None:
-        numbers = {name: value for name, value in entry.items() if type(value) in (int, float) and name not in _PLACE}
-        with self._trying():
-            if self._writer is None and not self._gave_up:
+        numbers = {
+            name: value for name, value in entry.items() if type(value) in (int, float) and name not in _POSITION
+        }
+        with self._stop_on_error():
+            if self._writer is None and not self._stopped:
                 from torch.utils.tensorboard.writer import SummaryWriter
 
-                self._writer = SummaryWriter(str(self._folder), purge_step=self._begins)
+                self._writer = SummaryWriter(str(self._folder), purge_step=self._first_step)
             for name, value in numbers.items():
                 if self._writer is not None:
                     self._writer.add_scalar(name, value, entry["step"])
@@ -47,14 +49,14 @@ class TensorBoard:
     def close(self) -> None:
         writer, self._writer = self._writer, None
         if writer is not None:
-            with self._trying():
+            with self._stop_on_error():
                 writer.close()
 
     @contextmanager
-    def _trying(self) -> Iterator[None]:
+    def _stop_on_error(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            if not self._gave_up:
-                self._say(f"TensorBoard gets no more: {error.strerror or error}")
-            self._writer, self._gave_up = None, True
+            if not self._stopped:
+                self._log(f"TensorBoard logging stopped: {error.strerror or error}")
+            self._writer, self._stopped = None, True

@@ -1,9 +1,8 @@
-"""Weights in bf16 or fp16 to compute with, beside the fp32 ones that are trained.
+"""A copy of the model in bf16 or fp16 for the computation, beside the fp32 master weights.
 
-A step changes a weight by less than a thousandth of it, which is less than bf16 can hold: so the optimizer works on
-fp32 masters, and the copy follows them after every step. Gradients are added up in fp32 too, so that accumulating many
-small batches loses nothing. In fp16 the loss is multiplied by a scale that adapts; a model that overflows again and
-again is switched to bf16, aloud.
+A step changes a weight by less than the precision of bf16, so the optimizer updates fp32 masters, and the copy follows
+after every step. Gradients are accumulated in fp32, so that many small batches lose nothing. In fp16 the loss scale
+adapts to overflows; a model that keeps overflowing is switched to bf16 with a warning.
 """
 
 import copy
@@ -21,12 +20,12 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 
 
 class LossScale(AdaptiveGradScaler):
-    """The ladder's scaler, taken apart: gradients are clipped between unscaling and stepping, and it can be saved."""
+    """The loss scaler of the ladder, with separate unscaling (so that gradients can be clipped) and a saved state."""
 
     _SAVED = ("current", "steps", "skipped", "switched", "_overflows_in_a_row", "_clean_in_a_row")
 
     def unscale(self, optimizer: Optimizer) -> bool:
-        """Divides the gradients and adapts the scale; whether one of them was not finite."""
+        """Divides the gradients by the scale and adapts it. Returns whether a gradient was not finite."""
         self.steps += 1
         self._overflowed = not self.switched and self._unscale(optimizer)
         self.skipped += self._overflowed
@@ -42,14 +41,14 @@ class LossScale(AdaptiveGradScaler):
 
 
 class WorkingCopy(Arithmetic):
-    """`model` is computed with; the module it was copied from holds the masters."""
+    """`model` is the low-precision copy; the module it was copied from holds the masters."""
 
     def __init__(self, masters: nn.Module, precision: str) -> None:
         self.precision = precision
         self.model = copy.deepcopy(masters)
         self._masters: list[Tensor] = list(masters.parameters())
         self._copies: list[Tensor] = list(self.model.parameters())
-        # Buffers stay as they are: they are tables and counts, which rounding would spoil.
+        # Buffers keep their dtype: they are tables and counts, which must not be rounded.
         for own in self._copies:
             own.data = own.data.to(DTYPES[precision])
         self._buffers = list(zip(masters.buffers(), self.model.buffers(), strict=True))
@@ -76,7 +75,7 @@ class WorkingCopy(Arithmetic):
 
     @torch.no_grad()
     def show(self, weights: nn.Module) -> None:
-        """Computes with other weights (an average) until the next `publish`."""
+        """Loads other weights (an average) into the copy until the next `publish`."""
         torch._foreach_copy_(self._copies, list(weights.parameters()))
 
     @torch.no_grad()

@@ -6,11 +6,11 @@ from typing import Any
 from redline.ladder.workload_prefixes import WorkloadPrefix, register_prefix
 
 
-def _find_function(settings: str) -> Callable[..., Any]:
+def _find_function(config: str) -> Callable[..., Any]:
     # Imported on use: registering must not import torch.
     from redline.training.text.workload import training_workload
 
-    return training_workload(settings)
+    return training_workload(config)
 
 
 register_prefix(

@@ -132,7 +132,7 @@ class Recorder(FirstFollower):
         return super().prefill(tokens_BS, counts_B, cache)
 
 
-def test_the_same_questions_are_asked_however_many_are_answered_at_once() -> None:
+def test_the_samples_do_not_depend_on_the_batch() -> None:
     """A model whose state is a value reads pieces, and so more texts at a time where they are long."""
     asked: list[list[list[int]]] = []
     for batch, wanted in ((3, [3, 3, 1]), (None, [7])):
@@ -170,11 +170,11 @@ def test_a_broken_model_is_never_right() -> None:
         def logits(self, row: list[int]) -> Tensor:
             return super().logits(row) * torch.nan
 
-    with pytest.warns(UserWarning, match="some of the model's logits are not finite: those answers count as wrong"):
+    with pytest.warns(UserWarning, match="some logits of the model are not finite: those answers count as wrong"):
         assert evaluate(Broken(), [Needle()], [50], 4)[0].accuracy == 0
 
 
-def test_the_same_questions_for_every_model_by_the_seed() -> None:
+def test_the_samples_depend_on_the_seed_alone() -> None:
     asked: list[Tensor] = []
 
     class Noting(FirstFollower):
@@ -213,7 +213,7 @@ def decoder(context: int = 200) -> Decoder:
 
 
 @pytest.mark.parametrize("make", [memory_model, decoder], ids=["memory", "decoder"])
-def test_pieces_are_as_good_as_a_whole(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_equal_the_whole_text(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make()
     with torch.no_grad():
         for weight in model.parameters():
@@ -239,7 +239,7 @@ def test_logits_of_a_piece_fit_in_memory_whatever_the_vocabulary() -> None:
         assert size <= 2048
 
 
-def test_what_is_held_grows_with_the_text_in_a_decoder_and_not_in_a_memory_model() -> None:
+def test_the_state_grows_in_a_decoder_and_not_in_a_memory_model() -> None:
     task = Mqar(symbols=20, pairs=3, questions=4)
 
     def held(model: Any) -> list[int]:
@@ -318,23 +318,23 @@ def test_tasks_are_written_and_found_again() -> None:
     ("arguments", "said"),
     [
         ({"lengths": [300]}, "a text of 300 tokens is longer than the model's context of 200"),
-        ({"lengths": [0]}, "a length is 1 token or more"),
+        ({"lengths": [0]}, "lengths must be at least 1 token"),
         (
             {"lengths": [40, 10**20]},
-            r"a text of 100,000,000,000,000,000,000 tokens takes .* or more, and there are .*B\.",
+            r"a text of 100,000,000,000,000,000,000 tokens takes at least .*, and only .*B are free\.",
         ),
-        ({"samples": 0}, "1 sample or more"),
-        ({"batch": -3}, "a batch is 1 text or more, not -3"),
-        ({"batch": 0}, "a batch is 1 text or more, not 0"),
-        ({"seed": 10**23}, f"a seed is a whole number from 0 to {2**63 - 1}, not {10**23}"),
-        ({"seed": -1}, "a seed is a whole number from 0"),
-        ({"tasks": [Passkey()]}, "passkey is asked in text, and the model has no tokenizer.json"),
+        ({"samples": 0}, "samples must be at least 1"),
+        ({"batch": -3}, "batch must be at least 1, not -3"),
+        ({"batch": 0}, "batch must be at least 1, not 0"),
+        ({"seed": 10**23}, f"seed must be a whole number from 0 to {2**63 - 1}, not {10**23}"),
+        ({"seed": -1}, "seed must be a whole number from 0"),
+        ({"tasks": [Passkey()]}, "the task passkey is made of text, and the model has no tokenizer.json"),
         ({"tasks": [Mqar()]}, "mqar has 64 symbols, and the model's vocabulary is 23"),
         ({"tasks": [Passkey()], "tokenizer": load_bytes()}, "a needle and its question need"),
-        ({"tasks": [Passkey()], "lengths": [180], "tokenizer": load_bytes()}, "vocabulary is 23"),
+        ({"tasks": [Passkey()], "lengths": [180], "tokenizer": load_bytes()}, "vocabulary of 23"),
     ],
 )
-def test_what_cannot_be_asked_is_said_first(arguments: dict[str, Any], said: str) -> None:
+def test_bad_arguments_raise_first(arguments: dict[str, Any], said: str) -> None:
     asked: dict[str, Any] = {"tasks": [Mqar(symbols=20, pairs=3, questions=4)], "lengths": [40], "samples": 2}
     with pytest.raises(ModelError, match=said):
         evaluate(decoder(), **(asked | arguments))
@@ -343,17 +343,17 @@ def test_what_cannot_be_asked_is_said_first(arguments: dict[str, Any], said: str
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: make_task("uuid"), "there is no recall task 'uuid': there are mqar, needle, passkey, number, word"),
+        (lambda: make_task("uuid"), "unknown recall task 'uuid': use one of mqar, needle, passkey, number, word"),
         (lambda: make_task("mqar", {"keys": 3}), "mqar has no option 'keys'"),
-        (lambda: make_task("mqar", {"pairs": "3"}), "a whole number above zero, not '3'"),
+        (lambda: make_task("mqar", {"pairs": "3"}), "a whole number of at least 1, not '3'"),
         (lambda: make_task("mqar", {"pairs": 40}), "64 symbols have 31 keys"),
-        (lambda: make_task("word", {"answer_bytes": 0}), "a whole number above zero"),
-        (lambda: task_in({"recall": "mqar"}), "names no recall task"),
+        (lambda: make_task("word", {"answer_bytes": 0}), "a whole number of at least 1"),
+        (lambda: task_in({"recall": "mqar"}), "recall must be an object with the name of a recall task"),
         (lambda: loss_by_position(decoder(), [1], 9), "fewer than 2 tokens"),
-        (lambda: loss_by_position(decoder(), [1, 23], 9), "the token 23, and the model's vocabulary is 23"),
+        (lambda: loss_by_position(decoder(), [1, 23], 9), "token 23, which is outside the model's vocabulary of 23"),
     ],
 )
-def test_what_makes_no_sense_is_refused(make: Any, said: str) -> None:
+def test_invalid_tasks_and_texts_raise(make: Any, said: str) -> None:
     with pytest.raises(ModelError, match=said):
         make()
 

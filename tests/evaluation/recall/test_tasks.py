@@ -27,7 +27,7 @@ def test_samples_have_their_size_and_repeat_by_seed(task: Recall) -> None:
         assert ((one.targets_BS != IGNORED).sum(1) > 0).all()
 
 
-def test_a_pair_is_there_before_its_key_is_asked_for() -> None:
+def test_a_pair_precedes_its_query() -> None:
     sample = Mqar(symbols=20, pairs=4, questions=9).sample(seeded(), 50, 40)
     for tokens, targets in zip(sample.tokens_BS.tolist(), sample.targets_BS.tolist(), strict=True):
         pairs = dict(zip(tokens[0:8:2], tokens[1:8:2], strict=True))
@@ -38,7 +38,7 @@ def test_a_pair_is_there_before_its_key_is_asked_for() -> None:
         assert all(tokens[place] == 0 for place in range(8, 40) if place not in asked)
 
 
-def test_needles_lie_anywhere_and_are_all_asked_for() -> None:
+def test_needles_are_anywhere_and_all_queried() -> None:
     task = Needle()
     sample = task.sample(seeded(), 200, 60)
     places = []
@@ -53,7 +53,7 @@ def test_needles_lie_anywhere_and_are_all_asked_for() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_answer_stands_once_in_the_text_and_is_asked_for_at_its_end(kind: str) -> None:
+def test_the_answer_occurs_once_and_is_queried_at_the_end(kind: str) -> None:
     sample = Passkey(kind).sample(seeded(), 20, 400)
     for tokens, targets in zip(sample.tokens_BS, sample.targets_BS, strict=True):
         text = bytes(tokens.tolist()).decode("ascii")
@@ -63,7 +63,7 @@ def test_the_answer_stands_once_in_the_text_and_is_asked_for_at_its_end(kind: st
         assert (targets != IGNORED).nonzero().flatten().tolist() == list(range(393, 400))
 
 
-def test_accuracy_counts_what_is_asked_and_nothing_else() -> None:
+def test_accuracy_counts_only_queried_tokens() -> None:
     sample = Sample(torch.zeros(1, 4, dtype=torch.int64), torch.tensor([[IGNORED, 2, 1, 0]]))
 
     def predict(tokens: torch.Tensor) -> torch.Tensor:
@@ -73,18 +73,18 @@ def test_accuracy_counts_what_is_asked_and_nothing_else() -> None:
     assert accuracy(lambda tokens: predict(tokens) * torch.nan, sample) == 0
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_dimensions_that_do_not_fit_raise() -> None:
     with pytest.raises(ModelError, match="6 pairs and 24 questions need 36 tokens, not 35"):
         Mqar().sample(seeded(), 1, 35)
     with pytest.raises(ModelError, match="3 needles and their questions need 15 tokens"):
         Needle().sample(seeded(), 1, 14)
     with pytest.raises(ModelError, match="a needle and its question need"):
         Passkey().sample(seeded(), 1, 50)
-    with pytest.raises(ModelError, match="passkey, number, word, not 'uuid'"):
+    with pytest.raises(ModelError, match="unknown needle 'uuid': use one of passkey, number, word"):
         Passkey("uuid")
 
 
-def test_what_a_seed_asks_never_changes() -> None:
+def test_the_samples_of_a_seed_never_change() -> None:
     """Scores of different versions are compared with each other."""
     lines = []
     for task in TASKS:
@@ -97,7 +97,7 @@ def test_what_a_seed_asks_never_changes() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_shortest_text_has_no_hay(kind: str) -> None:
+def test_the_shortest_text_has_no_filler(kind: str) -> None:
     """The last byte of the answer is a target alone."""
     story = Passkey(kind).story(seeded(3))
     length = len(story.needle + story.question + story.answer) - 1

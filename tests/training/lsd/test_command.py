@@ -14,8 +14,7 @@ from redline.models.lsd import load_lsd
 from redline.training.loop import Progress
 from synthetic_photos import save_synthetic_photos
 
-# The package may hold the command under the module's own name.
-command = sys.modules["redline.cli.train_lsd"]
+command = sys.modules["redline.cli.train_progress"]
 SETTINGS = """
 [model]
 patch = 2
@@ -54,7 +53,7 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(train, [*usual, *arguments])
 
 
-def test_trains_and_says_what_came_out(here: Path) -> None:
+def test_it_trains_and_prints_the_result(here: Path) -> None:
     seen = run("--steps", "4", "--json")
     assert seen.exit_code == 0, seen.output
     said = json.loads(seen.stdout)
@@ -67,7 +66,7 @@ def test_trains_and_says_what_came_out(here: Path) -> None:
     assert load_lsd(folder / "model.safetensors").config.width == 8
 
 
-def test_ctrl_c_saves_and_resume_goes_on(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_saves_and_resume_continues(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     line = command.TrainingLine
 
     class Interrupting(line):
@@ -89,7 +88,7 @@ def test_ctrl_c_saves_and_resume_goes_on(here: Path, monkeypatch: pytest.MonkeyP
     assert "frame by frame" in finished.stdout and "3 steps" in finished.stdout and "up to rollouts" in finished.stdout
 
 
-def test_bad_settings_are_one_sentence(here: Path) -> None:
+def test_a_bad_config_raises_one_error(here: Path) -> None:
     (here / "tiny.toml").write_text(SETTINGS.replace("[stages]", "[stages]\nframe = 3"))
     seen = run("--steps", "1")
     assert isinstance(seen.exception, RedlineError) and "did you mean frames?" in str(seen.exception)

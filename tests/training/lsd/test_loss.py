@@ -29,7 +29,7 @@ def picture() -> torch.Tensor:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-def test_a_share_of_the_pictures_is_corrupted(share: float) -> None:
+def test_a_share_of_the_images_is_corrupted(share: float) -> None:
     given = picture()
     found = corrupted(given, share, torch.Generator().manual_seed(0))
     changed = (found != given).flatten(1).any(1).float().mean()
@@ -49,7 +49,7 @@ def test_colours_are_a_little_off_and_not_more(level: float, least: float, most:
     assert 0.1 < noise.max() < 0.14 and noise.min() < 0.01
 
 
-def test_a_corrupted_picture_is_moved_by_two_pixels_at_most() -> None:
+def test_a_corrupted_image_is_moved_by_at_most_two_pixels() -> None:
     """Where the picture rises by one step a pixel, a move is a shift of the middle."""
     given = picture()
     step = float(given[0, 0, 0, 1] - given[0, 0, 0, 0])

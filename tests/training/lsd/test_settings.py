@@ -9,6 +9,7 @@ from redline.datasets.clips.settings import ClipSettings
 from redline.errors import RedlineError
 from redline.models.samplers.distilled import MOST_STEPS
 from redline.training.lsd.settings import LsdLoopSettings, LsdSettings, LsdTraining, StageSettings
+from redline.training.settings import decode
 
 STAGES = StageSettings()
 
@@ -17,11 +18,11 @@ STAGES = StageSettings()
     ("progress", "stage"),
     [(0.0, "diffusion"), (0.34, "diffusion"), (0.35, "rollouts"), (0.74, "rollouts"), (0.75, "distillation")],
 )
-def test_each_stage_begins_at_its_share(progress: float, stage: str) -> None:
+def test_each_stage_starts_at_its_share(progress: float, stage: str) -> None:
     assert STAGES.at(progress) == stage
 
 
-def test_a_stage_from_1_on_never_begins() -> None:
+def test_a_stage_with_share_1_never_starts() -> None:
     never = replace(STAGES, rollouts_from=1.0, distillation_from=1.0)
     assert never.at(1.0) == "diffusion" and not never.has_teacher
     assert replace(STAGES, distillation_from=1.0).at(1.0) == "rollouts"
@@ -39,7 +40,7 @@ def test_a_stage_from_1_on_never_begins() -> None:
     ids=str,
 )
 def test_stages_at_their_limits_are_taken(change: dict[str, Any]) -> None:
-    assert replace(STAGES, **change)
+    assert decode(StageSettings, change, "stages")
 
 
 @pytest.mark.parametrize(
@@ -60,26 +61,26 @@ def test_stages_at_their_limits_are_taken(change: dict[str, Any]) -> None:
     ids=str,
 )
 def test_stages_beyond_their_limits_are_refused(change: dict[str, Any]) -> None:
-    with pytest.raises(RedlineError):
-        replace(STAGES, **change)
+    with pytest.raises(RedlineError, match=next(iter(change))):
+        decode(StageSettings, change, "stages")
 
 
 @pytest.mark.parametrize("name", ["validation_clips", "validation_frames", "final_frames"])
-def test_judging_takes_a_clip_of_four_frames_at_least(name: str) -> None:
+def test_validation_needs_a_clip_of_four_frames(name: str) -> None:
     least = 1 if name == "validation_clips" else 4
-    assert LsdLoopSettings(steps=1, **{name: least})
-    with pytest.raises(RedlineError, match="judging takes"):
-        LsdLoopSettings(steps=1, **{name: least - 1})
+    assert decode(LsdLoopSettings, {"steps": 1, name: least}, "training")
+    with pytest.raises(RedlineError, match=f"{name} = .*at least {least}"):
+        decode(LsdLoopSettings, {"steps": 1, name: least - 1}, "training")
 
 
-def test_a_size_is_changed_by_what_is_given() -> None:
+def test_given_dimensions_override_the_size() -> None:
     config = LsdSettings("light", width=8, attending=0).config
     assert (config.width, config.attending, config.blocks) == (8, 0, 1)
     with pytest.raises(RedlineError, match="fp16, fp32"):
-        LsdSettings(weights="bf16")
+        decode(LsdSettings, {"weights": "bf16"}, "model")
 
 
-def test_a_frame_is_a_multiple_of_what_the_model_takes() -> None:
+def test_frame_px_must_be_a_multiple_of_the_model_stride() -> None:
     def training(frame_px: int) -> LsdTraining:
         data = ClipSettings("photos", frame_px=frame_px, world_px=96)
         return LsdTraining(LsdSettings(), data, STAGES, LsdLoopSettings(steps=1))

@@ -13,8 +13,8 @@ from redline.errors import RedlineError
 from redline.ladder.batch_size import BatchSizeResult, Probe
 from redline.training.loop import train
 from redline.training.text import run as module
-from redline.training.text import trainee as trainee_module
-from redline.training.text.batch_choice import TrainingCase, find_batch, largest_tried
+from redline.training.text import trained_model as trained_model_module
+from redline.training.text.batch_choice import TrainingCase, batch_limit, find_batch
 from redline.training.text.config import TextTraining
 from redline.training.text.run import prepare_training
 
@@ -35,7 +35,7 @@ def test_a_case_says_nothing_of_its_own(config: Callable[..., Path], monkeypatch
         warnings.warn("cpu has no bf16 in hardware.", stacklevel=2)
         return "fp32"
 
-    monkeypatch.setattr(trainee_module, "resolve_precision", resolve)
+    monkeypatch.setattr(trained_model_module, "resolve_precision", resolve)
     path = config(("batch = 3", 'batch = "auto"'), ('precision = "fp32"', 'precision = "bf16"\noptimizer = "muon"'))
     step, _, _ = TrainingCase(TextTraining.read(path), 320).open(2, "cpu")
     step()
@@ -57,8 +57,8 @@ def test_auto_asks_for_it(config: Callable[..., Path], tmp_path: Path, monkeypat
     assert task.training.data.batch == 7 and seen == [(320, max(task.rows.rows // 50, 1))]
     assert task.vocabulary == 320
     assert task.training.loop.learning_rate == pytest.approx(0.07)
-    assert any("batch 7: 1000 B of 1.95 KiB at its peak; a larger one does not fit" in line for line in said)
-    assert "learning rate 0.07 for 203 tokens a step (linear scaling)" in said
+    assert any("batch 7: peak memory 1000 B of 1.95 KiB; a larger one does not fit" in line for line in said)
+    assert "learning rate 0.07 for 203 tokens per step (linear scaling)" in said
     # Resumed, it is the batch of before, whatever would be found now.
     train(task, replace(task.training.loop, steps=1), tmp_path / "out", CPU)
     seen.clear()
@@ -67,21 +67,21 @@ def test_auto_asks_for_it(config: Callable[..., Path], tmp_path: Path, monkeypat
     # Nor is one looked for where the batch of before is none.
     text = path.read_text()
     for old, new, said_of in (
-        ('batch = "auto"', 'batch = "auto"\naccumulate = 8', "its steps of 203 tokens are no whole number"),
+        ('batch = "auto"', 'batch = "auto"\naccumulate = 8', "its 203 tokens per step are not a multiple"),
         ("length = 29", "length = 31", "its length is 29, not 31"),
     ):
         path.write_text(text.replace(old, new))
-        with pytest.raises(RedlineError, match=f"is of another training: {said_of}"):
+        with pytest.raises(RedlineError, match=f"belongs to another training: {said_of}"):
             prepare_training(path, tmp_path / "out", CPU, True, said.append, said.append)
     assert not seen
 
 
 def test_a_text_lasts_for_some_steps(config: Callable[..., Path]) -> None:
     training = TextTraining.read(config(("batch = 3", 'batch = "auto"\naccumulate = 3')))
-    assert largest_tried(training, 1000)[0] == 6 and "fewer than 50 steps" in largest_tried(training, 1000)[1]
-    assert largest_tried(training, 20)[0] == 1
+    assert batch_limit(training, 1000)[0] == 6 and "fewer than 50 steps" in batch_limit(training, 1000)[1]
+    assert batch_limit(training, 20)[0] == 1
     for rows in (None, 10**9):
-        assert largest_tried(training, rows) == (4096, "no larger one is tried")
+        assert batch_limit(training, rows) == (4096, "the largest that is tried")
 
 
 @pytest.mark.slow
@@ -96,20 +96,20 @@ def test_a_case_holds_gradients_while_it_goes_forward_where_the_loop_does(config
     held: list[bool] = []
     path = config(("batch = 3", 'batch = "auto"\naccumulate = 4'))
     case = TrainingCase(TextTraining.read(path), 320)
-    made = trainee_module.make_trainee
+    made = trained_model_module.make_trained_model
 
     def watched(*given: object, **named: object) -> object:
-        trainee = made(*given, **named)
-        forward = trainee.forward
+        trained = made(*given, **named)
+        forward = trained.forward
 
         def look(inputs: object) -> object:
-            held.append(any(weight.grad is not None for weight in trainee.model.parameters()))
+            held.append(any(weight.grad is not None for weight in trained.model.parameters()))
             return forward(inputs)
 
-        return replace(trainee, forward=look)
+        return replace(trained, forward=look)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("redline.training.text.batch_choice.make_trainee", watched)
+        patch.setattr("redline.training.text.batch_choice.make_trained_model", watched)
         step, items, _ = case.open(5, "cpu")
         step()
     assert held == [False, True] and items == 2 * 5 * 29

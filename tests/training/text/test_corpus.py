@@ -97,7 +97,7 @@ def test_a_tokenizer_of_much_text_in_few_documents_fills_its_budget(
     assert seen == ["one two one two"] * 50
 
 
-def test_a_loaded_tokenizer_is_taken_along(tmp_path: Path) -> None:
+def test_a_loaded_tokenizer_is_stored_with_the_corpus(tmp_path: Path) -> None:
     sources = write(tmp_path / "text")
     first = prepare(sources, TRAINED, tmp_path / "shards")
     (tmp_path / "t.json").write_text(first.tokenizer.to_text())
@@ -105,7 +105,7 @@ def test_a_loaded_tokenizer_is_taken_along(tmp_path: Path) -> None:
     assert second.identity == first.identity and second.folder != first.folder
 
 
-def test_the_split_takes_documents_by_what_they_are(tmp_path: Path) -> None:
+def test_the_split_depends_on_the_text_of_documents(tmp_path: Path) -> None:
     made = prepare(write(tmp_path / "text", 40), TRAINED, tmp_path / "shards")
     assert made.with_an_end(0.0) is made and len(made.split(0)[1]) == 0
     lines = (tmp_path / "text" / "a.jsonl").read_text().splitlines()
@@ -190,7 +190,7 @@ def test_an_empty_corpus_writes_nothing(tmp_path: Path, content: str, said: str)
     assert [file.name for file in tmp_path.iterdir()] == ["a.txt"]
 
 
-def test_what_is_refused_is_not_kept(tmp_path: Path) -> None:
+def test_shards_that_the_check_refuses_are_deleted(tmp_path: Path) -> None:
     def refuse(made: module.Corpus) -> None:
         raise RedlineError(f"not {len(made.lengths)} documents.")
 
@@ -244,7 +244,7 @@ def test_whoever_makes_the_same_corpus_first_keeps_it(tmp_path: Path, monkeypatc
     assert list((tmp_path / "shards").iterdir()) == [ours.folder]
 
 
-def test_what_a_killed_maker_left_is_swept_and_nobody_elses(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_process_are_deleted(tmp_path: Path) -> None:
     sources = write(tmp_path / "text")
     killed = """
 import os, sys
@@ -272,7 +272,7 @@ corpus.prepare(Sources.find((sys.argv[1],)), corpus.TokenizerSettings(vocabulary
     assert len([path for path in (tmp_path / "shards").iterdir() if path.name[0] != "."]) == 2
 
 
-def test_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:
+def test_mismatched_tokenizer_and_shards_raise(tmp_path: Path) -> None:
     sources = write(tmp_path / "text")
     made = prepare(sources, TRAINED, tmp_path / "shards")
     shard = made.folder / "tokens-00000.bin"
@@ -296,9 +296,9 @@ def test_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"file": "x", "vocabulary": 300}, "contradict"),
-        ({}, "name a tokenizer.json"),
-        ({"vocabulary": 300, "end": "x"}, "for a tokenizer that is loaded"),
+        ({"file": "x", "vocabulary": 300}, "exclude each other"),
+        ({}, "set file .a tokenizer.json. or vocabulary"),
+        ({"vocabulary": 300, "end": "x"}, "needs file"),
     ],
 )
 def test_contradictions(values: dict[str, object], said: str) -> None:
@@ -306,7 +306,7 @@ def test_contradictions(values: dict[str, object], said: str) -> None:
         TokenizerSettings(**values)
 
 
-def test_names_of_special_tokens_are_letters_unless_asked_for(tmp_path: Path) -> None:
+def test_names_of_special_tokens_are_plain_text_by_default(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("one <|end|> two <|end|> three")
     sources = Sources.find((str(tmp_path / "text.txt"),))
     for special_tokens, ends in ((False, 1), (True, 3)):

@@ -39,9 +39,9 @@ def make(path: Path) -> TextTask:
     corpus = prepare(Sources.find(training.data.sources), training.tokenizer, Path(training.data.shards))
     task = TextTask(training.with_batch(training.data.batch), corpus, GPU)
     asked = training.loop.precision
-    assert task.trainee.precision == (asked if asked != "auto" else "bf16")
-    dtypes = {weight.dtype for weight in task.trainee.module.parameters()}
-    assert dtypes == {DTYPES.get(task.trainee.precision, torch.float32)}
+    assert task.trained.precision == (asked if asked != "auto" else "bf16")
+    dtypes = {weight.dtype for weight in task.trained.module.parameters()}
+    assert dtypes == {DTYPES.get(task.trained.precision, torch.float32)}
     return task
 
 
@@ -85,7 +85,7 @@ def test_every_precision_learns_under_a_plan(
 
 
 @pytest.mark.parametrize("precision", [pytest.param("fp32", marks=SLOW_ATTENTION), "bf16", "fp16"])
-def test_resumed_is_uninterrupted_bit_for_bit(wide: Callable[..., Path], tmp_path: Path, precision: str) -> None:
+def test_resumed_equals_uninterrupted_bit_for_bit(wide: Callable[..., Path], tmp_path: Path, precision: str) -> None:
     lines = f'precision = "{precision}"'
     path = wide(('precision = "fp32"', lines), ("checkpoint_minutes = 10", "checkpoint_minutes = 0"))
     whole = run(path, tmp_path / "whole")
@@ -129,7 +129,7 @@ def test_blocks_of_a_deep_memory_model_stay_compiled(wide: Callable[..., Path], 
 
 
 @pytest.mark.parametrize("precision", [pytest.param("fp32", marks=SLOW_ATTENTION), "bf16"])
-def test_a_step_waits_for_nobody(
+def test_a_step_does_not_synchronize(
     wide: Callable[..., Path],
     tmp_path: Path,
     waits_for_nobody: Callable[[], AbstractContextManager[None]],
@@ -179,4 +179,4 @@ def test_the_batch_is_found(wide: Callable[..., Path]) -> None:
 
 def test_weights_are_computed_with_in_bf16(wide: Callable[..., Path]) -> None:
     task = make(wide(('precision = "fp32"', "")))
-    assert task.trainee.precision == "bf16" and isinstance(task.arithmetic, WorkingCopy)
+    assert task.trained.precision == "bf16" and isinstance(task.arithmetic, WorkingCopy)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from redline.errors import RedlineError
+from redline.training.settings import decode
 from redline.training.text.architecture import products_per_token
 from redline.training.text.memory_settings import MemorySettings
 
@@ -22,8 +23,8 @@ def test_weights_are_counted_without_being_made(change: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "change", [{"merge_cosine": -1.0}, {"merge_cosine": 1.0}, {"score_weight": 0.0, "score_after": 0}], ids=str
 )
-def test_settings_at_their_limits_are_taken(change: dict[str, Any]) -> None:
-    assert replace(SLOTS, **change)
+def test_settings_at_their_limits_are_valid(change: dict[str, Any]) -> None:
+    assert decode(MemorySettings, {"memory_slots": 4, **change}, "model")
 
 
 @pytest.mark.parametrize(
@@ -31,10 +32,10 @@ def test_settings_at_their_limits_are_taken(change: dict[str, Any]) -> None:
 )
 def test_settings_beyond_their_limits_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(RedlineError, match=next(iter(change))):
-        replace(SLOTS, **change)
+        decode(MemorySettings, {"memory_slots": 4, **change}, "model")
 
 
-def test_the_score_costs_something_from_a_step_on() -> None:
+def test_the_score_penalty_starts_at_its_step() -> None:
     settings = replace(SLOTS, score_after=3, score_weight=0.5)
     model = settings.build(30)
     for step, weight in ((0, 0.0), (2, 0.0), (3, 0.5), (4, 0.5)):
@@ -44,7 +45,7 @@ def test_the_score_costs_something_from_a_step_on() -> None:
     assert TINY.penalties(1000) == () and replace(settings, score_weight=0.0).penalties(1000) == ()
 
 
-def test_attention_costs_what_it_sees_and_memory_its_matrix() -> None:
+def test_flops_of_attention_and_neural_memory() -> None:
     """Two layers attend, two remember by 2 heads of 8 × 8; forward and backward are six operations a product."""
     matrix = 2 * (3 * 8 * 8 + 4 * (8 + 8))
     for settings, length, seen in ((TINY, 20, 10), (TINY, 400, 16), (SLOTS, 400, 200)):

@@ -84,7 +84,7 @@ def test_padding_share() -> None:
     assert 0.3 < padding_share(np.array(random_sizes(5000)), 64, 64) < 0.6
 
 
-def test_attended_is_what_tokens_lie_in_against_a_plain_loop() -> None:
+def test_attended_length_agrees_with_a_plain_loop() -> None:
     some, documents = shards([random_sizes(40)])
     packed = PackedRows(some, np.arange(len(documents)), 37, seed=5)
     numbers_BS = packed.batch(0, packed.rows).packing.documents_BS.tolist()

@@ -23,7 +23,7 @@ def test_every_kind_of_file_in_a_fixed_order(tmp_path: Path) -> None:
     assert list(Sources.find((str(tmp_path / "b.md"), str(tmp_path / "b.md"))).documents()) == ["# zwei\n"]
 
 
-def test_a_folder_that_cannot_be_listed_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_folder_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.txt").write_text("eins")
     (tmp_path / "closed").mkdir()
     listed = os.scandir
@@ -63,36 +63,36 @@ def test_identity_changes_with_any_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("a.jsonl", b'{"text": 3}\n', "line 1 of .* has no text under 'text'"),
-        ("a.jsonl", b'{"text": "x"}\n[1]\n', "line 2 of .* has no text"),
+        ("a.jsonl", b'{"text": 3}\n', "line 1 of .* has no string under 'text'"),
+        ("a.jsonl", b'{"text": "x"}\n[1]\n', "line 2 of .* has no string"),
         ("a.jsonl", b'{"text": "x"}\n{"te', "line 2 of .* is not JSON"),
-        ("a.jsonl", b'{"text": "x"}\n{"body": "y"}', "line 2 of .* has no text under 'text'"),
-        ("a.jsonl", b'{"text": "x"}\n{"text": "half \\ud83d"}', "line 2 of .* holds half a character under 'text'"),
+        ("a.jsonl", b'{"text": "x"}\n{"body": "y"}', "line 2 of .* has no string under 'text'"),
+        ("a.jsonl", b'{"text": "x"}\n{"text": "half \\ud83d"}', "line 2 of .* has a lone surrogate under 'text'"),
         ("a.jsonl", b'{"text": "x", "n": ' + b"9" * 5000 + b"}", "line 1 of .* holds a number with too many digits"),
         ("a.jsonl", b'{"text": "x"}\n' + b"[" * 200_000, "line 2 of .* is nested too deeply"),
         ("a.txt", b"\xff\xfe\x00", "is not UTF-8 text"),
     ],
 )
-def test_what_is_not_text_is_said(tmp_path: Path, name: str, content: bytes, said: str) -> None:
+def test_files_without_text_raise(tmp_path: Path, name: str, content: bytes, said: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(RedlineError, match=said):
         list(Sources.find((str(tmp_path),)).documents())
 
 
-def test_what_is_not_there_is_said(tmp_path: Path) -> None:
+def test_missing_sources_raise(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "a.csv").write_text("x")
     for places, said in (
         (("absent",), "no file or folder 'absent'"),
-        ((str(tmp_path / "empty"),), "holds no text"),
-        ((str(tmp_path / "a.csv"),), "not text of a known kind"),
+        ((str(tmp_path / "empty"),), "has no text"),
+        ((str(tmp_path / "a.csv"),), "has an unknown file type"),
         ((), "no text to train on: give files or folders with --source"),
     ):
         with pytest.raises(RedlineError, match=said):
             Sources.find(places)
 
 
-def test_parquet_without_pyarrow_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parquet_without_pyarrow_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
     real = builtins.__import__
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from redline.errors import RedlineError
 from redline.machine.machine import Machine
 from redline.training.loop import train
-from redline.training.text import trainee as trainee_module
+from redline.training.text import trained_model as trained_model_module
 from redline.training.text.config import TextTraining
 from redline.training.text.corpus import prepare
 from redline.training.text.packing import NO_TARGET
@@ -32,16 +32,16 @@ def make(path: Path, **loop: object) -> TextTask:
 
 def run(task: TextTask, out: Path, **options: object) -> list[float]:
     losses: list[float] = []
-    train(task, task.training.loop, out, CPU, tell=lambda seen: losses.append(seen.loss), **options)
+    train(task, task.training.loop, out, CPU, on_progress=lambda seen: losses.append(seen.loss), **options)
     return losses
 
 
-def test_it_learns_and_judges_by_what_was_kept_apart(config: Callable[..., Path], tmp_path: Path) -> None:
+def test_it_learns_and_validates_on_held_out_documents(config: Callable[..., Path], tmp_path: Path) -> None:
     task = make(config(("steps = 8", "steps = 30"), ("validate_every = 4", "validate_every = 30")))
     before = task.validate(task.model)["validation_loss"]
     outcome = train(task, task.training.loop, tmp_path / "out", CPU)
     assert outcome.figures["validation_loss"] < 0.9 * before
-    assert task.kept is not None and len(task.kept.lengths) == 6 and len(task.rows.lengths) == 54
+    assert task.held_out is not None and len(task.held_out.lengths) == 6 and len(task.rows.lengths) == 54
     assert task.items_per_step == 87 and 0 < task.padding_share < 1
 
 
@@ -60,7 +60,7 @@ def test_the_loss_against_a_plain_one(config: Callable[..., Path]) -> None:
     assert count == batch.targets < 87
 
 
-def test_parts_add_up_to_the_whole(config: Callable[..., Path], tmp_path: Path) -> None:
+def test_accumulated_parts_equal_the_whole_step(config: Callable[..., Path], tmp_path: Path) -> None:
     whole = make(config(("batch = 3", "batch = 6")))
     parts = make(config(("batch = 3", "batch = 2\naccumulate = 3")))
     assert whole.identity == parts.identity
@@ -80,7 +80,7 @@ def test_another_model_text_or_batch_is_another_training(config: Callable[..., P
     for old, new, said in (
         ("width = 16", "width = 32", "its width is 16, not 32"),
         ("batch = 3", "batch = 4", "its tokens_per_step is 87, not 116"),
-        ("vocabulary = 280", "vocabulary = 270", "is of another training"),
+        ("vocabulary = 280", "vocabulary = 270", "belongs to another training"),
         ("steps = 8", 'steps = 8\noptimizer = "muon"', "its optimizer is adamw, not muon"),
     ):
         with pytest.raises(RedlineError, match=said):
@@ -101,23 +101,23 @@ def test_another_model_text_or_batch_is_another_training(config: Callable[..., P
 )
 def test_a_plan_is_applied(config: Callable[..., Path], tmp_path: Path, plan: str) -> None:
     plain, planned = make(config()), make(config(), plan=plan)
-    said = planned.trainee.active(planned.optimizer(), planned.training)
+    said = planned.trained.active(planned.optimizer(), planned.training)
     assert f"rung {plan}" in said
     losses = run(planned, tmp_path / "planned")
     assert losses == pytest.approx(run(plain, tmp_path / "plain"), rel=0.02)
-    assert planned.trainee.plan.rungs[0].proof(planned.trainee.job)
+    assert planned.trained.plan.rungs[0].proof(planned.trained.job)
     if "foreach" in plan:
         assert any("foreach" in line for line in said)
 
 
-def test_without_a_plan_the_shipped_one_is_taken(config: Callable[..., Path]) -> None:
+def test_the_shipped_plan_is_the_default(config: Callable[..., Path]) -> None:
     cpu, gpu = Machine.detect("cpu"), replace(Machine.detect("cpu"), device="cuda:0")
     plain, eager = (TextTraining.read(config(("steps = 8", f"steps = 8{line}"))) for line in ("", '\nplan = "eager"'))
-    assert [str(trainee_module.plan_of(plain, machine)) for machine in (cpu, gpu)] == ["eager", "fused_ops"]
-    assert str(trainee_module.plan_of(eager, gpu)) == "eager"
+    assert [str(trained_model_module.plan_of(plain, machine)) for machine in (cpu, gpu)] == ["eager", "fused_ops"]
+    assert str(trained_model_module.plan_of(eager, gpu)) == "eager"
     task = make(config())
     assert any(
-        line.startswith("no plan: `redline climb") for line in task.trainee.active(task.optimizer(), task.training)
+        line.startswith("no plan: `redline climb") for line in task.trained.active(task.optimizer(), task.training)
     )
 
 
@@ -125,7 +125,7 @@ def test_without_a_plan_the_shipped_one_is_taken(config: Callable[..., Path]) ->
 def test_low_precision_follows_fp32_and_resumes_exactly(
     config: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str, ema_decay: float
 ) -> None:
-    monkeypatch.setattr(trainee_module, "resolve_precision", lambda asked, device: asked)
+    monkeypatch.setattr(trained_model_module, "resolve_precision", lambda asked, device: asked)
     path = config(("steps = 8", "steps = 4"), ("validate_every = 4", "validate_every = 2"), ("batch = 3", "batch = 2"))
     exact = run(make(path, ema_decay=ema_decay), tmp_path / "exact")
 
@@ -135,13 +135,13 @@ def test_low_precision_follows_fp32_and_resumes_exactly(
     task = low()
     losses = run(task, tmp_path / "low")
     assert losses == pytest.approx(exact, rel=0.02) and losses != exact
-    assert isinstance(task.arithmetic, WorkingCopy) and task.trainee.precision == precision
+    assert isinstance(task.arithmetic, WorkingCopy) and task.trained.precision == precision
     assert {weight.dtype for weight in task.model.parameters()} == {torch.float32}
-    assert {w.dtype for w in task.trainee.module.parameters()} == {
+    assert {w.dtype for w in task.trained.module.parameters()} == {
         {"bf16": torch.bfloat16, "fp16": torch.float16}[precision]
     }
     # The copy is the masters rounded, after every step and after judging.
-    for master, own in zip(task.model.parameters(), task.trainee.module.parameters(), strict=True):
+    for master, own in zip(task.model.parameters(), task.trained.module.parameters(), strict=True):
         assert torch.equal(master.to(own.dtype), own)
     half = low()
     parts: list[float] = []
@@ -152,11 +152,11 @@ def test_low_precision_follows_fp32_and_resumes_exactly(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(half, half.training.loop, tmp_path / "parts", CPU, tell=stop)
+        train(half, half.training.loop, tmp_path / "parts", CPU, on_progress=stop)
     assert parts[:2] + run(low(), tmp_path / "parts", resume=True) == losses
 
 
-def test_the_average_is_judged(config: Callable[..., Path], tmp_path: Path) -> None:
+def test_validation_uses_the_averaged_weights(config: Callable[..., Path], tmp_path: Path) -> None:
     task = make(config(), ema_decay=0.9)
     outcome = train(task, task.training.loop, tmp_path, CPU)
     assert outcome.model is not task.model
@@ -169,14 +169,14 @@ def test_more_text_than_there_is(config: Callable[..., Path]) -> None:
         make(path)
 
 
-def test_deterministic_kernels_are_asked_for_while_it_computes(config: Callable[..., Path]) -> None:
+def test_steps_run_with_deterministic_kernels(config: Callable[..., Path]) -> None:
     task = make(config())
     with task.around():
         assert torch.are_deterministic_algorithms_enabled()
         task.loss(0).backward()
     assert not torch.are_deterministic_algorithms_enabled()
     assert torch.utils.deterministic.fill_uninitialized_memory
-    said = r"no kernel for put_ that gives .*: set deterministic = false\.$"
+    said = r"no deterministic kernel for put_: set deterministic = false under"
     with pytest.raises(RedlineError, match=said), task.around():
         raise RuntimeError("put_ does not have a deterministic implementation, but you set 'torch.use_…'")
     with pytest.raises(RuntimeError, match="something else"), task.around():
@@ -187,10 +187,10 @@ def test_deterministic_kernels_are_asked_for_while_it_computes(config: Callable[
 
 @pytest.mark.parametrize("device", ["cuda:0", "cpu"])
 @pytest.mark.parametrize("wanted", [True, False])
-def test_what_kernels_are_taken_is_told(config: Callable[..., Path], device: str, wanted: bool) -> None:
+def test_the_log_names_the_kernels(config: Callable[..., Path], device: str, wanted: bool) -> None:
     task = make(config(), deterministic=wanted)
-    trainee = replace(task.trainee, machine=replace(task.trainee.machine, device=device))
-    told = [line for line in trainee.active(task.optimizer(), task.training) if "deterministic" in line]
+    trained = replace(task.trained, machine=replace(task.trained.machine, device=device))
+    told = [line for line in trained.active(task.optimizer(), task.training) if "deterministic" in line]
     assert len(told) == (device != "cpu") and all(("may differ" in line) != wanted for line in told)
 
 
@@ -199,7 +199,7 @@ def test_z_loss_is_for_training_alone(config: Callable[..., Path]) -> None:
     assert float(penal.loss(0).detach()) > float(plain.loss(0).detach()) + 0.01
     assert penal.validate(penal.model) == plain.validate(plain.model)
     inputs = plain._inputs(plain.rows.batch(0, 3), 0, 3)
-    judged = [float(task.trainee.module.eval()(**inputs).detach()) for task in (plain, penal)]
+    judged = [float(task.trained.module.eval()(**inputs).detach()) for task in (plain, penal)]
     assert judged[0] == judged[1]
 
 
@@ -208,8 +208,8 @@ def test_a_plan_may_not_exchange_the_weights(config: Callable[..., Path], monkey
         job.model.model.norm.weight = torch.nn.Parameter(job.model.model.norm.weight.detach().clone())
         return plan, job
 
-    monkeypatch.setattr(trainee_module.Plan, "build", exchange)
-    with pytest.raises(RedlineError, match="exchanges weights"):
+    monkeypatch.setattr(trained_model_module.Plan, "build", exchange)
+    with pytest.raises(RedlineError, match="replaces parameters"):
         make(config())
 
 

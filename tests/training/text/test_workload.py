@@ -26,7 +26,7 @@ def losses(workload: object, plan: str, steps: int = 4) -> list[float]:
     return [float(step(inputs)) for _ in range(steps)]
 
 
-def test_it_learns_and_takes_options(config: Callable[..., Path]) -> None:
+def test_the_workload_trains_and_has_options(config: Callable[..., Path]) -> None:
     make = training_workload(str(config()))
     workload = make()
     assert workload.items == 87 and workload.unit == "token" and make.__name__ == "tiny"
@@ -45,7 +45,7 @@ def test_bundled_settings_go_by_their_name(tmp_path: Path, monkeypatch: pytest.M
     workload = load_workload("train:decoder-tiny", {"batch": 2, "length": 19})
     assert (workload.name, workload.items) == ("decoder-tiny", 38)
     assert losses(workload, "eager", 1)[0] < 8
-    with pytest.raises(RedlineError, match="no settings .* of a language model: .* or one of decoder-124m, .*-tiny"):
+    with pytest.raises(RedlineError, match="no config .* of a language model: .* or one of decoder-124m, .*-tiny"):
         load_workload("train:decoder-huge")
     with pytest.raises(RedlineError, match="of a super-resolution model, not of a language model"):
         load_workload("train:drct-small-x4")

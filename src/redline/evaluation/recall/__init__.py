@@ -1,4 +1,4 @@
-"""Tasks that show whether a model remembers: pairs to recall, and needles in long noise."""
+"""Recall tasks for language models: associative pairs, and needles in long texts."""
 
 from redline.evaluation.recall.evaluate import LossRow, RecallRow, evaluate, loss_by_position
 from redline.evaluation.recall.mqar import Mqar

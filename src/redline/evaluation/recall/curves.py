@@ -1,4 +1,4 @@
-"""Figures against the length of a text as curves: lengths double, so their axis is logarithmic."""
+"""Draws curves over text lengths, on a logarithmic axis."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ class LengthCurve:
 
 @dataclass(frozen=True)
 class Axis:
-    """`span` fixes the axis; `doubling` counts in powers of two; `write` makes its words."""
+    """`span` fixes the limits; `doubling` makes ticks at powers of two; `write` formats the ticks."""
 
     title: str
     span: tuple[float, float] | None = None
@@ -31,7 +31,7 @@ class Axis:
 
 
 def draw(title: str, curves: Sequence[LengthCurve], name: str, across: str, up: Axis) -> Markup:
-    """The same picture at every width; nothing when there are not two points to join."""
+    """Returns the drawing at every page width; nothing if no curve has two points."""
     shown = [curve for curve in curves if curve.points]
     if max((len(curve.points) for curve in shown), default=0) < 2:
         return Markup("")
@@ -45,15 +45,15 @@ def _draw(title: str, curves: Sequence[LengthCurve], width: int, across: str, up
     values = [value for curve in curves for _, value in curve.points]
     x = Scale(lengths[0], lengths[-1], left, right, log=True)
     y = Scale(*(up.span or _span(values, up.doubling)), bottom, top, log=up.doubling)
-    said = "; ".join(f"{curve.name} {up.write(curve.points[-1][1])}" for curve in curves)
-    drawing = Drawing(width, height, title, f"{title}, at the last of its lengths: {said}.")
+    words = "; ".join(f"{curve.name} {up.write(curve.points[-1][1])}" for curve in curves)
+    drawing = Drawing(width, height, title, f"{title} at the largest length: {words}.")
     for tick in _powers(y.low, y.high) if up.doubling else y.ticks(5):
         drawing.line(left, y(tick), right, y(tick), "grid")
         drawing.text(left - 8, y(tick) + 4, up.write(tick), "tick", "end")
     free = 0.0
     for length in lengths:
         word = short_count(length)
-        # Lengths stand where they are, and those without room for their words go without.
+        # A label is left out if it would overlap the one before.
         if x(length) - 4 * len(word) > free:
             drawing.text(x(length), bottom + 16, word, "tick", "middle")
             free = x(length) + 4 * len(word)
@@ -82,7 +82,7 @@ def _powers(low: float, high: float) -> list[float]:
 
 
 def short_count(count: int) -> str:
-    """2,048 as 2K, where that is exact."""
+    """Formats 2,048 as 2K, and only exact multiples so."""
     for unit, size in (("M", 2**20), ("K", 2**10)):
         if count % size == 0:
             return f"{count // size}{unit}"

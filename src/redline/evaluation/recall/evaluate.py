@@ -1,4 +1,4 @@
-"""How well a model remembers, as the text grows: recall at each length, what it holds for it, and loss by position."""
+"""Measures recall at each text length, the size of the state, and the loss of a text by position."""
 
 import time
 import warnings
@@ -18,24 +18,24 @@ from redline.evaluation.recall.text_needles import tokenized_sample
 from redline.machine.host_memory import available_host_bytes
 from redline.notation import format_bytes
 
-# Tokens at once where the batch is left open: of whole texts, or of the largest pieces that a memory model reads.
+# Tokens per batch by default: of whole texts, or of the pieces of a memory model.
 _TOKENS = 2**16
-# Tokens of texts that wait to be read in pieces, however long they are.
+# The largest number of tokens of a batch that is processed in pieces.
 _WAITING = 2**24
-# Of a token, beside the one that should follow it, and a copy while texts are put together.
+# Bytes per token: the token, its target, and a copy while texts are assembled.
 _TOKEN_BYTES = 3 * 8
-# Up to this many tokens seen, positions are one bucket.
+# The first bucket has positions up to this one.
 _FIRST_BUCKET = 64
-# What torch's generators take.
+# torch generators take seeds below this.
 _SEEDS = 2**63
-Tell = Callable[[str], None]
+Status = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class RecallRow:
-    """`asked` counts what `accuracy` is a share of: symbols, or whole answers in text.
+    """The result of a task at one length. `asked` is the number of answers: symbols, or whole answers in text.
 
-    `state_bytes` is what was held of one text once it was read.
+    `state_bytes` is the size of the model's state or cache of one text at its end.
     """
 
     task: str
@@ -48,7 +48,7 @@ class RecallRow:
 
 @dataclass(frozen=True)
 class LossRow:
-    """The mean loss of `tokens` tokens that had at least `first` tokens before them, and at most `last`."""
+    """The mean loss of `tokens` tokens at positions `first` to `last` (the number of tokens before them)."""
 
     first: int
     last: int
@@ -65,49 +65,48 @@ def evaluate(
     device: torch.device | str = "cpu",
     tokenizer: Any = None,
     seed: int = 0,
-    tell: Tell = lambda said: None,
+    status: Status = lambda line: None,
 ) -> list[RecallRow]:
-    """Every task at every length, on the same fresh samples for every model; everything is checked at first."""
+    """Evaluates every task at every length, on the same samples for every model. Checks all arguments first."""
     check_counts(samples, batch, seed)
     check_tasks(model, tasks, lengths, tokenizer)
     return [
-        _row(model, task, length, samples, batch, torch.device(device), tokenizer, seed, tell)
+        _row(model, task, length, samples, batch, torch.device(device), tokenizer, seed, status)
         for task in tasks
         for length in lengths
     ]
 
 
 def check_counts(samples: int, batch: int | None, seed: int) -> None:
-    """Raises for a number of samples, a batch or a seed that `evaluate` would refuse."""
+    """Raises for values that `evaluate` does not accept."""
     if samples < 1:
-        raise ModelError(f"1 sample or more is asked for, not {samples}.")
+        raise ModelError(f"samples must be at least 1, not {samples}.")
     if batch is not None and batch < 1:
-        raise ModelError(f"a batch is 1 text or more, not {batch}.")
+        raise ModelError(f"batch must be at least 1, not {batch}.")
     if not 0 <= seed < _SEEDS:
-        raise ModelError(f"a seed is a whole number from 0 to {_SEEDS - 1}, not {seed}.")
+        raise ModelError(f"seed must be a whole number from 0 to {_SEEDS - 1}, not {seed}.")
 
 
 def check_tasks(model: Cached, tasks: Sequence[Recall], lengths: Sequence[int], tokenizer: Any) -> None:
-    """Raises for a length or task that `evaluate` would refuse."""
-    room = available_host_bytes()
+    """Raises for a length or task that `evaluate` cannot run."""
+    free_bytes = available_host_bytes()
     for length in lengths:
         if length < 1:
-            raise ModelError(f"a length is 1 token or more, not {length}.")
-        if (least := _TOKEN_BYTES * length) > room:
-            raise ModelError(
-                f"a text of {length:,} tokens takes {format_bytes(least)} or more, and there are {format_bytes(room)}."
-            )
+            raise ModelError(f"lengths must be at least 1 token, not {length}.")
+        if (least := _TOKEN_BYTES * length) > free_bytes:
+            needed, free = format_bytes(least), format_bytes(free_bytes)
+            raise ModelError(f"a text of {length:,} tokens takes at least {needed}, and only {free} are free.")
         if model.context is not None and length > model.context:
             raise ModelError(f"a text of {length:,} tokens is longer than the model's context of {model.context:,}.")
     for task in tasks:
         if isinstance(task, Passkey):
             if tokenizer is None:
-                raise ModelError(f"{name_of(task)} is asked in text, and the model has no tokenizer.json.")
+                raise ModelError(f"the task {name_of(task)} is made of text, and the model has no tokenizer.json.")
         elif task.vocabulary > model.vocabulary:
             raise ModelError(
                 f"{name_of(task)} has {task.vocabulary:,} symbols, and the model's vocabulary is {model.vocabulary:,}."
             )
-        # The shortest must hold a question, which is better known before the longest is answered.
+        # Raises now if a question does not fit into the shortest text.
         _sample(task, tokenizer, torch.Generator().manual_seed(0), 1, min(lengths), model.vocabulary)
 
 
@@ -120,15 +119,15 @@ def _row(
     device: torch.device,
     tokenizer: Any,
     seed: int,
-    tell: Tell,
+    status: Status,
 ) -> RecallRow:
     name, begun = name_of(task), time.perf_counter()
     generator = torch.Generator().manual_seed(seed)
     most = batch or _at_once(model, length)
     right = asked = held = 0
     for done in range(0, samples, most):
-        tell(f"{name} at {length:,} tokens: {done} of {samples}")
-        # One by one, so that the questions do not depend on how many are answered at once.
+        status(f"{name} at {length:,} tokens: {done} of {samples}")
+        # Drawn one by one, so that the samples do not depend on the batch.
         count = min(most, samples - done)
         each = [_sample(task, tokenizer, generator, 1, length, model.vocabulary) for _ in range(count)]
         drawn = Sample(torch.cat([one.tokens_BS for one in each]), torch.cat([one.targets_BS for one in each]))
@@ -152,11 +151,11 @@ def _sample(
 
 
 def _right(model: Cached, sample: Sample, device: torch.device, whole: bool) -> tuple[torch.Tensor, int]:
-    """Whether each asked token was right (with `whole`, whether all of each text's were), and the bytes held of one."""
+    """Returns whether each answer (with `whole`, each text) was right, and the size of the state of one text."""
     asked_BS = sample.targets_BS != IGNORED
     found, held = predict(model, sample.tokens_BS.to(device), asked_BS.to(device))
     if bool((found < 0).any()):
-        warnings.warn("some of the model's logits are not finite: those answers count as wrong.", stacklevel=2)
+        warnings.warn("some logits of the model are not finite: those answers count as wrong.", stacklevel=2)
     right = found.cpu() == sample.targets_BS[asked_BS]
     if not whole:
         return right, held
@@ -172,20 +171,22 @@ def loss_by_position(
     length: int,
     samples: int = 64,
     device: torch.device | str = "cpu",
-    tell: Tell = lambda said: None,
+    status: Status = lambda line: None,
 ) -> list[LossRow]:
-    """The loss of a text in rows of `length` tokens, by how many tokens stood before: buckets end at powers of two."""
+    """Returns the mean loss by position, over rows of `length` tokens of a text; buckets end at powers of two."""
     if len(tokens) < 2:
-        raise ModelError("the text has fewer than 2 tokens, so there is nothing to predict.")
+        raise ModelError("the text has fewer than 2 tokens: there is nothing to predict.")
     if max(tokens) >= model.vocabulary:
-        raise ModelError(f"the text has the token {max(tokens)}, and the model's vocabulary is {model.vocabulary}.")
+        raise ModelError(
+            f"the text has token {max(tokens)}, which is outside the model's vocabulary of {model.vocabulary}."
+        )
     length = min(length, len(tokens) - 1)
     rows = min(samples, (len(tokens) - 1) // length)
     text = torch.tensor(tokens[: rows * length + 1])
     totals = torch.zeros(length, dtype=torch.float64)
     most = _at_once(model, length)
     for first in range(0, rows, most):
-        tell(f"loss of {length:,} tokens: {first} of {rows}")
+        status(f"loss of {length:,} tokens: {first} of {rows}")
         part = text[first * length : min(first + most, rows) * length + 1].to(device)
         inputs, targets = part[:-1].view(-1, length), part[1:].view(-1, length)
         for begin, logits, _ in pieces(model, inputs):

@@ -1,7 +1,6 @@
-"""Multi-query associative recall: pairs of symbols come first, and then their keys again, here and there among fillers.
+"""Multi-query associative recall (MQAR): key-value pairs first, then the keys again at random places between fillers.
 
-After each key the model must say the value that it was paired with. Every sample has pairs of its own, so nothing but
-memory helps.
+After each key the model must predict its value. Every sample has new pairs, so the model cannot learn them.
 """
 
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from redline.evaluation.recall.task import IGNORED, Sample
 
 @dataclass(frozen=True)
 class Mqar:
-    """Symbol 0 fills; of the others, the lower half are keys and the upper half values."""
+    """Symbol 0 is the filler; of the others, the lower half are keys and the upper half values."""
 
     symbols: int = 64
     pairs: int = 6
@@ -32,16 +31,16 @@ class Mqar:
         return self.symbols
 
     def sample(self, generator: torch.Generator, batch: int, length: int) -> Sample:
-        told, half = 2 * self.pairs, self.symbols // 2
-        if length < told + self.questions:
+        fixed, half = 2 * self.pairs, self.symbols // 2
+        if length < fixed + self.questions:
             sizes = f"{self.pairs} pairs and {self.questions} questions"
-            raise ModelError(f"{sizes} need {told + self.questions} tokens, not {length}.")
+            raise ModelError(f"{sizes} need {fixed + self.questions} tokens, not {length}.")
         keys = 1 + torch.rand(batch, half - 1, generator=generator).topk(self.pairs, dim=1).indices
         values = torch.randint(half, self.symbols, (batch, self.pairs), generator=generator)
         asked = torch.randint(self.pairs, (batch, self.questions), generator=generator)
-        places = told + torch.rand(batch, length - told, generator=generator).topk(self.questions, dim=1).indices
+        places = fixed + torch.rand(batch, length - fixed, generator=generator).topk(self.questions, dim=1).indices
         tokens, targets = torch.zeros(batch, length, dtype=torch.int64), torch.full((batch, length), IGNORED)
-        tokens[:, :told] = torch.stack((keys, values), 2).flatten(1)
+        tokens[:, :fixed] = torch.stack((keys, values), 2).flatten(1)
         tokens.scatter_(1, places, keys.gather(1, asked))
         targets.scatter_(1, places, values.gather(1, asked))
         return Sample(tokens, targets)

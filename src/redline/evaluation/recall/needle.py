@@ -1,4 +1,4 @@
-"""Needles in noise: a few keys with their values lie somewhere in a long text, and are asked for at its end."""
+"""Needle task: a few keys and their values are hidden in noise, and the end of the text queries them."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from redline.evaluation.recall.task import IGNORED, Sample
 
 @dataclass(frozen=True)
 class Needle:
-    """Symbols: values first, then keys, then the question mark, then noise."""
+    """The symbols are, in this order: values, keys, the query mark, noise."""
 
     keys: int = 3
     values: int = 16
@@ -18,29 +18,31 @@ class Needle:
 
     def __post_init__(self) -> None:
         if min(self.keys, self.values, self.noises) < 1:
-            raise ModelError("needles need at least one key, one value and one noise.")
+            raise ModelError("keys, values and noises of the recall task needle must be at least 1.")
 
     @property
     def vocabulary(self) -> int:
         return self.values + self.keys + 1 + self.noises
 
     def sample(self, generator: torch.Generator, batch: int, length: int) -> Sample:
-        """Each key and its value behind it once; at the end the question mark and every key, in any order."""
-        asked, room = 3 * self.keys, length - 3 * self.keys
-        if room < 2 * self.keys:
-            raise ModelError(f"{self.keys} needles and their questions need {asked + 2 * self.keys} tokens.")
+        """Places each key and its value once; the text ends with the query mark and every key in random order."""
+        asked, queries = 3 * self.keys, length - 3 * self.keys
+        if queries < 2 * self.keys:
+            raise ModelError(
+                f"{self.keys} needles and their questions need {asked + 2 * self.keys} tokens, not {length}."
+            )
         first_noise = self.vocabulary - self.noises
         tokens = torch.randint(first_noise, self.vocabulary, (batch, length), generator=generator)
         targets = torch.full((batch, length), IGNORED)
         values = torch.randint(self.values, (batch, self.keys), generator=generator)
         keys = torch.rand(batch, self.keys, generator=generator).argsort(1)
-        # Pairs of places, so that no needle lies on another.
-        places = 2 * torch.rand(batch, room // 2, generator=generator).topk(self.keys, dim=1).indices
+        # Draws pairs of positions, so that needles do not overlap.
+        places = 2 * torch.rand(batch, queries // 2, generator=generator).topk(self.keys, dim=1).indices
         tokens.scatter_(1, places, keys + self.values)
         tokens.scatter_(1, places + 1, values)
         order = torch.rand(batch, self.keys, generator=generator).argsort(1)
         marks = torch.full((batch, self.keys), self.values + self.keys)
         questions = torch.stack((marks, keys.gather(1, order) + self.values, values.gather(1, order)), 2)
-        tokens[:, room:] = questions.flatten(1)
-        targets[:, room + 1 :: 3] = values.gather(1, order)
+        tokens[:, queries:] = questions.flatten(1)
+        targets[:, queries + 1 :: 3] = values.gather(1, order)
         return Sample(tokens, targets)

@@ -1,4 +1,4 @@
-"""The page that `redline eval memory` writes: recall, state size and loss by length."""
+"""An HTML page about the recall of a model, without scripts or external resources."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from redline.pages import CURVE_COLORS, ChartCard, TextTable, render_page
 
 @dataclass(frozen=True)
 class Subject:
-    """What was asked: the model's name, and where and how it ran."""
+    """The name of the model, and how it ran."""
 
     name: str
     about: str
@@ -32,13 +32,15 @@ def render_recall_page(subject: Subject, rows: Sequence[RecallRow], losses: Sequ
 
 
 def headline(rows: Sequence[RecallRow], losses: Sequence[LossRow]) -> str:
-    """What can be said in a sentence: the longest text, and what was held for it."""
+    """Returns a sentence about the longest text."""
     if not rows:
-        return f"The loss goes from {losses[0].loss:.3f} to {losses[-1].loss:.3f} as the text grows." if losses else ""
+        return (
+            f"The loss changes from {losses[0].loss:.3f} to {losses[-1].loss:.3f} as the text grows." if losses else ""
+        )
     longest = max(row.length for row in rows)
-    said = ", ".join(f"{row.accuracy:.1%} of {row.task}" for row in rows if row.length == longest)
+    words = ", ".join(f"{row.accuracy:.1%} of {row.task}" for row in rows if row.length == longest)
     held = max(row.state_bytes for row in rows if row.length == longest)
-    return f"At {longest:,} tokens it recalls {said}, and holds {format_bytes(held)} for it."
+    return f"At {longest:,} tokens it recalls {words}, with a state of {format_bytes(held)}."
 
 
 def _recall_table(rows: Sequence[RecallRow]) -> TextTable:

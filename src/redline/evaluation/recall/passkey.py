@@ -1,7 +1,7 @@
-"""Needles in text, as the published S-NIAH tasks have them: a passkey, a number or a word to be read back.
+"""Needles in text, after the published S-NIAH tasks: the model must repeat a passkey, a number or a word.
 
-Text is bytes, so that no tokenizer comes between the task and the memory. `passkey` hides a number among one sentence
-repeated; `number` hides it among made-up prose; `word` hides a random word among such prose.
+The text is bytes, so the task does not depend on a tokenizer. `passkey` hides a number among repetitions of the same
+sentences; `number` hides it among random words; `word` hides a random word among them.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _DIGITS, _LETTERS = "0123456789", "abcdefghijklmnopqrstuvwxyz"
 
 @dataclass(frozen=True)
 class Story:
-    """What is hidden, what is asked at the end, and what is to be answered."""
+    """The hidden sentence, the question at the end, and the expected answer."""
 
     needle: str
     question: str
@@ -34,9 +34,9 @@ class Passkey:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise ModelError(f"a needle is one of {', '.join(KINDS)}, not {self.kind!r}.")
+            raise ModelError(f"unknown needle {self.kind!r}: use one of {', '.join(KINDS)}.")
         if self.answer_bytes < 1:
-            raise ModelError(f"an answer has 1 byte or more, not {self.answer_bytes}.")
+            raise ModelError(f"answer_bytes must be at least 1, not {self.answer_bytes}.")
 
     @property
     def vocabulary(self) -> int:
@@ -55,25 +55,25 @@ class Passkey:
             f"The magic {name} for {city} is {answer}. ", f"What is the magic {name} for {city}? It is ", answer
         )
 
-    def hay(self, generator: torch.Generator, count: int) -> str:
-        """So many characters of text without meaning."""
+    def filler(self, generator: torch.Generator, count: int) -> str:
+        """Returns `count` characters of meaningless text."""
         if self.kind == "passkey":
             start = int(torch.randint(len(_REPEATED), (), generator=generator))
             return (_REPEATED * (count // len(_REPEATED) + 2))[start : start + count]
-        # A word has two letters or more, and a space.
+        # A word has at least two letters and a space.
         words = _words(generator, [1 + more for more in _draw(generator, 3, count // 3 + 1)])
         return "".join(word + (". " if place % 9 == 8 else " ") for place, word in enumerate(words))[:count]
 
     def _one(self, generator: torch.Generator, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         story = self.story(generator)
-        told = len(story.needle) + len(story.question) + len(story.answer)
-        # The last byte of the answer is a target alone.
-        room = length - told + 1
-        if room < 0:
-            raise ModelError(f"a needle and its question need {told - 1} tokens, not {length}.")
-        hay = self.hay(generator, room)
-        place = int(torch.randint(room + 1, (), generator=generator))
-        whole = hay[:place] + story.needle + hay[place:] + story.question + story.answer
+        fixed = len(story.needle) + len(story.question) + len(story.answer)
+        # The last byte of the answer is only a target.
+        free = length - fixed + 1
+        if free < 0:
+            raise ModelError(f"a needle and its question need {fixed - 1} tokens, not {length}: use longer texts.")
+        filler = self.filler(generator, free)
+        place = int(torch.randint(free + 1, (), generator=generator))
+        whole = filler[:place] + story.needle + filler[place:] + story.question + story.answer
         text = torch.frombuffer(bytearray(whole, "ascii"), dtype=torch.uint8).long()
         tokens, following = text[:-1], text[1:].clone()
         following[: -self.answer_bytes] = IGNORED
@@ -81,7 +81,7 @@ class Passkey:
 
 
 def _words(generator: torch.Generator, syllables: list[int]) -> list[str]:
-    """All drawn at once: one draw a word would take longer than a step of training."""
+    """Draws all words at once, because one draw per word would take longer than a training step."""
     count = sum(syllables)
     first, second = (_draw(generator, len(letters), count) for letters in (_CONSONANTS, _VOWELS))
     spoken = iter([_CONSONANTS[i] + _VOWELS[j] for i, j in zip(first, second, strict=True)])

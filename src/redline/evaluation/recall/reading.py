@@ -1,7 +1,7 @@
-"""What a model says at chosen places of a long text, read in pieces: logits of the whole text are never in memory.
+"""Predictions at chosen positions of a long text, in pieces, so that the logits of the whole text are never in memory.
 
-A memory model carries its state from piece to piece. A decoder carries its cache where only the end is asked for;
-where any place may be, its states are computed at once and its head reads them in pieces.
+A memory model carries its state from piece to piece. A decoder uses its key-value cache if only positions at the end
+are queried; otherwise its hidden states are computed at once and its head is applied in pieces.
 
 Shapes: B texts of S tokens, vocabulary V.
 """
@@ -15,14 +15,14 @@ from torch import Tensor
 from redline.errors import ModelError
 
 PIECE = 2048
-# Numbers in the logits of a piece.
+# The largest number of logits of a piece.
 _LOGITS = 2**26
-# Answers that stand so near to the end are read token by token.
+# Queried positions at most this far from the end are predicted token by token.
 _ENDING = 64
 
 
 class Cached(Protocol):
-    """What is asked of every model: see `redline.generation.language_model`."""
+    """The members that every model has; see `redline.generation.language_model`."""
 
     @property
     def vocabulary(self) -> int: ...
@@ -37,7 +37,7 @@ class Cached(Protocol):
 
 @runtime_checkable
 class Advancing(Protocol):
-    """A model whose state is a value."""
+    """A model with an explicit state."""
 
     def new_state(self, batch: int = 1) -> Any: ...
 
@@ -45,7 +45,7 @@ class Advancing(Protocol):
 
 
 class Headed(Protocol):
-    """A model whose states can be had without their logits."""
+    """A model that can return its hidden states without their logits."""
 
     head: Any
 
@@ -53,7 +53,7 @@ class Headed(Protocol):
 
 
 class Piece(NamedTuple):
-    """Where a piece begins, its logits (B, piece, V), and the state or cache that was held after it, if any was."""
+    """The start of a piece, its logits (B, piece, V), and the state or cache after it, if there is one."""
 
     begin: int
     logits: Tensor
@@ -61,9 +61,9 @@ class Piece(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """The likeliest next token at every asked place, in the mask's order; −1 where logits are not finite.
+    """The most likely next token at every queried position, in the order of the mask; −1 where logits are not finite.
 
-    `state_bytes` is what was held of one text after its last token.
+    `state_bytes` is the size of the state or cache of one text after its last token.
     """
 
     tokens: Tensor
@@ -79,7 +79,7 @@ def predict(model: Cached, tokens_BS: Tensor, asked_BS: Tensor) -> Answers:
         likeliest = piece.logits.argmax(-1).masked_fill(~piece.logits.isfinite().all(-1), -1)
         found_BS[:, piece.begin : piece.begin + piece.logits.shape[1]] = likeliest
         held = piece.held
-    # A model that read the whole text at once held nothing between tokens: to go on, it would need its cache.
+    # A model that processed the whole text at once has no state, but would need its cache to continue.
     held_bytes = model.new_cache(1, length).bytes if held is None else held.bytes // batch
     return Answers(found_BS[asked_BS], held_bytes)
 
@@ -97,22 +97,24 @@ def pieces(model: Cached, tokens_BS: Tensor) -> Iterator[Piece]:
         for begin in range(0, length, size):
             yield Piece(begin, model.head(hidden[:, begin : begin + size]), None)
     else:
-        raise ModelError(f"a {type(model).__name__} gives no logits in pieces.")
+        raise ModelError(
+            f"a {type(model).__name__} cannot return logits in pieces: it needs advance(), or head and hidden()."
+        )
 
 
 def _is_headed(model: object) -> TypeGuard[Headed]:
-    # Not by isinstance, which from Python 3.12 on does not see the submodules of a module.
+    # From Python 3.12 on, isinstance with a protocol does not find submodules of a module.
     return hasattr(model, "head") and hasattr(model, "hidden")
 
 
 def piece_size(batch: int, vocabulary: int) -> int:
-    """A power of two, so that pieces end where segments and chunks do."""
+    """Returns a power of two, so that pieces end at the borders of segments and chunks."""
     most = max(16, min(PIECE, _LOGITS // (batch * vocabulary)))
     return 1 << (most.bit_length() - 1)
 
 
 def _endings(model: Cached, tokens_BS: Tensor, first: int) -> Iterator[Piece]:
-    """Logits (B, 1, V) of the tokens from `first` on; what comes before is only taken in."""
+    """Yields logits (B, 1, V) of the tokens from `first` on; the tokens before are prefilled in chunks."""
     batch, length = tokens_BS.shape
     cache = model.new_cache(batch, length)
 

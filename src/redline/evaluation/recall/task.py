@@ -1,4 +1,4 @@
-"""What a recall task is, and how often a model gets it right."""
+"""The interface of a recall task, and the accuracy of a model on a sample."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,13 +7,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-# A target that nobody is asked for.
+# The target of positions that are not queried.
 IGNORED = -100
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Tokens (B, S), and beside each the token that should come next, where that is asked."""
+    """Tokens (B, S), and for queried positions the token that should come next."""
 
     tokens_BS: Tensor
     targets_BS: Tensor
@@ -23,7 +23,7 @@ class Sample:
 
 
 class Recall(Protocol):
-    """A task with fresh samples of any length; the same generator state gives the same ones."""
+    """A task that generates new samples of any length, determined by the state of the generator."""
 
     @property
     def vocabulary(self) -> int: ...
@@ -32,7 +32,7 @@ class Recall(Protocol):
 
 
 def accuracy(predict: Callable[[Tensor], Tensor], sample: Sample) -> float:
-    """The share of asked tokens whose most likely answer is the right one; `predict` gives logits (B, S, V)."""
+    """Returns the share of queried tokens that are predicted correctly; `predict` returns logits (B, S, V)."""
     asked = sample.targets_BS != IGNORED
     with torch.no_grad():
         logits = predict(sample.tokens_BS)

@@ -1,1 +1,1 @@
-"""Training a live video diffusion model: its stages, what it is shown as its past, how it is judged."""
+"""Training of a live video diffusion model: its stages, history frames and validation."""

@@ -1,7 +1,6 @@
-"""History as it may be when a model has run for an hour: a little off in colour, noisy, soft, and not quite in place.
+"""Corrupts the history frame in the way a model's output degrades over time: colour shift, noise, blur, displacement.
 
-A model that has only ever seen true frames as its history trusts it, and adds its own small errors to it for ever. One
-that has seen it go wrong looks at the frame and puts it right.
+A model trained only on true frames as history accumulates its own errors. Trained on corrupted ones, it corrects them.
 """
 
 import torch
@@ -10,12 +9,12 @@ from torch.nn import functional as F
 
 from redline.datasets.clips.warp import positions, warp
 
-# At most, on a scale of [-1, 1]: gain and offset of each colour, noise, and pixels out of place.
+# The largest gain and offset of each colour, noise (all on a scale of [-1, 1]), and displacement in pixels.
 _GAIN, _OFFSET, _NOISE, _MOVED_PX = 0.12, 0.08, 0.12, 2.0
 
 
 def corrupted(previous: Tensor, share: float, generator: torch.Generator) -> Tensor:
-    """A share of the pictures, each in its own way; the others as they are. Pictures in [-1, 1]."""
+    """Corrupts a share of the images, each differently. Images are in [-1, 1]."""
     batch, channels, height, width = previous.shape
 
     def some(*shape: int) -> Tensor:

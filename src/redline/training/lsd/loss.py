@@ -1,15 +1,15 @@
-"""How far off an output is, counted by how much better a clip gets.
+"""The LSD loss: the difference of the output, relative to that of the input.
 
-Dark clips are far off, and good ones near: by plain differences the dark ones would outweigh all others, and a model
-would brighten what is bright enough. So each clip's difference is divided by its input's: 1 is as bad as the input.
+In absolute terms, dark clips would outweigh all others, and the model would brighten images that are bright enough. So
+each clip's difference is divided by that of its input: a loss of 1 is as bad as the input.
 """
 
 import torch
 from torch import Tensor
 
-# Differences below this count by their square, above it by their size; pictures are in [-1, 1].
+# Differences below this count quadratically, above it linearly; images are in [-1, 1].
 _SOFT = 0.03
-# What is left of a good input's own difference, so that a flawless one does not count without end.
+# A lower bound of the input's difference, so that the weight of a perfect input stays finite.
 _LEAST = 0.03
 
 
@@ -18,11 +18,11 @@ def soft_abs(difference: Tensor) -> Tensor:
 
 
 def difference(one: Tensor, other: Tensor, weights_B: Tensor) -> Tensor:
-    """The mean over the clips, each by its weight."""
+    """Returns the weighted mean difference over the clips."""
     return (weights_B * soft_abs(one - other).flatten(1).mean(1)).mean()
 
 
 @torch.no_grad()
 def weights_by_input(seen: Tensor, target: Tensor) -> Tensor:
-    """One over how bad each clip's input is."""
+    """Returns the inverse of the difference of each clip's input."""
     return 1 / (soft_abs(seen - target).flatten(1).mean(1) + _LEAST)

@@ -1,10 +1,9 @@
-"""What a finished training of an LSD leaves behind: the averaged weights, and a page that says what they reach.
+"""Writes the result of an LSD training: the averaged weights and a model card with their scores.
 
-The figures on the page are of the file: weights are rounded to the dtype they are stored in before they are judged.
+The weights are rounded to the dtype in which they are stored before they are scored.
 """
 
 import json
-import platform
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -17,11 +16,11 @@ from redline.models.lsd import Lsd, save_lsd
 from redline.notation import format_bytes, format_seconds
 from redline.training.licence import licence_section
 from redline.training.loop import Outcome
-from redline.training.lsd.pupil import Pupil
 from redline.training.lsd.settings import STAGES
+from redline.training.lsd.student_teacher import StudentTeacher
 from redline.training.lsd.task import LsdTask
 from redline.training.lsd.validation import Restoration
-from redline.training.stored import CARD, DTYPES, WEIGHTS, as_stored
+from redline.training.stored import CARD, DTYPES, WEIGHTS, as_stored, device_name
 from redline.version import VERSION
 
 
@@ -36,12 +35,12 @@ class LsdResult:
 
 
 def write_lsd_result(task: LsdTask, outcome: Outcome, out: Path) -> LsdResult:
-    """Judges the averaged weights as they will be stored, over many frames, then writes weights and page."""
+    """Scores the averaged weights as they will be stored, over many frames, then writes weights and card."""
     dtype = DTYPES[task.settings.model.weights]
     model = rounded(outcome.model, dtype)
     scores = task.judge(model, task.settings.loop.final_frames)
     named = {Path(folder).resolve().name: seen for folder, seen in scores.items()}
-    pairs = task.clips.crops.pairs
+    pairs = task.pairs
     about = {
         "made_by": f"redline {VERSION}",
         "model": str(model.config),
@@ -62,50 +61,50 @@ def write_lsd_result(task: LsdTask, outcome: Outcome, out: Path) -> LsdResult:
 
 
 def rounded(model: nn.Module, dtype: torch.dtype) -> Lsd:
-    """A copy of the student whose weights are what reading them back from a file of that dtype gives."""
-    student = model.student if isinstance(model, Pupil) else model
+    """Returns a copy of the student with weights rounded to `dtype`."""
+    student = model.student if isinstance(model, StudentTeacher) else model
     if not isinstance(student, Lsd):
-        raise RedlineError(f"a {type(student).__name__} is no LSD.")
+        raise RedlineError(f"a {type(student).__name__} is not an LSD.")
     return as_stored(student, dtype).eval()
 
 
 def _card(task: LsdTask, outcome: Outcome, model: Lsd, result: LsdResult) -> str:
-    settings, pairs, position = task.settings, task.clips.crops.pairs, outcome.position
+    settings, pairs, position = task.settings, task.pairs, outcome.position
     data, stages, loop = settings.data, settings.stages, settings.loop
     reached = STAGES[: STAGES.index(result.stage) + 1]
     lines = [
         f"# {model.config}",
         "",
-        "A model that restores the video of a poor camera as it comes (noise, blur, blocks of compression, darkness, "
-        "casts of colour), trained by `redline train lsd`.",
+        "A model that restores live video of a poor camera (noise, blur, compression artefacts, darkness, colour "
+        "casts), trained by `redline train lsd`.",
         "",
         "## Model",
         "",
         f"A U-Net of widths {', '.join(str(width) for width in model.config.widths)} over patches of "
         f"{model.config.patch} × {model.config.patch} pixels: {result.parameters:,} parameters, "
         f"{format_bytes(result.model_bytes)} as {settings.model.weights} safetensors. It sees the frame, its own last "
-        f"output and noise, and predicts the clean picture; it was judged with {stages.sample_steps} steps a frame of "
-        "the distilled sampler. The first two entries of its control vector say how much of darkness and of a cast to "
+        f"output and noise, and predicts the clean image; it was scored with {stages.sample_steps} steps a frame of "
+        "the distilled sampler. The first two entries of its control vector say how much darkness and colour cast to "
         "keep, from 0 to 1.",
         "",
         "## Data",
         "",
         f"{pairs.photos} photos of the folder `{Path(data.photos).resolve().name}`, {pairs.pixels / 1e6:.1f} "
-        f"megapixels. Clips of {data.frame_px} × {data.frame_px} are made on the fly by moving a camera over them, so "
-        "that every motion is known, and are then degraded. No photo of the test sets below is among them.",
+        f"megapixels. Clips of {data.frame_px} × {data.frame_px} are made on the fly by moving a virtual camera over "
+        "them, so that every motion is known, and are then degraded. No photo is in the test sets below.",
         "",
         "## Training",
         "",
         f"{position.step:,} steps of {data.batch} clips in {format_seconds(position.elapsed_s)} on "
-        f"{_device(task.device)}, {task.precision}, torch {torch.__version__}. Stages reached: {', '.join(reached)}. "
+        f"{device_name(task.device)}, {task.precision}, torch {torch.__version__}. Stages: {', '.join(reached)}. "
         f"{loop.optimizer}, cosine schedule, averaged weights (decay {loop.ema_decay:g}). Peak memory "
         f"{format_bytes(outcome.peak_bytes)}.",
         "",
         *_scores(result),
         "## Limits",
         "",
-        "Its motions are those of a camera before a flat scene with one thing passing by. What the picture does not "
-        "hold is not invented, and people and faces were not looked at in particular.",
+        "The training motions are those of a camera over a flat scene with one moving object. The model does not "
+        "invent detail that the input lacks, and was not tested on people and faces in particular.",
         "",
         *licence_section(data.photos),
         "## Settings",
@@ -119,7 +118,7 @@ def _card(task: LsdTask, outcome: Outcome, model: Lsd, result: LsdResult) -> str
 
 def _scores(result: LsdResult) -> list[str]:
     if not result.scores:
-        return ["## Scores", "", "No test set was given, so nothing was judged.", ""]
+        return ["## Scores", "", "No test set was given, so nothing was scored.", ""]
     rows = [
         f"| {name} | {seen.clips} × {seen.frames} | **{seen.psnr_db:.2f}** | {seen.alone_psnr_db:.2f} "
         f"| {seen.input_psnr_db:.2f} | **{seen.warp_error:.5f}** | {seen.alone_warp_error:.5f} "
@@ -131,14 +130,10 @@ def _scores(result: LsdResult) -> list[str]:
         "",
         "PSNR in dB and warp error (mean absolute difference to the frame before, moved by the known motion) of the "
         "weights as stored, in fp32: with its own history, each frame alone, the input itself, and for the warp error "
-        "the true film. Drift is what is lost of the gain from the first quarter of the frames to the last.",
+        "the clean video. Drift is the loss of the gain from the first quarter of the frames to the last.",
         "",
-        "| test set | clips × frames | PSNR | alone | input | warp error | alone | input | true film | drift dB |",
+        "| test set | clips × frames | PSNR | alone | input | warp error | alone | input | clean video | drift dB |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
         *rows,
         "",
     ]
-
-
-def _device(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"a CPU ({platform.machine()})"

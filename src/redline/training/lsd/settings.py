@@ -1,22 +1,33 @@
-"""The settings of an LSD's training: [model], [data], [stages] and [training] of one TOML file."""
+"""The config of an LSD training: [model], [data], [stages] and [training]."""
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
 
 from redline.datasets.clips.settings import ClipSettings
 from redline.errors import RedlineError
-from redline.files.untrusted import read_toml, reader
 from redline.models.lsd import LsdConfig
 from redline.models.samplers.distilled import MOST_STEPS
-from redline.training.settings import LoopSettings, choices, fill, sections
+from redline.training.settings import (
+    ConfigSource,
+    LoopSettings,
+    NonNegativeFloat,
+    PositiveInt,
+    Share,
+    StoredDtype,
+    decode,
+    override,
+    read_config,
+)
 
 STAGES = ("diffusion", "rollouts", "distillation")
 
 
 @dataclass(frozen=True)
 class LsdSettings:
-    """A size by its name, and what of it is to be otherwise; `weights` is what the result is stored in."""
+    """A named size and the dimensions that differ from it. `weights` is the dtype in which the result is stored."""
 
     size: str = "tiny"
     patch: int | None = None
@@ -25,10 +36,7 @@ class LsdSettings:
     blocks: int | None = None
     attending: int | None = None
     control: int | None = None
-    weights: str = "fp16"
-
-    def __post_init__(self) -> None:
-        choices("weights", self.weights, ("fp16", "fp32"))
+    weights: StoredDtype = "fp16"
 
     @property
     def config(self) -> LsdConfig:
@@ -39,44 +47,35 @@ class LsdSettings:
 
 @dataclass(frozen=True)
 class StageSettings:
-    """What is learnt when: each stage begins at a share of the whole training, 1 for never.
+    """The share of the training at which each stage begins; 1 means never.
 
-    Diffusion alone comes first. From `rollouts_from` on, clips of `frames` frames are restored with the model's own
-    output as history, which is corrupted in a share `corruption` of them; `steadiness` weighs how much the output may
-    change where the scene does not. From `distillation_from` on, what is trained are the few steps that will be taken
-    (1 to `sample_steps`), on what they make of noise themselves; a teacher, the average of the weights until then,
-    takes `teacher_steps`, and its picture weighs `teacher_share` beside the true one.
+    Training begins with diffusion alone. From `rollouts_from` on, it restores clips of `frames` frames with the model's
+    own output as history; a share `corruption` of the histories is corrupted, and `steadiness` weighs the penalty on
+    changes of the output where the scene does not change. From `distillation_from` on, it trains the 1 to
+    `sample_steps` sampling steps of inference on their own inputs. The teacher, an average of the weights up to then,
+    takes `teacher_steps` steps; its output weighs `teacher_share` against the true image.
     """
 
-    rollouts_from: float = 0.35
-    distillation_from: float = 0.75
-    frames: int = 4
-    sample_steps: int = 2
-    teacher_steps: int = 6
-    teacher_share: float = 0.25
-    teacher_decay: float = 0.999
-    steadiness: float = 0.25
-    corruption: float = 0.5
+    rollouts_from: Share = 0.35
+    distillation_from: Share = 0.75
+    frames: Annotated[int, Meta(ge=2)] = 4
+    sample_steps: Annotated[int, Meta(ge=1, le=MOST_STEPS)] = 2
+    teacher_steps: PositiveInt = 6
+    teacher_share: Share = 0.25
+    teacher_decay: Share = 0.999
+    steadiness: NonNegativeFloat = 0.25
+    corruption: Share = 0.5
 
     def __post_init__(self) -> None:
-        if not 0 <= self.rollouts_from <= self.distillation_from <= 1:
-            raise RedlineError("0 ≤ rollouts_from ≤ distillation_from ≤ 1 must hold: they are shares of the training.")
-        if self.frames < 2 or self.teacher_steps < 1:
-            raise RedlineError("rollouts have two frames or more, and a teacher takes a step at least.")
-        if not 1 <= self.sample_steps <= MOST_STEPS:
-            raise RedlineError(f"sample_steps is from 1 to {MOST_STEPS}, not {self.sample_steps}.")
-        for name in ("teacher_share", "teacher_decay", "corruption"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise RedlineError(f"{name} is from 0 to 1, not {getattr(self, name)}.")
-        if self.steadiness < 0:
-            raise RedlineError(f"steadiness must not be negative, as {self.steadiness} is.")
+        if self.rollouts_from > self.distillation_from:
+            raise RedlineError("rollouts_from under [stages] must not be larger than distillation_from.")
 
     @property
     def has_teacher(self) -> bool:
         return self.distillation_from < 1 and self.teacher_share > 0
 
     def at(self, progress: float) -> str:
-        """The stage when so much of the training is over."""
+        """Returns the stage after this share of the training."""
         if progress >= self.distillation_from and self.distillation_from < 1:
             return "distillation"
         return "rollouts" if progress >= self.rollouts_from and self.rollouts_from < 1 else "diffusion"
@@ -84,64 +83,60 @@ class StageSettings:
 
 @dataclass(frozen=True)
 class LsdLoopSettings(LoopSettings):
-    """`compile` compiles the network; `checkpointing` computes activations twice instead of keeping them. What a large
-    model needs besides are mostly moments, which `adamw8bit` keeps in a quarter of the memory.
+    """`compile` compiles the network; `checkpointing` recomputes activations in the backward pass. For large models,
+    `adamw8bit` also shrinks the optimizer state to a quarter.
 
-    Judging takes `validation_clips` clips of each folder, `validation_frames` long; what is said of the result on its
-    page was seen over `final_frames`.
+    Validation takes `validation_clips` clips of each folder, `validation_frames` long. The scores on the result page
+    are measured over `final_frames`.
     """
 
-    optimizers: ClassVar[tuple[str, ...]] = ("adamw", "adam", "adamw8bit")
-    precisions: ClassVar[tuple[str, ...]] = ("bf16", "fp16", "fp32")
-
+    optimizer: Literal["adamw", "adam", "adamw8bit"] = "adamw"
+    precision: Literal["bf16", "fp16", "fp32"] = "bf16"
     compile: bool = False
     checkpointing: bool = False
-    validation_clips: int = 4
-    validation_frames: int = 32
-    final_frames: int = 1000
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.validation_clips < 1 or self.validation_frames < 4 or self.final_frames < 4:
-            raise RedlineError("judging takes one clip or more, of four frames or more.")
+    validation_clips: PositiveInt = 4
+    validation_frames: Annotated[int, Meta(ge=4)] = 32
+    final_frames: Annotated[int, Meta(ge=4)] = 1000
 
 
 @dataclass(frozen=True)
 class LsdTraining:
-    """A whole settings file."""
-
     model: LsdSettings
     data: ClipSettings
     stages: StageSettings
     loop: LsdLoopSettings
 
     @classmethod
-    @reader("settings file")
-    def read(cls, path: str | Path, **instead: Any) -> "LsdTraining":
-        """The file's settings, with those of `instead` that are not None in place of its own."""
-        model, data, stages, loop = sections(read_toml(path, "settings file"), ("model", "data", "stages", "training"))
-        given = {name: value for name, value in instead.items() if value is not None}
-        # A length given on the command line replaces the file's, whichever of the two kinds that is.
-        if "steps" in given or "minutes" in given:
-            loop = {name: value for name, value in loop.items() if name not in ("steps", "minutes")}
-        data |= {name: value for name, value in given.items() if name in ("photos", "validation")}
-        loop |= {name: value for name, value in given.items() if name in ("steps", "minutes")}
-        return cls(
-            fill(LsdSettings, model, "model"),
-            fill(ClipSettings, data, "data"),
-            fill(StageSettings, stages, "stages"),
-            fill(LsdLoopSettings, loop, "training"),
-        )
+    def read(
+        cls,
+        config: ConfigSource,
+        photos: str | None = None,
+        validation: list[str] | None = None,
+        steps: int | None = None,
+        minutes: float | None = None,
+    ) -> "LsdTraining":
+        """Returns the settings of a config file or dict, with the arguments that are not None in place of its own."""
+        with read_config(config, ("model", "data", "stages", "training")) as tables:
+            override(tables["data"], photos=photos, validation=validation)
+            override(tables["training"], steps=steps, minutes=minutes)
+            return cls(
+                decode(LsdSettings, tables["model"], "model"),
+                decode(ClipSettings, tables["data"], "data"),
+                decode(StageSettings, tables["stages"], "stages"),
+                decode(LsdLoopSettings, tables["training"], "training"),
+            )
 
     def __post_init__(self) -> None:
         multiple = self.model.config.multiple_px
         if self.data.frame_px % multiple:
-            raise RedlineError(f"frame_px must be a multiple of {multiple}, or training would learn from padding.")
+            raise RedlineError(
+                f"frame_px = {self.data.frame_px} under [data] must be a multiple of {multiple}, or frames are padded."
+            )
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
-        """As JSON can hold it, folders by their names: where they lay is nobody's business."""
-        named = {"model": self.model, "data": self.data, "stages": self.stages, "training": self.loop}
-        tables = {name: asdict(part) for name, part in named.items()}
+        """Returns the settings for JSON, with the names of folders instead of their paths."""
+        tables = asdict(self)
+        tables["training"] = tables.pop("loop")
         tables["data"]["photos"] = Path(self.data.photos).resolve().name
         tables["data"]["validation"] = [Path(folder).resolve().name for folder in self.data.validation]
         return tables

@@ -1,6 +1,6 @@
-"""Training an LSD: diffusion first, then its own output as history, then the few steps that it will take live.
+"""Trains an LSD in three stages: diffusion, rollouts on its own output as history, and distillation to few steps.
 
-Pictures are in [-1, 1] here. B: clips.
+Images are in [-1, 1]. B: clips.
 """
 
 import time
@@ -14,34 +14,36 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from redline.datasets.clips import Clips, Frame, warp
+from redline.datasets.photo_pairs import PhotoPairs
 from redline.errors import RedlineError
 from redline.models.lsd import PREDICTION, PROCESS, Lsd
 from redline.models.samplers import Sampler, noise_process, sampler_table
 from redline.training.arithmetic import Arithmetic
 from redline.training.lsd.history import corrupted
 from redline.training.lsd.loss import difference, soft_abs, weights_by_input
-from redline.training.lsd.pupil import Pupil
 from redline.training.lsd.settings import LsdTraining
+from redline.training.lsd.student_teacher import StudentTeacher
 from redline.training.lsd.validation import Restoration, judge, restorer
 from redline.training.optimizers import build_optimizer
 from redline.training.precision import computing_in, resolve_precision
 from redline.training.task import FREE_TO_CHANGE, Task
 from redline.training.working_copy import WorkingCopy
 
-# How often a clip's frames are all restored from pure noise, which is what the first step does live.
+# The share of clips that are restored from pure noise, as in the first sampling step.
 _FROM_NOISE = 0.5
 _NO_HISTORY = 0.2
 _CONTROLLED = 0.3
 _NOISIEST = 999
-# How much of its random change to the frame a model starts with.
+# The factor of the random output layer at the start.
 _START = 0.05
 _SEED_OF_VALIDATION = 900_001
 
 
 class LsdTask(Task):
-    """What the loop needs to train an LSD."""
+    """Trains an LSD."""
 
     unit = "clip"
+    start = None  # LSD training has no initial weights
 
     def __init__(self, settings: LsdTraining, device: torch.device) -> None:
         self.settings, self.device = settings, device
@@ -52,17 +54,17 @@ class LsdTask(Task):
         self.tests = {
             folder: Clips(data, device, _SEED_OF_VALIDATION, photos=folder) for folder in settings.data.validation
         }
-        self._refuse_known_photos()
+        self._check_disjoint()
         with torch.random.fork_rng([]):
             torch.manual_seed(settings.loop.seed)
             student = Lsd(settings.model.config)
         _start_near_the_frame(student)
         student.recompute(settings.loop.checkpointing)
-        self.pupil = Pupil(student, settings.stages.has_teacher).to(device)
-        self.model: nn.Module = self.pupil.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-        self._arithmetic = WorkingCopy(self.pupil, "fp16") if self.precision == "fp16" else Arithmetic()
-        computing = self._arithmetic.model if isinstance(self._arithmetic, WorkingCopy) else self.pupil
-        assert isinstance(computing, Pupil)
+        self.networks = StudentTeacher(student, settings.stages.has_teacher).to(device)
+        self.model: nn.Module = self.networks.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        self._arithmetic = WorkingCopy(self.networks, "fp16") if self.precision == "fp16" else Arithmetic()
+        computing = self._arithmetic.model if isinstance(self._arithmetic, WorkingCopy) else self.networks
+        assert isinstance(computing, StudentTeacher)
         self.computing = computing
         if settings.loop.compile:
             for network in computing.children():
@@ -77,32 +79,36 @@ class LsdTask(Task):
 
     @property
     def averaged(self) -> nn.Module:
-        """The student alone: the teacher is an average already, and a copy of it would be in nobody's use."""
-        return self.pupil.student
+        """The student alone, because the teacher is an average already."""
+        return self.networks.student
 
     @property
     def arithmetic(self) -> Arithmetic:
         return self._arithmetic
 
     @property
+    def pairs(self) -> PhotoPairs:
+        return self.clips.crops.pairs
+
+    @property
     def identity(self) -> Mapping[str, Any]:
-        """How long it lasts, what is said on the way and where the photos lie may change when it is resumed."""
+        """Duration, logging and the location of the photos may change on resume."""
         free = {*FREE_TO_CHANGE, "compile", "checkpointing", "photos", "validation", "weights", "size"}
         free |= {"validation_clips", "validation_frames", "final_frames"}
         parts = (self.settings.data, self.settings.stages, self.settings.loop)
         settings = {name: value for part in parts for name, value in asdict(part).items() if name not in free}
-        pairs = self.clips.crops.pairs
+        pairs = self.pairs
         return {**self.settings.model.config.to_dict(), **settings, "photos": pairs.photos, "pixels": pairs.pixels}
 
     def optimizer(self) -> Optimizer:
-        return build_optimizer(self.pupil.student, self.settings.loop)
+        return build_optimizer(self.networks.student, self.settings.loop)
 
     def loss(self, step: int, part: int = 0) -> Tensor:
         stages = self.settings.stages
         self.stage = stages.at(self._progress(step))
         if self.stage != "distillation":
-            self.pupil.teach_later(step, stages.teacher_decay)
-        # Seeds that the clips do not use: their noise must have nothing to do with diffusion's.
+            self.networks.update_teacher(step, stages.teacher_decay)
+        # Other seeds than those of the clips: the noise of diffusion must be independent of theirs.
         generator = torch.Generator(self.device).manual_seed((self.settings.loop.seed + 101) * 1_000_000_007 + step)
         draws = torch.Generator().manual_seed((self.settings.loop.seed + 202) * 1_000_000_007 + step)
         with torch.no_grad():
@@ -112,14 +118,14 @@ class LsdTask(Task):
             targets = [clip.degradation.target(frame.clean, keep) * 2 - 1 for frame in frames]
             seen = [frame.seen * 2 - 1 for frame in frames]
         if self.stage == "diffusion":
-            history = self._or_nothing(targets[0], seen[1], generator)
+            history = self._drop_some_history(targets[0], seen[1], generator)
             times = torch.randint(_NOISIEST + 1, (len(history),), generator=generator, device=self.device)
-            output = self._at(times, seen[1], history, targets[1], control, generator)
+            output = self._denoise(times, seen[1], history, targets[1], control, generator)
             return difference(output, targets[1], weights_by_input(seen[1], targets[1]))
         return self._rollout(frames, seen, targets, control, generator, draws)
 
     def validate(self, model: nn.Module) -> dict[str, float]:
-        """PSNR over the input's, steadiness against each frame on its own, and drift, by the folder's name."""
+        """Returns the gain over the input, the warp error with and without history, and the drift, by folder name."""
         figures = {}
         for folder, result in self.judge(model, self.settings.loop.validation_frames).items():
             name = Path(folder).name
@@ -128,8 +134,8 @@ class LsdTask(Task):
         return figures
 
     def judge(self, model: nn.Module, frames: int) -> dict[str, Restoration]:
-        """Always in fp32: what is judged is what was learnt, not what rounding leaves of it."""
-        student = model.student if isinstance(model, Pupil) else model
+        """Evaluates in fp32, so that the scores do not depend on the precision of training."""
+        student = model.student if isinstance(model, StudentTeacher) else model
         steps, data = self.settings.stages.sample_steps, self.settings.data
         restore = restorer(student, steps, self.settings.loop.validation_clips, data.frame_px, self.device)
         return {folder: judge(restore, clips.clip(0, frames), steps) for folder, clips in self.tests.items()}
@@ -143,19 +149,19 @@ class LsdTask(Task):
         generator: torch.Generator,
         draws: torch.Generator,
     ) -> Tensor:
-        """Each frame with the model's own output as history; what it hands on is not trained through."""
+        """Returns the loss of a clip with the model's own output as history, without gradients through the history."""
         stages, distils = self.settings.stages, self.stage == "distillation"
         batch, history, losses = len(seen[0]), seen[0], []
         times = torch.randint(_NOISIEST + 1, (batch,), generator=generator, device=self.device)
         from_noise = torch.rand(batch, generator=generator, device=self.device) < _FROM_NOISE
         times = torch.where(from_noise, _NOISIEST, times)
-        for index, (frame, picture, target) in enumerate(zip(frames, seen, targets, strict=True)):
-            weights_B = weights_by_input(picture, target)
+        for index, (frame, image, target) in enumerate(zip(frames, seen, targets, strict=True)):
+            weights_B = weights_by_input(image, target)
             given = corrupted(history, stages.corruption if index else 0.0, generator)
             if distils:
-                output, handed_on, loss = self._few_steps(picture, given, target, weights_B, control, generator, draws)
+                output, handed_on, loss = self._distill(image, given, target, weights_B, control, generator, draws)
             else:
-                output = handed_on = self._at(times, picture, given, target, control, generator)
+                output = handed_on = self._denoise(times, image, given, target, control, generator)
                 loss = difference(output, target, weights_B)
             if index and stages.steadiness:
                 with torch.no_grad():
@@ -167,9 +173,9 @@ class LsdTask(Task):
             history = handed_on.detach().clamp(-1, 1)
         return torch.stack(losses).mean()
 
-    def _few_steps(
+    def _distill(
         self,
-        picture: Tensor,
+        image: Tensor,
         given: Tensor,
         target: Tensor,
         weights_B: Tensor,
@@ -177,63 +183,65 @@ class LsdTask(Task):
         generator: torch.Generator,
         draws: torch.Generator,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """One of the steps that a live frame takes is trained, on what the steps before it made of noise."""
+        """Trains one of the sampling steps, on the output of the steps before it."""
         sampler = self._few[int(torch.randint(len(self._few), (), generator=draws))]
         trained = int(torch.randint(sampler.steps, (), generator=draws))
-        noise = [self._noise(picture, generator) for _ in range(sampler.steps + 1)]
-        state, output = sampler.begin(noise[0], picture), picture
+        noise = [self._noise(image, generator) for _ in range(sampler.steps + 1)]
+        state, output = sampler.begin(noise[0], image), image
         for index in range(sampler.steps):
             with torch.set_grad_enabled(index == trained):
-                said = self._predict(self.computing.student, state.noisy, picture, given, sampler.times[index], control)
-            output = said if index == trained else output
+                predicted = self._predict(
+                    self.computing.student, state.noisy, image, given, sampler.times[index], control
+                )
+            output = predicted if index == trained else output
             with torch.no_grad():
-                state = sampler.step(index, state, said.detach(), noise[index + 1])
+                state = sampler.step(index, state, predicted.detach(), noise[index + 1])
         assert state.clean is not None
         loss, share = difference(output, target, weights_B), self.settings.stages.teacher_share
         if (teacher := self.computing.teacher) is not None:
             with torch.no_grad():
                 taught = self._many.sample(
-                    lambda noisy, times: self._predict(teacher, noisy, picture, given, times, control),
+                    lambda noisy, times: self._predict(teacher, noisy, image, given, times, control),
                     noise[0][None],
-                    picture,
+                    image,
                 )
             loss = (1 - share) * loss + share * difference(output, taught.clamp(-1, 1), weights_B)
         return output, state.clean, loss
 
-    def _at(
+    def _denoise(
         self,
         times: Tensor,
-        picture: Tensor,
+        image: Tensor,
         given: Tensor,
         target: Tensor,
         control: Tensor | None,
         generator: torch.Generator,
     ) -> Tensor:
-        """What the student says of the target with as much noise as these time steps have."""
+        """Returns the student's prediction from the target with the noise of these time steps."""
         alpha, sigma = (table[times, None, None, None] for table in (self._alpha, self._sigma))
         noisy = alpha * target + sigma * self._noise(target, generator)
-        return self._predict(self.computing.student, noisy, picture, given, times, control)
+        return self._predict(self.computing.student, noisy, image, given, times, control)
 
     def _predict(
-        self, network: nn.Module, noisy: Tensor, picture: Tensor, given: Tensor, times: Tensor, control: Tensor | None
+        self, network: nn.Module, noisy: Tensor, image: Tensor, given: Tensor, times: Tensor, control: Tensor | None
     ) -> Tensor:
-        # One layout whatever made them: a compiled network is compiled again for every other one.
-        pictures = [one.contiguous() for one in (noisy, picture, given)]
-        # A context for each call: autocast keeps its casts, and one made without gradients would be used with them.
+        # One memory layout, because a compiled network recompiles for every other one.
+        images = [one.contiguous() for one in (noisy, image, given)]
+        # One autocast context per call: autocast caches weights, and those cached under no_grad have no gradients.
         with computing_in(self.precision, self.device):
-            return network(*pictures, times, control).float()
+            return network(*images, times, control).float()
 
     def _control(self, generator: torch.Generator) -> tuple[Tensor | None, Tensor]:
-        """How much of darkness and cast is to be kept: mostly nothing. The control vector begins with the two."""
+        """Returns the control vector, and the shares of darkness and cast to keep (mostly 0), its first two entries."""
         batch, entries = self.settings.data.batch, self.settings.model.config.control
         keep, chosen = torch.rand(2, batch, 2, generator=generator, device=self.device)
         keep = keep * (chosen[:, :1] < (_CONTROLLED if entries else 0.0))
         return (nn.functional.pad(keep, (0, entries - 2)) if entries else None), keep
 
-    def _or_nothing(self, history: Tensor, picture: Tensor, generator: torch.Generator) -> Tensor:
-        """Some clips have no history: the frame itself stands for it."""
+    def _drop_some_history(self, history: Tensor, image: Tensor, generator: torch.Generator) -> Tensor:
+        """Replaces the history of some clips by the frame, as at the start of a video."""
         nothing = torch.rand(len(history), 1, 1, 1, generator=generator, device=self.device) < _NO_HISTORY
-        return torch.where(nothing, picture, history)
+        return torch.where(nothing, image, history)
 
     def _noise(self, like: Tensor, generator: torch.Generator) -> Tensor:
         return torch.randn(like.shape, generator=generator, device=self.device)
@@ -242,28 +250,27 @@ class LsdTask(Task):
         return Sampler(sampler_table(name, PROCESS, PREDICTION, steps), self.device, batch)
 
     def _progress(self, step: int) -> float:
-        """By steps where the training is measured in them, otherwise by the clock, resumed trainings included."""
+        """Returns the share of the training done, by steps or by the clock; the clock includes earlier runs."""
         loop = self.settings.loop
         if loop.steps is not None:
             return step / loop.steps
         if self._began_s is None:
-            self._before_s, self._began_s = float(self.pupil.seconds), time.monotonic()
+            self._before_s, self._began_s = float(self.networks.seconds), time.monotonic()
         elapsed_s = self._before_s + time.monotonic() - self._began_s
-        for pupil in {id(one): one for one in (self.pupil, self.computing)}.values():
-            pupil.seconds.fill_(elapsed_s)
+        for networks in {id(one): one for one in (self.networks, self.computing)}.values():
+            networks.seconds.fill_(elapsed_s)
         return elapsed_s / (60 * (loop.minutes or 1.0))
 
-    def _refuse_known_photos(self) -> None:
+    def _check_disjoint(self) -> None:
         for folder, clips in self.tests.items():
             if clips.crops.pairs.hashes & self.clips.crops.pairs.hashes:
                 raise RedlineError(
-                    f"a photo of the test set {folder!r} is among the photos to train on: a score on it would mean "
-                    "nothing."
+                    f"the test set {folder!r} contains a training photo: remove it from one of the two folders."
                 )
 
 
 @torch.no_grad()
 def _start_near_the_frame(student: Lsd) -> None:
-    """It begins by giving back the frame, nearly, instead of unlearning a random change first."""
+    """Scales down the output layer, so that the untrained model nearly returns the frame."""
     student.head.weight.mul_(_START)
     nn.init.zeros_(student.head.bias)  # pyright: ignore[reportArgumentType]

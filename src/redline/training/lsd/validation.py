@@ -1,7 +1,7 @@
-"""How well a clip is restored: above its input, against each frame on its own, and whether it stays so.
+"""Validates the restoration of clips: the gain over the input, the effect of the history, and the drift over time.
 
-Three arms see the same frames: the camera's picture itself, each frame restored with no history, and the film restored
-with the model's own last output. Noise is the same for every frame, as it is when live.
+Three arms see the same frames: the input itself, each frame restored without history, and the video restored with the
+model's own last output as history. The noise is the same for every frame, as in live use.
 """
 
 from collections.abc import Callable
@@ -20,9 +20,9 @@ Restore = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Restoration:
-    """PSNR in dB and warp error (mean absolute difference, of 1) of three arms; the clean film has a warp error too.
+    """PSNR in dB and warp error (mean absolute difference, of 1) of the three arms; also that of the clean video.
 
-    `drift_db` is how much of the gain over the input is lost from the first quarter of the frames to the last.
+    `drift_db` is the loss of the gain over the input from the first quarter of the frames to the last.
     """
 
     clips: int
@@ -43,7 +43,7 @@ class Restoration:
 
 
 def restorer(model: nn.Module, steps: int, clips: int, side_px: int, device: torch.device) -> Restore:
-    """Restores a frame, given what there is of history: pictures in [0, 1] in and out."""
+    """Returns a function that restores a frame, given the history frame; images are in [0, 1]."""
     sampler = Sampler(sampler_table("distilled", PROCESS, PREDICTION, steps), device, clips)
     generator = torch.Generator(device).manual_seed(0)
     noise = torch.randn(sampler.noises, clips, 3, side_px, side_px, generator=generator, device=device)
@@ -58,13 +58,13 @@ def restorer(model: nn.Module, steps: int, clips: int, side_px: int, device: tor
 
 @torch.inference_mode()
 def judge(restore: Restore, clip: Clip, steps: int) -> Restoration:
-    """Runs through a clip once; the device is asked for figures at the end alone."""
+    """Runs through a clip once; waits for the device only at the end."""
     psnrs, errors = [], []
     before: list[Tensor] = []
     for frame in clip:
-        film = restore(frame.seen, before[0] if before else frame.seen)
+        with_history = restore(frame.seen, before[0] if before else frame.seen)
         alone = restore(frame.seen, frame.seen)
-        arms = [film, alone, frame.seen, frame.clean]
+        arms = [with_history, alone, frame.seen, frame.clean]
         psnrs.append(torch.stack([psnr_db(arm, frame.clean) for arm in arms[:3]]))
         if before:
             pairs = zip(arms, before, strict=True)
@@ -83,6 +83,6 @@ def judge(restore: Restore, clip: Clip, steps: int) -> Restoration:
 
 
 def psnr_db(seen_BCHW: Tensor, clean_BCHW: Tensor) -> Tensor:
-    """The mean over the clips of each one's own."""
+    """Returns the mean PSNR over the clips."""
     error = (seen_BCHW - clean_BCHW).square().flatten(1).mean(1)
     return (-10 * error.clamp_min(1e-10).log10()).mean()

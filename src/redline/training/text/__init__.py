@@ -1,1 +1,1 @@
-"""Training language models: text, tokens, packed rows, and the task that the loop runs."""
+"""Training of language models: text, tokens, packed rows, and the task that the loop runs."""

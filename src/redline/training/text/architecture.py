@@ -1,7 +1,7 @@
-"""What a model is to the training of text: an entry in `architectures.py`, and nothing of it in the loop.
+"""The interface between a model and training on text; `architectures.py` lists the implementations.
 
-An entry is a frozen dataclass. Its fields are the settings under [model]; its methods say how to build the model, what
-its loss of a batch is, how much arithmetic a token takes, and how the result is written.
+The fields of an architecture are the keys under [model]. Its methods build the model, compute the loss of a batch,
+count the arithmetic per token and save the result. The training loop knows nothing else about the model.
 """
 
 from abc import ABC, abstractmethod
@@ -15,35 +15,36 @@ from torch import Tensor, nn
 
 from redline.errors import RedlineError
 from redline.nn.packing import Packing
+from redline.training.settings import NonNegativeInt
 
-# Products are fastest on whole tiles, and what is read of a vocabulary does not change when it is rounded up.
+# Matrix products are fastest on whole tiles, so the vocabulary is rounded up to a multiple of this.
 _VOCABULARY_STEP = 64
-# What is more is a slip, and even counting it would take for ever.
+# A larger number is a typing error, and building the model to count its parameters would take minutes.
 _MOST_LAYERS = 2**14
 
 
 @dataclass(frozen=True)
 class Architecture(ABC):
-    """`vocabulary` follows from the tokenizer when it is 0."""
+    """`vocabulary` = 0 takes the tokenizer's."""
 
-    vocabulary: int = 0
+    vocabulary: NonNegativeInt = 0
 
     @property
     @abstractmethod
     def limit(self) -> int | None:
-        """The most tokens of a row, where there is such a limit."""
+        """The largest number of tokens in a row; None if the model has no such limit."""
 
     @abstractmethod
     def build(self, vocabulary: int) -> nn.Module: ...
 
     def parameters(self, vocabulary: int) -> int:
-        """How many weights `build` makes, without their memory."""
+        """Returns the number of parameters that `build` creates, without allocating them."""
         with torch.device("meta"):
             return sum(weight.numel() for weight in self.build(vocabulary).parameters())
 
     @property
     def kept_per_token(self) -> int:
-        """Numbers of a token that the backward pass needs at least; 0 when nobody has counted."""
+        """A lower bound of the activations per token that the backward pass needs; 0 if unknown."""
         return 0
 
     @abstractmethod
@@ -52,29 +53,29 @@ class Architecture(ABC):
     ) -> Tensor: ...
 
     def before_step(self, model: nn.Module, step: int) -> None:
-        """For a model whose loss changes as it learns: it keeps what the step calls for in itself."""
+        """Prepares a model whose loss depends on the step."""
         return
 
     def penalties(self, step: int) -> tuple[str, ...]:
-        """What the model itself adds to the cross-entropy of that step, in words."""
+        """Names the terms that the model adds to the cross-entropy at this step."""
         return ()
 
     @abstractmethod
     def flops_per_token(self, model: nn.Module, length: float) -> float:
-        """Forward and backward, of the products alone; what is computed a second time to save memory counts once.
+        """Returns the FLOP of the forward and backward matrix products; activation recomputation is not counted.
 
-        `length` is the mean of what a token attends in: its document, where rows hold several.
+        `length` is the mean length of the context that a token attends in (its document, if rows are packed).
         """
 
     @abstractmethod
     def save(self, model: nn.Module, folder: Path, end: int | None, about: Mapping[str, Any] | None = None) -> None:
-        """Weights and config, in the layout that the model's loader reads.
+        """Writes weights and config in the layout that the model's loader reads.
 
-        `end` is the token that ends a document, where there is one; `about` goes into config.json as well.
+        `end` is the token that ends a document, if there is one; `about` is added to config.json.
         """
 
     def vocabulary_for(self, tokens: int) -> int:
-        """The rows of the embedding for a tokenizer with so many tokens."""
+        """Returns the number of embedding rows for a tokenizer with this many tokens."""
         if self.vocabulary and self.vocabulary < tokens:
             raise RedlineError(
                 f"the vocabularies do not match: the tokenizer has {tokens:,} tokens, and the model's vocabulary under "
@@ -85,16 +86,17 @@ class Architecture(ABC):
 
 def check_layers(layers: int) -> None:
     if layers > _MOST_LAYERS:
-        raise RedlineError(f"layers = {layers:,} under [model] are too many: {_MOST_LAYERS:,} are the most.")
+        raise RedlineError(f"layers = {layers:,} under [model] is too large: the limit is {_MOST_LAYERS:,}.")
 
 
 def kept_by_blocks(layers: int, width: int, mlp_width: int) -> int:
-    """Of each block: the two inputs of its halves, query and attention's output; gate and value of the feed-forward."""
+    """Counts, per block, the inputs of attention and MLP, the query and the attention output, and the MLP's gate and
+    value."""
     return layers * (4 * width + 2 * mlp_width)
 
 
 def products_per_token(model: nn.Module) -> int:
-    """Multiplications of a token with weights in one forward pass: every matrix once, but for a mere lookup."""
+    """Returns the multiplications per token in one forward pass: the sizes of all matrices but embedding tables."""
     matrices = {id(weight): weight.numel() for weight in model.parameters() if weight.ndim == 2}
     used = {id(m.weight) for m in model.modules() if isinstance(m, nn.Linear)}
     looked_up = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)} - used

@@ -1,4 +1,4 @@
-"""The models that can be trained on text, by their `kind` under [model]."""
+"""The model architectures that can be trained on text, by `kind` under [model]."""
 
 from redline.training.text.architecture import Architecture
 from redline.training.text.decoder_settings import DecoderSettings

@@ -1,4 +1,4 @@
-"""The largest batch whose training step fits in memory, found by really training a few steps of each."""
+"""Finds the largest batch whose training step fits in memory, by running a few steps of each candidate."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,16 +12,16 @@ from redline.training.optimizers import step_unless
 from redline.training.text.config import TextTraining
 from redline.training.text.loss_module import as_inputs
 from redline.training.text.synthetic import synthetic_batch
-from redline.training.text.trainee import make_trainee
+from redline.training.text.trained_model import make_trained_model
 
-# A step on much of the text learns little more than one on less, and takes as much longer.
-_STEPS_AN_EPOCH = 50
-_MOST = 4096
+# With fewer steps per epoch, a larger batch costs more time per step than it gains in progress.
+_MIN_STEPS_PER_EPOCH = 50
+_LARGEST_BATCH = 4096
 
 
 @dataclass(frozen=True)
 class TrainingCase:
-    """One step as the loop makes it, with all that the loop holds in memory."""
+    """One training step with everything that the loop keeps in memory."""
 
     training: TextTraining
     vocabulary: int
@@ -29,46 +29,46 @@ class TrainingCase:
     def open(self, batch: int, device: str) -> tuple[Callable[[], object], float, str]:
         where = torch.device(device)
         length = self.training.data.length
-        # What there is to say of this machine, the training that follows says once.
+        # The training that follows repeats these warnings.
         with quiet():
-            trainee = make_trainee(self.training.with_batch(batch), self.vocabulary, where)
-        optimizer = trainee.optimizer()
-        ema = Ema(trainee.model, self.training.loop.ema_decay) if self.training.loop.ema_decay else None
+            trained = make_trained_model(self.training.with_batch(batch), self.vocabulary, where)
+        optimizer = trained.optimizer()
+        ema = Ema(trained.model, self.training.loop.ema_decay) if self.training.loop.ema_decay else None
         made = synthetic_batch(batch, length, self.vocabulary, 0)
         inputs = as_inputs(made.tokens_BS, made.targets_BS, made.packing, where)
 
-        # From the second part on a step holds gradients while it goes forward.
+        # From the second part on, gradients are in memory during the forward pass.
         parts = min(self.training.data.accumulate, 2)
 
         def step() -> None:
-            with trainee.around():
+            with trained.around():
                 for _ in range(parts):
-                    trainee.arithmetic.backward(trainee.forward(inputs))
-            trainee.arithmetic.unscale(optimizer)
-            torch.nn.utils.clip_grad_norm_(trainee.model.parameters(), self.training.loop.clip_norm)
+                    trained.arithmetic.backward(trained.forward(inputs))
+            trained.arithmetic.unscale(optimizer)
+            torch.nn.utils.clip_grad_norm_(trained.model.parameters(), self.training.loop.clip_norm)
             with quiet():
                 step_unless(torch.zeros((), dtype=torch.bool, device=where), optimizer)
             optimizer.zero_grad(set_to_none=True)
-            trainee.arithmetic.publish()
+            trained.arithmetic.publish()
             if ema:
-                ema.update(trainee.model, 1)
+                ema.update(trained.model, 1)
 
         return step, parts * batch * length, "token"
 
 
-def largest_tried(training: TextTraining, rows: int | None) -> tuple[int, str]:
-    """The most rows of a batch, and why no more: a text with `rows` of them should last for some steps."""
-    share = _MOST if rows is None else max(rows // (_STEPS_AN_EPOCH * training.data.accumulate), 1)
-    if share < _MOST:
-        return share, f"with a larger one the text would be through in fewer than {_STEPS_AN_EPOCH} steps"
-    return _MOST, "no larger one is tried"
+def batch_limit(training: TextTraining, rows: int | None) -> tuple[int, str]:
+    """Returns the largest batch to try for a text of `rows` rows, and the reason for this limit."""
+    share = _LARGEST_BATCH if rows is None else max(rows // (_MIN_STEPS_PER_EPOCH * training.data.accumulate), 1)
+    if share < _LARGEST_BATCH:
+        return share, f"with a larger one an epoch would have fewer than {_MIN_STEPS_PER_EPOCH} steps"
+    return _LARGEST_BATCH, "the largest that is tried"
 
 
 def find_batch(
     training: TextTraining,
     vocabulary: int,
     device: torch.device,
-    tell: Callable[[Probe], None] = lambda probe: None,
-    most: int = _MOST,
+    on_probe: Callable[[Probe], None] = lambda probe: None,
+    limit: int = _LARGEST_BATCH,
 ) -> BatchSizeResult:
-    return search(TrainingCase(training, vocabulary), max_batch=most, device=str(device), on_probe=tell)
+    return search(TrainingCase(training, vocabulary), max_batch=limit, device=str(device), on_probe=on_probe)

@@ -1,7 +1,7 @@
-"""A corpus as shards of tokens: made once, with progress, and reused while sources and settings are what they were.
+"""A tokenized corpus in shards: made once, and reused as long as its sources and settings do not change.
 
-Everything is written into a folder beside the final one, which is then renamed: a corpus is there whole or not at all.
-The digest in its name holds the sources (paths, sizes, times), how they are read, and the tokenizer.
+The corpus is written to a temporary folder, which is renamed when it is complete. The name of the folder is a digest of
+the sources (paths, sizes, modification times), how they are read, and the tokenizer.
 """
 
 import errno
@@ -22,6 +22,7 @@ from redline.errors import RedlineError
 from redline.files.atomic import write_text
 from redline.files.partial import hidden_path, remove_abandoned
 from redline.files.untrusted import check_types, read_json_object, reading
+from redline.training.settings import NonNegativeInt
 from redline.training.text.shards import Shard, open_shard, write_shard
 from redline.training.text.sources import Sources
 from redline.training.text.tokenizer import NAME, TextTokenizer, load_tokenizer, train_tokenizer
@@ -36,34 +37,37 @@ _MANIFEST_TYPES: dict[str, Any] = {
 }
 _SHARD_TOKENS = 2**26
 _TEXTS_AT_ONCE = 512
-# More text than this makes a tokenizer no better, only later.
+# Training a tokenizer on more text takes longer without improving it.
 _TOKENIZER_BYTES = 400_000_000
-# Characters: of so many it is decided at once whether a tokenizer is trained on them.
+# The tokenizer is trained on a random sample of pieces of this many characters.
 _PIECE = 2**16
-# Comes after every document that may be kept for validation.
+# The largest fingerprint: such a document is the last one to be held out for validation.
 _LAST = 2**64 - 1
-Tell = Callable[[str], None]
+Status = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class TokenizerSettings:
-    """A file to load, or the size of a vocabulary to train; `end` is the loaded one's token for a document's end.
+    """A tokenizer file to load, or the size of a vocabulary to train. `end` names the end-of-document token of a file.
 
-    With `special_tokens`, the name of a special token in a text is that token, as chats are written; else its letters.
+    With `special_tokens`, the name of a special token in the text becomes that token, as in chat templates; otherwise
+    it is tokenized as plain characters.
     """
 
     file: str = ""
-    vocabulary: int = 0
+    vocabulary: NonNegativeInt = 0
     end: str = ""
     special_tokens: bool = False
 
     def __post_init__(self) -> None:
         if self.file and self.vocabulary:
-            raise RedlineError("file and vocabulary under [tokenizer] contradict each other: load one, or train one.")
+            raise RedlineError(
+                "file and vocabulary under [tokenizer] exclude each other: load a tokenizer or train one."
+            )
         if not self.file and not self.vocabulary:
-            raise RedlineError("name a tokenizer.json as file under [tokenizer], or the size of a vocabulary to train.")
+            raise RedlineError("set file (a tokenizer.json) or vocabulary (the size to train) under [tokenizer].")
         if self.end and not self.file:
-            raise RedlineError("end under [tokenizer] is for a tokenizer that is loaded from a file.")
+            raise RedlineError("end under [tokenizer] needs file: a trained tokenizer has its own end token.")
 
     def load(self) -> TextTokenizer:
         return load_tokenizer(self.file, self.end, self.special_tokens)
@@ -85,28 +89,28 @@ class Corpus:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What it is, wherever it lies."""
+        """Identifies the corpus, independent of its location."""
         checksums = ",".join(f"{shard.checksum:08x}" for shard in self.shards)
         digest = hashlib.sha256(checksums.encode()).hexdigest()[:16]
         return {
-            # First: of another text there is mostly another tokenizer, too.
+            # First, because another text usually has another tokenizer too, and the text is the better explanation.
             "text": f"{int(self.lengths.sum()):,} tokens ({digest})",
             "tokenizer": self.tokenizer.digest,
-            # What another rule kept for validation, this one may train on.
+            # The rule of the validation split: another rule holds out other documents.
             "split": "by tokens",
         }
 
     def with_an_end(self, share: float) -> "Corpus":
-        """Where a whole document is too much, its end counts as another one, which `split` keeps for validation."""
+        """Splits the end off a document that is too long to be held out whole, for `split` to hold out."""
         _, cut, tokens = self._walk(share) if share else ([], None, 0)
         if cut is None:
             return self
         return replace(self, shards=tuple(_with_ends(shard, cut, tokens) for shard in self.shards))
 
     def split(self, share: float) -> tuple[np.ndarray, np.ndarray]:
-        """The numbers of the documents to train on, and of those kept for validation: the same ones in any order.
+        """Returns the indices of the training documents and of the held-out ones, which do not depend on their order.
 
-        Only in a corpus `with_an_end` for that share is there always something to keep.
+        Call `with_an_end` with the same share first, so that there is always something to hold out.
         """
         prints = self.fingerprints
         if not share:
@@ -114,21 +118,21 @@ class Corpus:
         whole, _, _ = self._walk(share)
         if not whole:
             raise RedlineError(
-                "too few documents differ from each other to keep some for validation: write validation = 0."
+                "too few documents differ from each other to hold out some for validation: set validation = 0."
             )
-        # Most lie behind the last that is kept, and need no closer look.
+        # A cheap comparison excludes most documents from the search.
         kept = prints <= np.uint64(whole[-1])
         kept[kept] = np.isin(prints[kept], np.array(whole, dtype=np.uint64))
         return np.flatnonzero(~kept), np.flatnonzero(kept)
 
     def _walk(self, share: float) -> tuple[list[int], int | None, int]:
-        """The fingerprints to keep for validation, and of which document an end of how many tokens, if of one.
+        """Returns the fingerprints to hold out, and the document of which only an end is held out with its tokens.
 
-        Documents are taken in the order of their fingerprints until `share` of all tokens is there, and no more than
-        twice that: of a document that is too long the end is taken. Copies go where their original goes.
+        Takes documents in the order of their fingerprints until they have `share` of all tokens, and at most twice
+        that: of a document that is too long, only the end is taken. Copies are held out together.
         """
         total = int(self.lengths.sum())
-        # Two tokens at least: what comes after the first is what there is to judge.
+        # At least two tokens, because the first has no prediction.
         wanted = max(round(share * total), 2)
         whole: list[int] = []
         held, least = 0, (total, 0)
@@ -142,17 +146,17 @@ class Corpus:
                 held += size
                 continue
             end = min(max(-(-(wanted - held) // copies), 2), length - 1)
-            # One token alone has no other to be judged by; only where there is nothing else it has to do.
+            # A single token has no prediction; it is held out only if there is nothing else.
             if end > (length < total) and held + end * copies <= 2 * wanted:
                 return whole, mark, end
         if not whole and least[0] < total:
-            # All have so many copies that none can be cut.
+            # Every document has too many copies to hold out their ends.
             whole.append(least[1])
         return whole, None, 0
 
 
 def _in_order(prints: np.ndarray, lengths: np.ndarray) -> Iterator[tuple[int, int, int]]:
-    """Fingerprint, tokens and copies of each document; of many no more are sorted than are asked for."""
+    """Yields fingerprint, tokens and copies of each document in order; sorts lazily, because few are needed."""
     while len(prints):
         few = min(len(prints), max(len(prints) // 8, 1000))
         near = prints <= np.partition(prints, few - 1)[few - 1]
@@ -162,7 +166,7 @@ def _in_order(prints: np.ndarray, lengths: np.ndarray) -> Iterator[tuple[int, in
 
 
 def _with_ends(shard: Shard, cut: int, tokens: int) -> Shard:
-    """The last `tokens` of every copy of a document become a document of their own."""
+    """Makes the last `tokens` of every copy of a document a document of their own."""
     numbers = np.flatnonzero(shard.fingerprints == np.uint64(cut))
     starts = np.insert(shard.starts, numbers + 1, shard.starts[numbers + 1] - tokens)
     prints = shard.fingerprints.copy()
@@ -174,17 +178,16 @@ def prepare(
     sources: Sources,
     settings: TokenizerSettings,
     folder: Path,
-    tell: Tell = lambda said: None,
+    status: Status = lambda line: None,
     check: Callable[[Corpus], object] = lambda corpus: None,
 ) -> Corpus:
-    """The corpus of these sources, from its shards where those are there already; what `check` refuses is not kept."""
+    """Returns the corpus of these sources from existing or new shards. If `check` raises, new shards are deleted."""
     loaded = settings.load() if settings.file else None
     wanted = [loaded.digest, loaded.end] if loaded else settings.vocabulary
-    # Only where they are asked for, so that shards from before there was a choice are still found.
     content = json.dumps([_SCHEMA, sources.identity, wanted, *["special tokens"] * settings.special_tokens])
     home = folder / hashlib.sha256(content.encode()).hexdigest()[:16]
     if not (home / _MANIFEST).is_file():
-        _make(sources, loaded, settings, home, tell, check)
+        _make(sources, loaded, settings, home, status, check)
     return open_corpus(home)
 
 
@@ -215,12 +218,12 @@ def _make(
     loaded: TextTokenizer | None,
     settings: TokenizerSettings,
     home: Path,
-    tell: Tell,
+    status: Status,
     check: Callable[[Corpus], object],
 ) -> None:
     if next(sources.documents(), None) is None:
         raise RedlineError(f"the corpus is empty: {_named(sources)} no text.")
-    tokenizer = loaded or _train(sources, settings, tell)
+    tokenizer = loaded or _train(sources, settings, status)
     new = [folder for folder in home.parents if not folder.exists()]
     try:
         home.parent.mkdir(parents=True, exist_ok=True)
@@ -230,7 +233,7 @@ def _make(
     except OSError as error:
         raise RedlineError(f"cannot write {str(home)!r}: {error.strerror or error}.") from error
     try:
-        names = _write_shards(sources, tokenizer, beside, tell)
+        names = _write_shards(sources, tokenizer, beside, status)
         write_text(beside / NAME, tokenizer.to_text())
         end = tokenizer.inner.id_to_token(tokenizer.end)
         about = {"schema": _SCHEMA, "vocabulary": tokenizer.vocabulary, "end": end, "shards": names}
@@ -243,17 +246,17 @@ def _make(
     finally:
         shutil.rmtree(beside, ignore_errors=True)
         for folder in new:
-            # None that holds anything: only where nothing came of it is it empty.
+            # Fails unless the folder is empty, that is, if no corpus was made.
             with suppress(OSError):
                 folder.rmdir()
 
 
 def _put(beside: Path, home: Path) -> None:
-    """Gives a whole corpus its name, unless somebody else has made the same one meanwhile."""
+    """Renames a complete corpus, unless another process has made the same one in the meantime."""
     if (home / _MANIFEST).is_file():
         return
     if home.exists():
-        # Left by hand without its manifest: a whole one never looks so.
+        # Without a manifest it is not a complete corpus.
         shutil.rmtree(home)
     try:
         os.rename(beside, home)
@@ -263,18 +266,18 @@ def _put(beside: Path, home: Path) -> None:
             raise
 
 
-def _train(sources: Sources, settings: TokenizerSettings, tell: Tell) -> TextTokenizer:
+def _train(sources: Sources, settings: TokenizerSettings, status: Status) -> TextTokenizer:
     share = min(1.0, _TOKENIZER_BYTES / max(sources.size_bytes, 1))
-    tell(f"training a tokenizer of {settings.vocabulary:,} tokens on {share:.0%} of the text …")
+    status(f"training a tokenizer of {settings.vocabulary:,} tokens on {share:.0%} of the text …")
     texts = sources.documents() if share == 1 else _sample(sources.documents(), share)
     if (first := next(texts, None)) is None:
-        # Nothing but copies of what was not drawn.
+        # The sample is empty: all documents are copies of one that was not drawn.
         return train_tokenizer(sources.documents(), settings.vocabulary, settings.special_tokens)
     return train_tokenizer(chain([first], texts), settings.vocabulary, settings.special_tokens)
 
 
 def _sample(texts: Iterator[str], share: float) -> Iterator[str]:
-    """About `share` of the text in pieces of documents, the same ones however the files are ordered."""
+    """Yields pieces of documents, about `share` of the text; the choice does not depend on the order of the files."""
     for text in texts:
         for start in range(0, len(text), _PIECE):
             piece = text[start : start + _PIECE]
@@ -282,7 +285,7 @@ def _sample(texts: Iterator[str], share: float) -> Iterator[str]:
                 yield piece
 
 
-def _write_shards(sources: Sources, tokenizer: TextTokenizer, folder: Path, tell: Tell) -> list[str]:
+def _write_shards(sources: Sources, tokenizer: TextTokenizer, folder: Path, status: Status) -> list[str]:
     names: list[str] = []
     documents: list[np.ndarray] = []
     fingerprints: list[int] = []
@@ -302,7 +305,7 @@ def _write_shards(sources: Sources, tokenizer: TextTokenizer, folder: Path, tell
             fingerprints.append(fingerprint(text))
             held += len(ids)
         tokens, count = tokens + sum(len(ids) for ids in documents[-len(texts) :]), count + len(texts)
-        tell(f"tokenizing: {count:,} documents, {tokens:,} tokens …")
+        status(f"tokenizing: {count:,} documents, {tokens:,} tokens …")
         if held >= _SHARD_TOKENS:
             write()
     if documents:
@@ -311,7 +314,7 @@ def _write_shards(sources: Sources, tokenizer: TextTokenizer, folder: Path, tell
 
 
 def fingerprint(text: str) -> int:
-    """64 bits of a document's text: equal texts are equal, and the bits look random."""
+    """Returns a 64-bit hash of a document's text."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 

@@ -1,4 +1,4 @@
-"""A Llama-shaped decoder as something to train on text."""
+"""The settings of a Llama-shaped decoder trained on text."""
 
 import json
 from collections.abc import Mapping
@@ -8,18 +8,18 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from redline.errors import RedlineError
 from redline.files.atomic import write_text
 from redline.models.decoder import Decoder, DecoderConfig, save_decoder
 from redline.models.decoder.checkpoint import read_json
 from redline.models.decoder.hugging_face import family_of
 from redline.nn.packing import Packing
+from redline.training.settings import NonNegativeInt
 from redline.training.text.architecture import Architecture, check_layers, kept_by_blocks, products_per_token
 
 
 @dataclass(frozen=True)
 class DecoderSettings(Architecture):
-    """A Llama-shaped decoder; `window` is how far back a token sees, 0 for all."""
+    """A Llama-shaped decoder; `window` is the length of the attention window, 0 for full attention."""
 
     width: int = 768
     layers: int = 12
@@ -28,7 +28,7 @@ class DecoderSettings(Architecture):
     head_dim: int = 0
     mlp_width: int = 2048
     context: int = 2048
-    window: int = 0
+    window: NonNegativeInt = 0
     rope_base: float = 10_000.0
     norm_eps: float = 1e-5
     qkv_bias: bool = False
@@ -37,9 +37,7 @@ class DecoderSettings(Architecture):
 
     def __post_init__(self) -> None:
         check_layers(self.layers)
-        if self.window < 0:
-            raise RedlineError(f"window under [model] is how far back a token sees, 0 for all, not {self.window}.")
-        # What no family can say could be trained, and never be saved.
+        # A shape that no Hugging Face model family can express could be trained but not saved.
         family_of(self.config(self.vocabulary or 1))
 
     @property
@@ -79,7 +77,7 @@ class DecoderSettings(Architecture):
         return model.loss(tokens_BS, targets_BS, packing, z_loss=z_loss)
 
     def flops_per_token(self, model: nn.Module, length: float) -> float:
-        # Backward takes two products for each of forward's; a causal token sees half of its document, or its window.
+        # The backward pass takes two products for each forward one. A token attends to half of its document on average.
         seen = min(length, 2 * self.window) if self.window else length
         channels = self.config(1).heads * self.config(1).head_dim
         return 6.0 * products_per_token(model) + 6.0 * self.layers * seen * channels

@@ -1,7 +1,4 @@
-"""A model as the ladder sees it in training: tensors of a batch in, its loss out.
-
-Rungs find the blocks inside, wrap and compile them; what the model is called with stays plain tensors.
-"""
+"""A module that computes the training loss from plain tensors, so that rungs can wrap and compile it."""
 
 from collections.abc import Mapping
 
@@ -23,18 +20,18 @@ class LossModule(nn.Module):
         self, tokens_BS: Tensor, targets_BS: Tensor, documents_BS: Tensor, positions_BS: Tensor, borders: Tensor
     ) -> Tensor:
         packing = Packing(documents_BS, positions_BS, borders)
-        # A penalty that only training pays has no place in the loss that a model is judged by.
+        # The validation loss is without the z-loss.
         z_loss = self.z_loss if self.training else 0.0
         return self._architecture.loss(self.model, tokens_BS, targets_BS, packing, z_loss)
 
 
 def own_loss(output: Tensor, _batch: Mapping[str, Tensor]) -> Tensor:
-    """The model gives its loss itself."""
+    """Returns the output of a `LossModule`, which is the loss."""
     return output
 
 
 def as_inputs(tokens_BS: Tensor, targets_BS: Tensor, packing: Packing, device: torch.device) -> dict[str, Tensor]:
-    """What `LossModule` is called with, on its way to the device while that computes."""
+    """Returns the arguments of `LossModule`, copied to the device asynchronously."""
     parts = {
         "tokens_BS": tokens_BS,
         "targets_BS": targets_BS,

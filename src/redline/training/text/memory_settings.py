@@ -1,26 +1,31 @@
-"""A decoder with long-term memory as something to train on text."""
+"""The settings of a decoder with long-term neural memory trained on text."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from msgspec import Meta
 from torch import Tensor, nn
 
 from redline.errors import RedlineError
 from redline.models.memory import TitanConfig, TitanModel, save_memory_model
 from redline.nn.packing import Packing
+from redline.training.settings import NonNegativeFloat, NonNegativeInt
 from redline.training.text.architecture import Architecture, check_layers, kept_by_blocks, products_per_token
 
-# Settings of the training, not of the model.
-_TRAINING = ("vocabulary", "score_weight", "score_after")
-_OF_THE_BANK = ("memory_compression_ratio", "use_adaptive_compression", "merge_cosine", "score_weight", "score_after")
+# Settings of the training that are not part of the model's config.
+_TRAINING_KEYS = ("vocabulary", "score_weight", "score_after")
+_SLOT_KEYS = ("memory_compression_ratio", "use_adaptive_compression", "merge_cosine", "score_weight", "score_after")
 
 
 @dataclass(frozen=True)
 class MemorySettings(Architecture):
-    """`score_weight` is what it costs to want every token kept, from step `score_after` on; 0s stand for defaults."""
+    """`score_weight` is the weight of the penalty on token scores, applied from step `score_after` on.
+
+    0 stands for the default of `key_value_heads`, `mlp_width` and the sizes of the neural memory.
+    """
 
     width: int = 768
     layers: int = 12
@@ -39,43 +44,39 @@ class MemorySettings(Architecture):
     memory_slots: int = 0
     memory_compression_ratio: float = 0.25
     use_adaptive_compression: bool = False
-    merge_cosine: float = 0.98
+    merge_cosine: Annotated[float, Meta(ge=-1, le=1)] = 0.98
     rope_base: float = 10_000.0
     norm_eps: float = 1e-6
     tied_embeddings: bool = True
-    score_weight: float = 0.1
-    score_after: int = 300
+    score_weight: NonNegativeFloat = 0.1
+    score_after: NonNegativeInt = 300
 
     def __post_init__(self) -> None:
         check_layers(self.layers)
         config = self.config(self.vocabulary or 1)
-        for name in ("score_weight", "score_after"):
-            if getattr(self, name) < 0:
-                raise RedlineError(f"{name} under [model] cannot be {getattr(self, name)}.")
-        if not -1 <= self.merge_cosine <= 1:
-            raise RedlineError(f"merge_cosine under [model] is a cosine, from -1 to 1, not {self.merge_cosine}.")
         if self.memory_slots and not any(map(config.is_attention, range(self.layers))):
             raise RedlineError(
-                f"memory_slots are for layers of attention, and with attention_every = {self.attention_every} and "
-                f"layers = {self.layers} there is none: lower attention_every, or leave the slots out."
+                f"memory_slots under [model] need a layer of attention, and attention_every = {self.attention_every} "
+                f"with layers = {self.layers} gives none: lower attention_every, or remove memory_slots."
             )
-        chosen = [field.name for field in fields(self) if getattr(self, field.name) != field.default]
-        if not self.memory_slots and (idle := [name for name in _OF_THE_BANK if name in chosen]):
-            raise RedlineError(f"{idle[0]} under [model] is for a bank of slots: give memory_slots, or leave it out.")
+        defaults = {field.name: field.default for field in fields(self)}
+        changed = [name for name in _SLOT_KEYS if getattr(self, name) != defaults[name]]
+        if changed and not self.memory_slots:
+            raise RedlineError(f"{changed[0]} under [model] needs memory_slots: set memory_slots, or remove it.")
 
     @property
     def limit(self) -> int | None:
         return None
 
     def config(self, vocabulary: int) -> TitanConfig:
-        chosen: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _TRAINING}
+        chosen = {name: value for name, value in asdict(self).items() if name not in _TRAINING_KEYS}
         return TitanConfig(vocabulary=vocabulary, **chosen)
 
     def build(self, vocabulary: int) -> nn.Module:
         return TitanModel(self.config(vocabulary))
 
     def parameters(self, vocabulary: int) -> int:
-        """Every layer is of one of two kinds, so that two models of two layers tell the size of any."""
+        """Layers are of two kinds, so the sizes of one- and two-layer models give the size of any."""
         attending = self.layers // self.attention_every if self.attention_every else 0
 
         def count(layers: int, attention_every: int) -> int:
@@ -87,8 +88,8 @@ class MemorySettings(Architecture):
                 neural, attention = (count(2, every) - count(1, every) for every in (0, 1))
                 outside = count(1, 0) - neural
         except (RuntimeError, TypeError, OverflowError) as error:
-            # Beyond 64 bits not even a shape can be made.
-            raise RedlineError("[model] has sizes that no model can have.") from error
+            # Sizes beyond 64 bits fail even on the meta device.
+            raise RedlineError("the sizes under [model] are too large: lower width, layers or heads.") from error
         return outside + attending * attention + (self.layers - attending) * neural
 
     @property
@@ -97,7 +98,7 @@ class MemorySettings(Architecture):
 
     def loss(self, model: nn.Module, tokens_BS: Tensor, targets_BS: Tensor, packing: Packing, z_loss: float) -> Tensor:
         assert isinstance(model, TitanModel)
-        # Rows of one document each need none of what keeps documents apart.
+        # Rows with one document each need no document mask.
         documents_BS = None if packing.is_whole else packing.documents_BS
         return model.loss(tokens_BS, targets_BS, documents_BS, z_loss=z_loss)
 
@@ -112,7 +113,7 @@ class MemorySettings(Architecture):
         config = self.config(1)
         attending = sum(config.is_attention(layer) for layer in range(self.layers))
         seen = length / 2 if self.memory_slots else min(length / 2, config.span)
-        # Read, correct and write a matrix; and the tokens of a chunk among each other.
+        # Per token: read, correct and write the memory matrix, and attend to the other tokens of the chunk.
         matrix = 3 * config.key_dim * config.value_dim + self.memory_chunk * (config.key_dim + config.value_dim)
         remembering = (self.layers - attending) * config.neural_heads * matrix
         return 6.0 * (products_per_token(model) + 2 * attending * seen * self.width + remembering)

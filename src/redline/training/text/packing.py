@@ -1,8 +1,7 @@
-"""Rows without padding: documents laid end to end in a shuffled order and cut every `length` tokens.
+"""Packs documents into rows without padding: shuffled, concatenated and cut every `length` tokens.
 
-Each row says which document every token is of, so that attention stays inside it, and a document's last token has no
-target. Which row comes when is a function of the seed and its place in the training alone: a training that is resumed
-sees what it would have seen.
+Each row has the document number of every token, so that attention is masked to documents. The last token of a document
+has no target. The order of the rows depends on the seed and the step alone, so a resumed training sees the same rows.
 
 B: rows of a batch, S: tokens of a row.
 """
@@ -18,12 +17,12 @@ from redline.errors import RedlineError
 from redline.nn.packing import Packing
 from redline.training.text.shards import Shard
 
-NO_TARGET = -100  # what cross-entropy leaves out
+NO_TARGET = -100  # the target that cross_entropy ignores
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Where a document ends, the target is `NO_TARGET`; `packing` says where that is, and is made here, on the host."""
+    """A batch in host memory; the target of a document's last token is `NO_TARGET`."""
 
     tokens_BS: Tensor
     targets_BS: Tensor
@@ -31,12 +30,12 @@ class Batch:
 
     @property
     def targets(self) -> int:
-        """How many tokens have one."""
+        """The number of tokens with a target."""
         return int((self.targets_BS != NO_TARGET).sum())
 
 
 class PackedRows:
-    """The chosen documents of the shards as rows of `length` tokens, in another order each epoch."""
+    """The chosen documents of the shards as rows of `length` tokens, shuffled anew in each epoch."""
 
     def __init__(self, shards: tuple[Shard, ...], chosen: np.ndarray, length: int, seed: int) -> None:
         bases = np.cumsum([0, *(len(shard.tokens) for shard in shards)])
@@ -47,27 +46,26 @@ class PackedRows:
         self.rows = int(self.lengths.sum()) // length
         if not self.rows:
             raise RedlineError(
-                f"{int(self.lengths.sum()):,} tokens do not fill one row of {length:,}: "
-                "take a shorter length or more text."
+                f"{int(self.lengths.sum()):,} tokens do not fill one row of {length:,}: lower length under [data]."
             )
         self._order = lru_cache(2)(self._make_order)
 
     @property
     def attended(self) -> float:
-        """The mean length of what a token lies in: its document, or the piece of it that the row holds."""
+        """The mean length of the document, or part of one in a row, that a token belongs to."""
         _, ends, _ = self._order(0)
         total = self.rows * self.length
         borders = np.union1d(ends[ends < total], np.arange(0, total + 1, self.length))
         return float(np.square(np.diff(borders), dtype=np.float64).sum() / total)
 
     def batch(self, first: int, rows: int) -> Batch:
-        """Rows `first`, `first + 1`, … of a sequence that never ends."""
+        """Returns rows `first`, `first + 1`, … of an endless sequence of epochs."""
         made = [self._row(*divmod(number, self.rows)) for number in range(first, first + rows)]
         tokens, targets, documents = (torch.from_numpy(np.stack(parts)) for parts in zip(*made, strict=True))
         return Batch(tokens, targets, Packing.of(documents))
 
     def _make_order(self, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The documents as they lie, where each ends, and in which order the rows are taken."""
+        """Returns the shuffled documents, the end of each, and the shuffled order of the rows."""
         random = np.random.Generator(np.random.Philox(key=(self._seed, epoch)))
         documents = random.permutation(len(self.lengths))
         return documents, np.cumsum(self.lengths[documents]), random.permutation(self.rows)
@@ -100,11 +98,11 @@ class PackedRows:
 
 
 def padding_share(lengths: np.ndarray, length: int, batch: int, seed: int = 0) -> float:
-    """What padding would waste: every document in rows of its own, filled up to the longest of its batch."""
+    """Returns the share of tokens that padding would waste, with every document in its own rows, padded per batch."""
     rest = lengths % length
     pieces = np.concatenate([np.full(int((lengths // length).sum()), length), rest[rest > 0]])
     np.random.default_rng(seed).shuffle(pieces)
     full = np.pad(pieces, (0, -len(pieces) % batch)).reshape(-1, batch)
-    # A last batch that is not full has as many rows as it has pieces.
+    # The last batch may be smaller.
     rows = np.minimum(batch, len(pieces) - batch * np.arange(len(full)))
     return 1 - float(pieces.sum()) / float((full.max(1) * rows).sum())

@@ -1,6 +1,6 @@
-"""Training a language model to remember: every step has samples of a recall task that nobody has seen before.
+"""Trains a language model on a recall task, with new samples in every step.
 
-They follow from the seed and the step alone, so that a training that is resumed sees what it would have seen.
+The samples depend on the seed and the step alone, so a resumed training sees the same ones.
 """
 
 from collections.abc import Mapping
@@ -22,13 +22,13 @@ from redline.training.text.packing import NO_TARGET, Batch
 from redline.training.text.tokenizer import NAME, byte_tokenizer
 
 assert IGNORED == NO_TARGET
-_TRAINING, _JUDGING = 0, 1
-# Tokens at once when a model is judged.
-_JUDGED_TOKENS = 2**15
+_TRAINING, _VALIDATION = 0, 1
+# Tokens per validation batch.
+_VALIDATION_TOKENS = 2**15
 
 
 class RecallTask(LanguageTask):
-    """Judged by the share of asked tokens that it gets right, with its memory as it is when text is generated."""
+    """Validation measures the share of queried tokens that the model predicts correctly, as in generation."""
 
     def __init__(self, training: TextTraining, device: torch.device) -> None:
         assert training.recall is not None
@@ -41,7 +41,7 @@ class RecallTask(LanguageTask):
 
     def save(self, model: nn.Module, folder: Path) -> None:
         if isinstance(self.recall, Passkey):
-            # Its tokens are bytes, so any text can be asked of it.
+            # The tokens are bytes, so the model can be prompted with any text.
             write_text(folder / NAME, byte_tokenizer())
         self.training.model.save(model, folder, None, {KEY: describe(self.recall)})
 
@@ -57,12 +57,12 @@ class RecallTask(LanguageTask):
 
     @torch.no_grad()
     def validate(self, model: nn.Module) -> dict[str, float]:
-        """On the same samples each time, which no step of the training has."""
+        """Uses the same samples each time; no training step has them."""
         rows, length = self.training.data.validation_rows, self.training.data.length
-        at_once, right, asked = max(1, _JUDGED_TOKENS // length), 0, 0
-        with self._judged(model) as module:
+        at_once, right, asked = max(1, _VALIDATION_TOKENS // length), 0, 0
+        with self._evaluating(model) as module:
             for first in range(0, rows, at_once):
-                sample = self._sample(_JUDGING, first, min(at_once, rows - first), length).to(self.device)
+                sample = self._sample(_VALIDATION, first, min(at_once, rows - first), length).to(self.device)
                 wanted = sample.targets_BS != IGNORED
                 found = module.model(sample.tokens_BS)[wanted].argmax(-1)
                 right += int((found == sample.targets_BS[wanted]).sum())

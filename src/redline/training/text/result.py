@@ -1,8 +1,6 @@
-"""What a finished training on text leaves behind: a model's folder with its tokenizer, and a page with the curves."""
+"""Writes the result of a training on text: a model folder with its tokenizer, and a summary page with curves."""
 
 import json
-import platform
-import statistics
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +13,9 @@ from redline.ladder.report.charts.curves import Curve, draw_curves
 from redline.notation import format_bytes, format_seconds
 from redline.pages import ChartCard, Tile, render_page
 from redline.training.journal import NAME as JOURNAL
-from redline.training.journal import read_journal
+from redline.training.journal import median_of, read_journal
 from redline.training.loop import Outcome
+from redline.training.stored import device_name
 from redline.training.text.language_task import LanguageTask
 
 MODEL, PAGE = "model", "summary.html"
@@ -36,7 +35,7 @@ class TextResult:
 
 
 def write_result(task: LanguageTask, outcome: Outcome, out: Path, active: list[str]) -> TextResult:
-    """The weights as they were judged, in fp32; the page is made from the journal."""
+    """Writes the weights in fp32 and a summary page made from the journal."""
     model = outcome.model
     task.save(model, out / MODEL)
     entries = read_journal(out / JOURNAL)
@@ -48,8 +47,8 @@ def write_result(task: LanguageTask, outcome: Outcome, out: Path, active: list[s
         logged[-1]["loss"] if logged else None,
         outcome.figures,
         outcome.position.step * task.items_per_step,
-        _median(logged, "items_per_s"),
-        _median(logged, "utilization"),
+        median_of(logged, "items_per_s"),
+        median_of(logged, "utilization"),
         task.padding_share,
     )
     write_text(out / PAGE, render_training_page(task, outcome, result, entries, active))
@@ -60,7 +59,7 @@ def render_training_page(
     task: LanguageTask, outcome: Outcome, result: TextResult, entries: list[dict[str, Any]], active: list[str]
 ) -> str:
     settings, position = asdict(task.training), outcome.position
-    # Where the text lay is nobody's business; what the files were called says enough.
+    # The page shows names of files, not paths.
     settings["data"]["sources"] = [Path(place).name for place in task.training.data.sources]
     settings["data"].pop("shards")
     settings["tokenizer"]["file"] = Path(task.training.tokenizer.file).name
@@ -69,10 +68,14 @@ def render_training_page(
     judged = Curve.of(entries, "validation_loss", "validation", "c1")
     charts = (
         ("Loss", _about_loss(entries), (loss, judged)),
-        ("Recall", "The share of what was asked that was right.", (Curve.of(entries, "recall", "recall"),)),
-        ("Speed", "Tokens a second.", (Curve.of(entries, "items_per_s", "tokens/s"),)),
-        ("Gradient", "Its norm before clipping.", (Curve.of(entries, "gradient_norm"),)),
-        ("Learning rate", "As the schedule set it.", (Curve.of(entries, "learning_rate"),)),
+        (
+            "Recall",
+            "The share of queried tokens that were predicted correctly.",
+            (Curve.of(entries, "recall", "recall"),),
+        ),
+        ("Speed", "Tokens per second.", (Curve.of(entries, "items_per_s", "tokens/s"),)),
+        ("Gradient", "The gradient norm before clipping.", (Curve.of(entries, "gradient_norm"),)),
+        ("Learning rate", "The learning rate of the schedule.", (Curve.of(entries, "learning_rate"),)),
     )
     drawn = [
         ChartCard(title, note, draw_curves(title, curves, title.split()[0].lower())) for title, note, curves in charts
@@ -81,7 +84,7 @@ def render_training_page(
         "redline.training",
         "summary.html.jinja",
         name=f"{task.training.kind}, {result.parameters / 1e6:,.4g}M parameters",
-        meta=f"{_device(task.device)} · torch {torch.__version__} · {task.trainee.precision}",
+        meta=f"{device_name(task.device)} · torch {torch.__version__} · {task.trained.precision}",
         headline=_headline(result, position.step, position.elapsed_s),
         tiles=_tiles(task, outcome, result),
         charts=[chart for chart in drawn if chart.drawing],
@@ -93,18 +96,18 @@ def render_training_page(
 def _about_loss(entries: list[dict[str, Any]]) -> str:
     penalties = sorted({name for entry in entries for name in entry.get("penalties", ())})
     if not penalties:
-        return "Nats a token; validation in the second colour."
+        return "Nats per token; validation in the second colour."
     held = " and ".join(penalties)
-    return f"Nats a token; the training's with {held}, validation, in the second colour, without."
+    return f"Nats per token. The training loss includes {held}; the validation loss (second colour) does not."
 
 
 def _headline(result: TextResult, steps: int, elapsed_s: float) -> str:
-    said = f"{result.tokens:,} tokens in {steps:,} steps and {format_seconds(elapsed_s)}"
+    done = f"{result.tokens:,} tokens in {steps:,} steps and {format_seconds(elapsed_s)}"
     if "recall" in result.figures:
-        return f"{said}; at the end it recalled {result.figures['recall']:.1%} of what was asked."
+        return f"{done}; the final recall is {result.figures['recall']:.1%}."
     if "validation_loss" in result.figures:
-        return f"{said}; the validation loss ended at {result.figures['validation_loss']:.4f}."
-    return f"{said}." if result.loss is None else f"{said}; the loss ended at {result.loss:.4f}."
+        return f"{done}; the final validation loss is {result.figures['validation_loss']:.4f}."
+    return f"{done}." if result.loss is None else f"{done}; the final loss is {result.loss:.4f}."
 
 
 def _tiles(task: LanguageTask, outcome: Outcome, result: TextResult) -> list[Tile]:
@@ -118,13 +121,3 @@ def _tiles(task: LanguageTask, outcome: Outcome, result: TextResult) -> list[Til
     if outcome.position.skipped:
         tiles.append(Tile("steps skipped", f"{outcome.position.skipped:,}", "loss or gradient not finite"))
     return tiles
-
-
-def _median(entries: list[dict[str, Any]], key: str) -> float | None:
-    # The first entry holds compiling and starting up.
-    values = [entry[key] for entry in entries if entry.get(key) is not None]
-    return statistics.median(values[1:] or values) if values else None
-
-
-def _device(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"a CPU ({platform.machine()})"

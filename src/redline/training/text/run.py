@@ -1,4 +1,4 @@
-"""A training on text from its settings to its result: everything is checked before anything is written."""
+"""Prepares and runs a training on text. Everything is checked before anything is written."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,180 +12,181 @@ from redline.ladder.batch_size import Probe
 from redline.machine.ceilings import with_ceilings
 from redline.machine.machine import Machine
 from redline.notation import format_bytes
-from redline.training.checkpoints import FOLDER, Checkpoints, Held
-from redline.training.loop import Outcome, Progress, train, unrecorded
+from redline.training.checkpoints import FOLDER, Checkpoints, SavedTraining
+from redline.training.loop import Outcome, Progress, no_record, train
+from redline.training.settings import ConfigSource
 from redline.training.tensorboard import WHY_NOT, TensorBoard, is_installed
-from redline.training.text.batch_choice import find_batch, largest_tried
+from redline.training.text.batch_choice import batch_limit, find_batch
 from redline.training.text.config import AUTO, TextTraining
 from redline.training.text.corpus import Corpus, prepare
 from redline.training.text.language_task import LanguageTask, identity_of_settings
+from redline.training.text.memory_check import check_memory
 from redline.training.text.recall_task import RecallTask
 from redline.training.text.result import TextResult, write_result
-from redline.training.text.room import check_room
 from redline.training.text.sources import Sources
 from redline.training.text.task import TextTask, rows_of
-from redline.training.text.trainee import check_machine
+from redline.training.text.trained_model import check_machine
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 def prepare_training(
-    config: Path,
+    config: ConfigSource,
     out: Path,
     device: torch.device,
     resume: bool,
-    update: Say,
-    say: Say,
+    status: Log,
+    log: Log,
     sources: list[str] | None = None,
     steps: int | None = None,
     minutes: float | None = None,
 ) -> LanguageTask:
-    """The task of a settings file, its text tokenized; `update` hears of progress, `say` of what is worth keeping."""
+    """Returns the task of a config with its text tokenized. `log` receives messages to keep, `status` progress."""
     training = TextTraining.read(config, sources=sources, steps=steps, minutes=minutes)
-    check_room(training, device)
+    check_memory(training, device)
     check_machine(training, device)
     check_can_write(out)
     checkpoints = Checkpoints(out / FOLDER).files()
     if resume and not checkpoints:
         raise RedlineError(f"there is no checkpoint in {str(out / FOLDER)!r} to resume from.")
     if checkpoints and not resume:
-        raise RedlineError(f"{str(out)!r} holds a training already: resume it, or choose another folder.")
-    held = Checkpoints(out / FOLDER).held() if resume else None
-    if held is not None:
-        held.check_is_of(identity_of_settings(training))
+        raise RedlineError(f"{str(out)!r} already holds a training: resume it, or choose another folder.")
+    saved = Checkpoints(out / FOLDER).saved_training() if resume else None
+    if saved is not None:
+        saved.check_matches(identity_of_settings(training))
     if training.recall is not None:
-        return _prepare_recall(training, device, held, update, say)
+        return _prepare_recall(training, device, saved, status, log)
     data = training.data
     found = Sources.find(data.sources, data.text_field, data.separator)
-    if found.remark:
-        say(found.remark)
+    if found.skipped_message:
+        log(found.skipped_message)
     if training.tokenizer.file:
-        # A model that cannot hold its tokens is better known before the text is turned into them.
+        # Checked now, because tokenizing the text may take long.
         training.model.vocabulary_for(training.tokenizer.load().vocabulary)
 
-    def check_is_the_text(made: Corpus) -> None:
-        if held is not None:
-            # Another vocabulary makes another text of the same letters: that is the word to say.
+    def check_is_saved_text(made: Corpus) -> None:
+        if saved is not None:
+            # The vocabulary comes first: if it differs, so does the text, and it is the better explanation.
             vocabulary = training.model.vocabulary_for(made.tokenizer.vocabulary)
-            held.check_is_of({"vocabulary": vocabulary, **made.identity})
+            saved.check_matches({"vocabulary": vocabulary, **made.identity})
 
     def check(made: Corpus) -> None:
         rows_of(training, made)
-        check_is_the_text(made)
+        check_is_saved_text(made)
 
-    # Shards of a text that this training cannot use are not left behind.
-    corpus = prepare(found, training.tokenizer, Path(data.shards), update, check)
-    check_is_the_text(corpus)
+    # Shards of a text that this training cannot use are deleted.
+    corpus = prepare(found, training.tokenizer, Path(data.shards), status, check)
+    check_is_saved_text(corpus)
     vocabulary = training.model.vocabulary_for(corpus.tokenizer.vocabulary)
     rows = rows_of(training, corpus)[0].rows
-    batch = _batch_before(training, held) or _batch(training, vocabulary, device, rows, update, say)
-    training = _with_batch(training, batch, say)
+    batch = _saved_batch(training, saved) or _batch(training, vocabulary, device, rows, status, log)
+    training = _with_batch(training, batch, log)
     task = TextTask(training, corpus, device)
-    say(_about(task, len(corpus.lengths)))
+    log(_describe(task, len(corpus.lengths)))
     return task
 
 
-def _about(task: TextTask, documents: int) -> str:
+def _describe(task: TextTask, documents: int) -> str:
     tokens = int(task.rows.lengths.sum())
+    held_out = int(task.held_out.lengths.sum()) if task.held_out else 0
     if documents == 1:
-        end = f"its end, {int(task.kept.lengths.sum()):,} more, is" if task.kept else "nothing is"
-        return f"one document, {tokens:,} tokens; {end} kept for validation"
-    kept = f"{int(task.kept.lengths.sum()):,} tokens more" if task.kept else "nothing"
+        end = f"its last {held_out:,} tokens are" if held_out else "nothing is"
+        return f"one document, {tokens:,} tokens for training; {end} held out for validation"
     return (
-        f"{len(task.rows.lengths):,} documents, {tokens:,} tokens, {kept} kept for "
-        f"validation; packed, where padding would waste {task.padding_share:.0%}"
+        f"{len(task.rows.lengths):,} documents, {tokens:,} tokens for training, {held_out:,} held out for validation; "
+        f"packed (padding would waste {task.padding_share:.0%})"
     )
 
 
 def _prepare_recall(
-    training: TextTraining, device: torch.device, held: Held | None, update: Say, say: Say
+    training: TextTraining, device: torch.device, saved: SavedTraining | None, status: Log, log: Log
 ) -> RecallTask:
     vocabulary = training.model.vocabulary_for(training.tokenizer.vocabulary)
-    batch = _batch_before(training, held) or _batch(training, vocabulary, device, None, update, say)
-    task = RecallTask(_with_batch(training, batch, say), device)
+    batch = _saved_batch(training, saved) or _batch(training, vocabulary, device, None, status, log)
+    task = RecallTask(_with_batch(training, batch, log), device)
     options = ", ".join(f"{name} {value}" for name, value in describe(task.recall).items() if name != "task")
-    say(f"{name_of(task.recall)} ({options}), fresh samples of {training.data.length:,} tokens in every step")
+    log(f"{name_of(task.recall)} ({options}), new samples of {training.data.length:,} tokens in every step")
     return task
 
 
-def _with_batch(training: TextTraining, batch: int, say: Say) -> TextTraining:
+def _with_batch(training: TextTraining, batch: int, log: Log) -> TextTraining:
     chosen = training.with_batch(batch)
     if training.loop.rate_scaling != "none":
-        per_step = f"{chosen.tokens_per_step:,} tokens a step"
-        say(f"learning rate {chosen.loop.learning_rate:.3g} for {per_step} ({training.loop.rate_scaling} scaling)")
+        per_step = f"{chosen.tokens_per_step:,} tokens per step"
+        log(f"learning rate {chosen.loop.learning_rate:.3g} for {per_step} ({training.loop.rate_scaling} scaling)")
     return chosen
 
 
-def _batch_before(training: TextTraining, held: Held | None) -> int | None:
-    """The batch that was found when the training began: another one would make it another training."""
-    if held is None or training.data.batch != AUTO:
+def _saved_batch(training: TextTraining, saved: SavedTraining | None) -> int | None:
+    """Returns the batch with which the training began, where the config says "auto"."""
+    if saved is None or training.data.batch != AUTO:
         return None
-    tokens, row = held.identity["tokens_per_step"], training.data.length * training.data.accumulate
+    tokens, row = saved.identity["tokens_per_step"], training.data.length * training.data.accumulate
     if tokens < row or tokens % row:
         raise RedlineError(
-            f"{str(held.path)!r} is of another training: its steps of {tokens:,} tokens are no whole number of rows of "
-            f"{training.data.length:,} times accumulate = {training.data.accumulate}."
+            f"{str(saved.path)!r} belongs to another training: its {tokens:,} tokens per step are not a multiple of "
+            f"length × accumulate = {training.data.length:,} × {training.data.accumulate}."
         )
     return tokens // row
 
 
 def _batch(
-    training: TextTraining, vocabulary: int, device: torch.device, rows: int | None, update: Say, say: Say
+    training: TextTraining, vocabulary: int, device: torch.device, rows: int | None, status: Log, log: Log
 ) -> int:
-    """The settings', or one that is looked for; `rows` is how many the text has, where it has an end."""
+    """Returns the config's batch, or searches for the largest one. `rows` is the size of the text, if it is finite."""
     batch = training.data.batch
     if batch != AUTO:
         assert isinstance(batch, int)
         return batch
 
-    def tell(probe: Probe) -> None:
-        update(f"batch {probe.batch} {'fits' if probe.fits else 'does not fit'}, trying another …")
+    def on_probe(probe: Probe) -> None:
+        status(f"batch {probe.batch} {'fits' if probe.fits else 'does not fit'}, trying another …")
 
-    most, why = largest_tried(training, rows)
-    result = find_batch(training, vocabulary, device, tell, most)
-    limit = {"memory": "a larger one does not fit", "time": "a larger one took too long to try", "max_batch": why}
-    used = f"{format_bytes(result.peak_bytes)} of {format_bytes(result.budget_bytes)} at its peak"
-    say(f"batch {result.batch}: {used}; {limit[result.stopped_by]}")
+    limit, why = batch_limit(training, rows)
+    result = find_batch(training, vocabulary, device, on_probe, limit)
+    reason = {"memory": "a larger one does not fit", "time": "a larger one took too long to try", "max_batch": why}
+    used = f"peak memory {format_bytes(result.peak_bytes)} of {format_bytes(result.budget_bytes)}"
+    log(f"batch {result.batch}: {used}; {reason[result.stopped_by]}")
     return result.batch
 
 
 def run_text(
-    task: LanguageTask, out: Path, device: torch.device, resume: bool, tell: Callable[[Progress], None], say: Say
+    task: LanguageTask, out: Path, device: torch.device, resume: bool, progress: Callable[[Progress], None], log: Log
 ) -> tuple[Outcome, TextResult | None]:
-    """Trains and writes what came out; no result when it was stopped before its end."""
-    active = task.trainee.active(task.optimizer(), task.training)
+    """Trains and writes the result. Returns no result if the training was interrupted."""
+    active = task.trained.active(task.optimizer(), task.training)
     ceiling = _ceiling(task, device)
     if ceiling is None:
-        active.append("no share of the machine's ceiling is shown: `redline doctor` measures it")
-    active.append("figures for TensorBoard" if is_installed() else WHY_NOT)
+        active.append("no MFU is shown: run `redline doctor` once to measure the machine's ceilings")
+    active.append("TensorBoard log" if is_installed() else WHY_NOT)
     for line in active:
-        say(f"· {line}")
-    board = TensorBoard(out / "tensorboard", say) if is_installed() else None
+        log(f"· {line}")
+    board = TensorBoard(out / "tensorboard", log) if is_installed() else None
     loop = task.training.loop
-    record = board.behind if board is not None else unrecorded
+    record = board.starting_after if board is not None else no_record
     try:
-        outcome = train(task, loop, out, device, resume, tell, ceiling_flops_per_s=ceiling, record=record)
+        outcome = train(task, loop, out, device, resume, progress, ceiling_flops_per_s=ceiling, record=record)
     finally:
         if board is not None:
             board.close()
     if outcome.interrupted:
         return outcome, None
     if loop.steps is not None and outcome.position.step > loop.steps:
-        say(f"it had {outcome.position.step:,} steps already, more than the {loop.steps:,} asked for: none was added")
+        log(f"no step was added: the checkpoint has {outcome.position.step:,} steps, and {loop.steps:,} were asked for")
     try:
         return outcome, write_result(task, outcome, out, active)
     except OSError as error:
         raise RedlineError(
-            f"cannot write the result in {str(out)!r}: {error.strerror or error}; its checkpoint is whole: make room "
-            "and resume it."
+            f"cannot write the result in {str(out)!r}: {error.strerror or error}; the checkpoint is complete: free "
+            "some disk space and resume."
         ) from error
 
 
 def _ceiling(task: LanguageTask, device: torch.device) -> float | None:
-    """What the machine reached in products of this precision; a CPU, where that takes longer, is not measured here."""
+    """Returns the measured FLOP/s of matrix products in this precision. A CPU is not measured: it takes too long."""
     machine = Machine.detect(str(device))
     ceilings = with_ceilings(machine).ceilings if machine.is_cuda else machine.ceilings
     if machine.is_cuda:
         torch.cuda.empty_cache()
-    precision = "tf32" if task.trainee.precision == "fp32" and "tf32" in task.trainee.plan else task.trainee.precision
+    precision = "tf32" if task.trained.precision == "fp32" and "tf32" in task.trained.plan else task.trained.precision
     return ceilings.matmul_flops_per_s.get(precision) if ceilings else None

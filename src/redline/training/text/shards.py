@@ -1,11 +1,11 @@
-"""Tokens on disk: a file that is read through a memory map and refused when it is not what it says it is.
+"""Shards of tokens: memory-mapped files whose size and checksums are verified when they are opened.
 
     header: magic, version, bytes of a token, vocabulary, tokens, documents, checksums of the body and of the header
     body:   the tokens (16 bits each where the vocabulary allows), where each document starts and the last one ends,
             and a fingerprint of each document's text
 
-Where a document starts and what it is are known, so batches can keep documents apart and a validation split can take
-the same documents however the corpus is ordered.
+The document boundaries let batches mask documents from each other. The fingerprints let the validation split choose
+the same documents whatever the order of the corpus.
 """
 
 import struct
@@ -38,13 +38,13 @@ class Shard:
 
 
 def write_shard(path: Path, documents: list[np.ndarray], fingerprints: list[int], vocabulary: int) -> None:
-    """Writes the whole file beside and renames it."""
+    """Writes a shard atomically."""
     kind = np.dtype("<u2" if vocabulary <= 2**16 else "<u4")
     starts = np.zeros(len(documents) + 1, dtype="<u8")
     np.cumsum([len(document) for document in documents], out=starts[1:])
     tokens = np.concatenate(documents)
     if int(tokens.max()) >= vocabulary:
-        raise RedlineError(f"token {int(tokens.max())} is outside a vocabulary of {vocabulary}.")
+        raise RedlineError(f"token {int(tokens.max())} is outside the vocabulary of {vocabulary}.")
     body = tokens.astype(kind).tobytes()
     body += b"\0" * (-len(body) % 8) + starts.tobytes() + np.array(fingerprints, dtype="<u8").tobytes()
     counts = (vocabulary, len(tokens), len(documents))
@@ -55,12 +55,12 @@ def write_shard(path: Path, documents: list[np.ndarray], fingerprints: list[int]
 
 @reader("shard")
 def open_shard(path: Path) -> Shard:
-    """Maps a shard into memory, after its size and both checksums were found right."""
+    """Maps a shard into memory after checking its size and both checksums."""
     with open(path, "rb") as file:
         header = file.read(_BODY)
     size = path.stat().st_size
     if header[: len(_MAGIC)] != _MAGIC:
-        raise RedlineError(f"{str(path)!r} is no shard of tokens.")
+        raise RedlineError(f"{str(path)!r} is not a shard of tokens.")
     if len(header) < _BODY:
         raise RedlineError(f"the shard {str(path)!r} is cut off: it ends within its header.")
     (checked,) = _CHECKSUM.unpack_from(header, _HEADER.size)
@@ -68,19 +68,19 @@ def open_shard(path: Path) -> Shard:
         raise RedlineError(f"the header of the shard {str(path)!r} is damaged.")
     _, version, width, vocabulary, tokens, documents, checksum = _HEADER.unpack_from(header)
     if version != _VERSION:
-        raise RedlineError(f"the shard {str(path)!r} is of version {version}, and this Redline reads {_VERSION}.")
+        raise RedlineError(f"the shard {str(path)!r} has version {version}, and this Redline reads version {_VERSION}.")
     if width not in (2, 4):
         raise RedlineError(f"the shard {str(path)!r} is damaged: its tokens have {width} bytes, not 2 or 4.")
     first = _BODY + tokens * width + -(tokens * width) % 8
     expected = first + 8 * (documents + 1) + 8 * documents
     if size != expected:
-        said = "cut off" if size < expected else "too long"
+        problem = "cut off" if size < expected else "too long"
         raise RedlineError(
-            f"the shard {str(path)!r} is {said}: it has {size:,} bytes, and its header says {expected:,}."
+            f"the shard {str(path)!r} is {problem}: it has {size:,} bytes, and its header says {expected:,}."
         )
     whole = np.memmap(path, dtype=np.uint8, mode="r")
     if zlib.crc32(whole[_BODY:].data) != checksum:
-        raise RedlineError(f"the shard {str(path)!r} is damaged: its checksum is another one.")
+        raise RedlineError(f"the shard {str(path)!r} is damaged: its checksum does not match.")
     starts_end = first + 8 * (documents + 1)
     return Shard(
         whole[_BODY : _BODY + tokens * width].view("<u2" if width == 2 else "<u4"),

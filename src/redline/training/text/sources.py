@@ -1,7 +1,7 @@
-"""Text to train on: documents, one at a time, from plain files, JSON lines and Parquet.
+"""Reads documents to train on, one at a time, from plain text, JSON lines and Parquet.
 
-A document is a whole `.txt` or `.md` file (or a part of one, where a separator is named), the text of one JSON line, or
-one row of a Parquet file. Documents that hold nothing but space are left out, and so is a null.
+A document is a `.txt` or `.md` file (or a part of one, if a separator is set), the text of one JSON line, or one row of
+a Parquet file. Documents that are null or only white space are skipped.
 """
 
 import os
@@ -19,31 +19,31 @@ PLAIN = (".txt", ".md")
 JSON_LINES = (".jsonl", ".ndjson")
 PARQUET = (".parquet",)
 _KNOWN = (*PLAIN, *JSON_LINES, *PARQUET)
-# The mark that some editors put before a text is not part of it.
+# Skips the byte-order mark that some editors write.
 _ENCODING = "utf-8-sig"
 _INSTALL_PYARROW = "Parquet files are read with pyarrow, which is not installed: pip install pyarrow."
 
-# Of those that are left out.
-_KINDS_NAMED = 5
+# The largest number of suffixes that a message names.
+_SUFFIXES_NAMED = 5
 
 _ABSENT = object()
-# JSON can spell one half of a pair; it is no character, and nothing can be made of it.
+# JSON can escape one half of a surrogate pair, which is not a character.
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
 class Sources:
-    """Files to read, in a fixed order; `text_field` is the key or column that holds a document's text."""
+    """Files to read, in a fixed order. `text_field` is the key or column that holds a document's text."""
 
     files: tuple[Path, ...]
     text_field: str = "text"
     separator: str = ""
-    # Of folders: how many files are of other kinds, by suffix.
-    left_out: tuple[tuple[str, int], ...] = ()
+    # The number of files in the folders that were skipped, by suffix.
+    skipped: tuple[tuple[str, int], ...] = ()
 
     @classmethod
     def find(cls, places: tuple[str, ...], text_field: str = "text", separator: str = "") -> "Sources":
-        """Files as named, and every file of a known kind in and below the folders named that is not hidden."""
+        """Finds the given files, and all visible files of known types in the given folders and below."""
         found: list[Path] = []
         others: Counter[str] = Counter()
         for place in places:
@@ -51,33 +51,33 @@ class Sources:
             if path.is_dir():
                 inside, left = _inside(path)
                 if not inside:
-                    raise RedlineError(f"the folder {place!r} holds no text: no {', '.join(_KNOWN)} file.")
+                    raise RedlineError(f"the folder {place!r} has no text: no {', '.join(_KNOWN)} file.")
                 found += inside
                 others += left
             elif not path.exists():
                 raise RedlineError(f"there is no file or folder {place!r} to train on.")
             elif path.suffix.lower() not in _KNOWN:
-                raise RedlineError(f"{place!r} is not text of a known kind: it is one of {', '.join(_KNOWN)}.")
+                raise RedlineError(f"{place!r} has an unknown file type: use one of {', '.join(_KNOWN)}.")
             else:
                 found.append(path)
         if not found:
             raise RedlineError(
                 "there is no text to train on: give files or folders with --source, or as sources under [data] of the "
-                "settings."
+                "config."
             )
         if any(file.suffix.lower() in PARQUET for file in found):
             _parquet()
         return cls(tuple(dict.fromkeys(found)), text_field, separator, tuple(others.most_common()))
 
     @property
-    def remark(self) -> str:
-        """What was passed over, for whoever meant it to be read."""
-        if not self.left_out:
+    def skipped_message(self) -> str:
+        """Returns a message about the files that were skipped, or ""."""
+        if not self.skipped:
             return ""
-        count = sum(number for _, number in self.left_out)
-        named = [kind if kind.isprintable() else ascii(kind) for kind, _ in self.left_out[:_KINDS_NAMED]]
-        more = [f"{len(self.left_out) - _KINDS_NAMED:,} more"] if len(self.left_out) > _KINDS_NAMED else []
-        return f"{count:,} {'file' if count == 1 else 'files'} of other kinds left out: {', '.join(named + more)}"
+        count = sum(number for _, number in self.skipped)
+        named = [kind if kind.isprintable() else ascii(kind) for kind, _ in self.skipped[:_SUFFIXES_NAMED]]
+        more = [f"{len(self.skipped) - _SUFFIXES_NAMED:,} more"] if len(self.skipped) > _SUFFIXES_NAMED else []
+        return f"skipped {count:,} {'file' if count == 1 else 'files'} of other types: {', '.join(named + more)}"
 
     @property
     def size_bytes(self) -> int:
@@ -85,7 +85,7 @@ class Sources:
 
     @property
     def identity(self) -> list[Any]:
-        """What changes when a file is replaced, added or taken away, without reading any."""
+        """Returns a value that changes if a file is replaced, added or removed, without reading the files."""
         stats = [(file, file.stat()) for file in self.files]
         seen = [[str(file.resolve()), stat.st_size, stat.st_mtime_ns] for file, stat in stats]
         return [self.text_field, self.separator, seen]
@@ -122,9 +122,9 @@ class Sources:
                 if text is None:
                     continue
                 if not isinstance(text, str):
-                    raise RedlineError(f"{where} has no text under {self.text_field!r}.")
+                    raise RedlineError(f"{where} has no string under {self.text_field!r}.")
                 if _SURROGATE.search(text):
-                    raise RedlineError(f"{where} holds half a character under {self.text_field!r}.")
+                    raise RedlineError(f"{where} has a lone surrogate under {self.text_field!r}.")
                 yield text
 
     def _rows(self, file: Path) -> Iterator[str]:
@@ -144,14 +144,14 @@ class Sources:
 
 
 def _inside(folder: Path) -> tuple[list[Path], Counter[str]]:
-    """Files of known kinds in a fixed order, and how many there are of others, by suffix; hidden ones are neither."""
+    """Returns the visible files of known types in sorted order, and the number of other visible files by suffix."""
 
-    def cannot(error: OSError) -> None:
+    def fail(error: OSError) -> None:
         raise RedlineError(f"cannot read the folder {str(error.filename)!r}: {error.strerror or error}.") from error
 
     found: list[Path] = []
     others: Counter[str] = Counter()
-    for place, folders, names in os.walk(folder, onerror=cannot):
+    for place, folders, names in os.walk(folder, onerror=fail):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in names:
             file = Path(place, name)

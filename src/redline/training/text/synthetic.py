@@ -1,7 +1,7 @@
-"""Batches that look like text without being any: for finding a batch size, and for climbing.
+"""Synthetic batches for the search of a batch size and for climbs.
 
-Tokens are drawn as words are in real text, a few often and most rarely (Zipf's law), so that there is something to
-learn from the first step on. Documents have lengths as different as real ones, and are packed the same way.
+Token frequencies follow Zipf's law, so that the loss falls from the first step on. Documents have lengths as different
+as real ones, and are packed the same way.
 """
 
 import math
@@ -16,7 +16,7 @@ _MEAN_DOCUMENT = 600
 
 
 def synthetic_batch(rows: int, length: int, vocabulary: int, seed: int) -> Batch:
-    """Always on the host, whatever the default device is."""
+    """Returns a batch in host memory, whatever the default device is."""
     random = torch.Generator("cpu").manual_seed(seed)
     uniform = torch.rand(rows, length + 1, generator=random, device="cpu")
     tokens = uniform.mul(math.log(vocabulary)).exp().long().clamp(1, vocabulary) - 1

@@ -1,4 +1,4 @@
-"""Training a language model on text: packed rows, judged on documents that were kept apart."""
+"""Trains a language model on text in packed rows, and validates it on held-out documents."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,28 +14,28 @@ from redline.training.text.language_task import LanguageTask
 from redline.training.text.packing import Batch, PackedRows, padding_share
 from redline.training.text.tokenizer import CONFIG_NAME, NAME
 
-# Rows at once when a model is judged: without gradients there is room enough, and few are needed.
-_JUDGED_AT_ONCE = 8
+# Rows per validation batch.
+_VALIDATION_BATCH = 8
 
 
 def rows_of(training: TextTraining, corpus: Corpus) -> tuple[PackedRows, PackedRows | None]:
-    """What is trained on, and what is kept to judge by, if anything is."""
+    """Returns the rows for training and the rows held out for validation, if any."""
     data, corpus = training.data, corpus.with_an_end(training.data.validation)
-    chosen, kept = corpus.split(data.validation)
+    chosen, held_out = corpus.split(data.validation)
     rows = PackedRows(corpus.shards, chosen, data.length, training.loop.seed)
-    # Rows for validation may be shorter: a small corpus keeps few tokens apart.
-    short = min(data.length, int(corpus.lengths[kept].sum()))
-    return rows, PackedRows(corpus.shards, kept, short, 0) if len(kept) else None
+    # A small corpus holds out few tokens, so validation rows may be shorter.
+    short = min(data.length, int(corpus.lengths[held_out].sum()))
+    return rows, PackedRows(corpus.shards, held_out, short, 0) if len(held_out) else None
 
 
 class TextTask(LanguageTask):
-    """What the loop needs to train a language model on a corpus."""
+    """Trains a language model on a corpus."""
 
     def __init__(self, training: TextTraining, corpus: Corpus, device: torch.device) -> None:
         data, batch = training.data, training.data.batch
         assert isinstance(batch, int)
         self.corpus = corpus
-        self.rows, self.kept = rows_of(training, corpus)
+        self.rows, self.held_out = rows_of(training, corpus)
         self.padding_share: float | None = padding_share(self.rows.lengths, data.length, batch)
         super().__init__(training, corpus.tokenizer.vocabulary, device)
 
@@ -58,14 +58,14 @@ class TextTask(LanguageTask):
 
     @torch.no_grad()
     def validate(self, model: nn.Module) -> dict[str, float]:
-        """The mean loss over rows of documents that were kept apart, computed as in training."""
-        if self.kept is None:
+        """Returns the mean loss over held-out rows, computed in the precision of training."""
+        if self.held_out is None:
             return {}
-        rows = min(self.training.data.validation_rows, self.kept.rows)
+        rows = min(self.training.data.validation_rows, self.held_out.rows)
         total, count = torch.zeros((), device=self.device), 0
-        with self._judged(model) as module:
-            for first in range(0, rows, _JUDGED_AT_ONCE):
-                batch = self.kept.batch(first, min(_JUDGED_AT_ONCE, rows - first))
+        with self._evaluating(model) as module:
+            for first in range(0, rows, _VALIDATION_BATCH):
+                batch = self.held_out.batch(first, min(_VALIDATION_BATCH, rows - first))
                 loss = module(**self._inputs(batch, 0, len(batch.tokens_BS)))
                 total += loss.float() * batch.targets
                 count += batch.targets

@@ -1,10 +1,10 @@
-"""Text to tokens: a byte-level BPE that is trained on the corpus, or one that is loaded from a tokenizer.json.
+"""Tokenizers: a byte-level BPE trained on the corpus, or one loaded from a tokenizer.json.
 
-Bytes are its alphabet, so no text is unknown to it and decoding gives back what was encoded. Every document is ended by
-one token of its own, from which a model learns where to stop.
+The alphabet is bytes, so any text can be encoded and decoding restores it. Every document ends with an end token, from
+which a model learns where to stop.
 
-The name of a special token in a text means its letters, unless `special_tokens` is asked for: then it is that token.
-tokenizer.json cannot say which; tokenizer_config.json does, for whoever reads text with the model afterwards.
+The name of a special token in a text is tokenized as plain characters, unless `special_tokens` is set: then it becomes
+that token. This setting is stored in tokenizer_config.json, because tokenizer.json has no field for it.
 """
 
 import hashlib
@@ -21,10 +21,10 @@ from redline.files.untrusted import reading
 
 END = "<|end|>"
 NAME, CONFIG_NAME = "tokenizer.json", "tokenizer_config.json"
-# What known tokenizers call the token that ends a document.
+# Names of the end token in known tokenizers.
 _ENDS = (END, "<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>")
-# The alphabet of bytes, and the token that ends a document.
-SMALLEST = 256 + 1
+# All bytes and the end token.
+MIN_VOCABULARY = 256 + 1
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,12 @@ class TextTokenizer:
 
     @property
     def vocabulary(self) -> int:
-        """One more than the largest id it can give."""
+        """The largest token id plus one."""
         return 1 + max(self.inner.get_vocab(with_added_tokens=True).values())
 
     @property
     def special_tokens(self) -> bool:
-        """Whether the name of a special token in a text is that token."""
+        """Whether the name of a special token in a text becomes that token."""
         return not self.inner.encode_special_tokens
 
     @property
@@ -49,7 +49,7 @@ class TextTokenizer:
         return hashlib.sha256(self.inner.to_str().encode()).hexdigest()[:32]
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """The tokens of each text, with the one that ends it; several threads at work."""
+        """Returns the tokens of each text and the end token; runs on several threads."""
         found = self.inner.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array([*each.ids, self.end], dtype=np.uint32) for each in found]
 
@@ -60,7 +60,7 @@ class TextTokenizer:
         return self.inner.to_str(pretty=True)
 
     def config_text(self) -> str:
-        """What is needed beside it: the token that ends a text, and what names of special tokens mean in one."""
+        """Returns the tokenizer_config.json: the end token, and how names of special tokens are treated."""
         about = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "eos_token": self.inner.id_to_token(self.end),
@@ -70,9 +70,11 @@ class TextTokenizer:
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int, special_tokens: bool = False) -> TextTokenizer:
-    """Learns the pairs that come most often; a small corpus may give fewer tokens than asked for."""
-    if vocabulary < SMALLEST:
-        raise RedlineError(f"a vocabulary has {SMALLEST} tokens or more (every byte, and the end), not {vocabulary}.")
+    """Trains a byte-level BPE. A small corpus may give fewer tokens than `vocabulary`."""
+    if vocabulary < MIN_VOCABULARY:
+        raise RedlineError(
+            f"vocabulary = {vocabulary} under [tokenizer] must be at least {MIN_VOCABULARY} (bytes and an end token)."
+        )
     library = _library()
     inner = library.Tokenizer(library.models.BPE())
     inner.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -87,10 +89,10 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int, special_tokens: bool 
 
 
 def byte_tokenizer() -> str:
-    """A tokenizer.json whose tokens are the bytes of UTF-8, each by its own number."""
+    """Returns a tokenizer.json whose tokens are the 256 bytes."""
     library = _library()
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    # Bytes that cannot be seen are written as the letters from 256 on.
+    # Unprintable bytes are represented by characters from U+0100 on.
     letters = {byte: chr(byte) for byte in shown}
     letters |= {byte: chr(256 + n) for n, byte in enumerate(byte for byte in range(256) if byte not in letters)}
     inner = library.Tokenizer(library.models.BPE({letter: byte for byte, letter in letters.items()}, []))
@@ -100,7 +102,7 @@ def byte_tokenizer() -> str:
 
 
 def load_tokenizer(path: str | Path, end: str = "", special_tokens: bool = False) -> TextTokenizer:
-    """A tokenizer.json; `end` names the token that ends a document where it has an unusual name."""
+    """Loads a tokenizer.json. `end` names the end token if it has an unusual name."""
     library, path = _library(), Path(path)
     if not path.is_file():
         raise RedlineError(f"there is no tokenizer {str(path)!r}.")
@@ -113,8 +115,8 @@ def load_tokenizer(path: str | Path, end: str = "", special_tokens: bool = False
         if (number := inner.token_to_id(name)) is not None:
             return TextTokenizer(inner, number)
     if end:
-        raise RedlineError(f"{str(path)!r} has no token {end!r} to end a document with.")
-    raise RedlineError(f"{str(path)!r} has none of the usual tokens that end a document: name it as end = '…'.")
+        raise RedlineError(f"{str(path)!r} has no token {end!r}: correct end under [tokenizer].")
+    raise RedlineError(f"{str(path)!r} has none of the usual end tokens: name it as end under [tokenizer].")
 
 
 def _library() -> Any:
@@ -122,7 +124,7 @@ def _library() -> Any:
         import tokenizers
     except ImportError as error:
         raise RedlineError(
-            "text is tokenized with tokenizers, which is not installed: pip install tokenizers."
+            "training on text needs tokenizers, which is not installed: pip install tokenizers."
         ) from error
     import tokenizers.decoders
     import tokenizers.models

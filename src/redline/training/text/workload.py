@@ -1,11 +1,9 @@
-"""A settings file as a workload, so that the ladder climbs this very training: `redline climb train:CONFIG.toml`.
+"""A training config as a workload for the ladder: `redline climb train:CONFIG.toml` or `train:decoder-tiny`.
 
-Bundled settings go by their name: `redline climb train:decoder-tiny`.
-
-One step is a forward pass, a backward pass and the optimizer on the best implementation there is, as in training, but
-in fp32 and without any plan: what the file says of precision and plan is what a climb is to find out. Half-precision
-weights follow fp32 ones, as in training. No text is needed; batches are synthetic, packed as real ones are. Where the
-file accumulates, a step is one of the parts with the optimizer; averaged weights (EMA) are left out.
+One step is a forward pass, a backward pass and an optimizer step, as in training, but in fp32 and without a plan: the
+climb searches for precision and plan. Half-precision weights follow fp32 masters, as in training. Batches are synthetic
+and packed like real ones. With gradient accumulation, a step is one part and the optimizer step. Averaged weights (EMA)
+are left out.
 """
 
 from collections.abc import Callable, Iterable
@@ -17,19 +15,19 @@ from torch.optim import Optimizer
 
 from redline.ladder.gate import Gate
 from redline.ladder.workload import Workload
-from redline.training.bundled import find_settings
+from redline.training.bundled import find_config
 from redline.training.optimizers import build_over, hidden_matrices
 from redline.training.text.config import AUTO, TextTraining
 from redline.training.text.loss_module import LossModule, as_inputs, own_loss
 from redline.training.text.synthetic import synthetic_batch
 
-# Where the file leaves the batch to be found, a climb takes one that fits nearly everywhere.
+# The batch of a climb where the config says "auto".
 _BATCH = 8
 
 
-def training_workload(settings: str) -> Callable[..., Workload]:
-    """The function that an address `train:SETTINGS` stands for: a file, or the name of bundled ones."""
-    path = find_settings(settings, "text")
+def training_workload(config: str) -> Callable[..., Workload]:
+    """Returns the workload function of an address `train:CONFIG`: a config file, or the name of a bundled one."""
+    path, _ = find_config(config, "text")
 
     def training(batch: int | None = None, length: int | None = None) -> Workload:
         return make_workload(TextTraining.read(path, batch=batch, length=length))
@@ -57,7 +55,7 @@ def make_workload(training: TextTraining) -> Workload:
 
     def optimizer(parameters: Iterable[nn.Parameter]) -> Optimizer:
         weights = list(parameters)
-        # A model of no size at all, whose matrices stand in the same places.
+        # The same model on the meta device tells which of the given weights are hidden matrices.
         with torch.device("meta"):
             alike = build()
         hidden = {id(weight) for weight in hidden_matrices(alike)}

@@ -1,4 +1,4 @@
-"""A model made ready to be trained: in its precision, under its plan, with everything that is on said aloud."""
+"""Builds a model for training: its precision, its plan, and the list of the optimizations that are active."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -24,13 +24,13 @@ from redline.training.text.config import AUTO, TextTraining
 from redline.training.text.loss_module import LossModule, own_loss
 from redline.training.working_copy import WorkingCopy
 
-# A model's form depends on none.
+# The checks below do not depend on the vocabulary.
 _ANY_VOCABULARY = 512
 
 
 @dataclass(frozen=True)
-class Trainee:
-    """`model` holds the weights that are trained; `forward(inputs)` gives the loss by those that are computed with."""
+class TrainedModel:
+    """`model` holds the trained weights; `forward(inputs)` computes the loss, possibly with a copy in low precision."""
 
     model: nn.Module
     module: LossModule
@@ -44,45 +44,45 @@ class Trainee:
 
     def optimizer(self) -> Optimizer:
         assert self.job.optimizer is not None
-        # Over the weights that are trained, whichever ones the plan's model computes with.
+        # The optimizer updates the trained weights, even if the plan's model computes with a copy of them.
         return self.job.optimizer(self.model.parameters())
 
     def around(self) -> AbstractContextManager[object]:
         return entered(self.job.contexts)
 
     def _rung(self, rung: Rung) -> str:
-        # The one that may find nothing to do here, and knows so before a step.
+        # fused_ops may find nothing to replace, and its proof says so without a step.
         return f"rung {rung}: {rung.proof(self.job)}" if isinstance(rung, FusedOps) else f"rung {rung}"
 
     def active(self, optimizer: Optimizer, training: TextTraining) -> list[str]:
-        """Every optimization that is on, a line each."""
+        """Returns a line for every active optimization."""
         loop, data = training.loop, training.data
-        said = [
+        lines = [
             f"precision {self.precision}" + (", with fp32 masters" if isinstance(self.arithmetic, WorkingCopy) else "")
         ]
         if self.fp8_layers:
-            said.append(f"fp8 products in {self.fp8_layers} linear layers")
-        said.append(f"optimizer {describe(optimizer)}")
+            lines.append(f"fp8 products in {self.fp8_layers} linear layers")
+        lines.append(f"optimizer {describe(optimizer)}")
         if loop.optimizer == "muon" and (slow := self.machine.why_slow("bf16", "matmul")):
-            said.append(f"muon computes in bf16, whatever the precision, and {slow}: adamw is faster here")
-        said += [self._rung(rung) for rung in self.plan.rungs] or [
-            "no plan: `redline climb train:CONFIG` looks for one"
+            lines.append(f"muon always computes in bf16, and {slow}: adamw is faster here")
+        lines += [self._rung(rung) for rung in self.plan.rungs] or [
+            "no plan: `redline climb train:CONFIG` searches for one"
         ]
         if training.recall is None:
-            said.append("documents packed without padding, attention kept inside each")
+            lines.append("documents packed without padding, attention masked to each document")
         if data.accumulate > 1:
-            said.append(f"gradients of {data.accumulate} batches added up in fp32")
+            lines.append(f"gradients of {data.accumulate} batches accumulated in fp32")
         if loop.ema_decay:
-            said.append(f"weights averaged, decay {loop.ema_decay:g}")
+            lines.append(f"averaged weights (EMA), decay {loop.ema_decay:g}")
         if loop.z_loss:
-            said.append(f"z-loss {loop.z_loss:g}")
-        if loop.never_warm:
-            said.append(loop.never_warm.removesuffix(": write fewer.") + ", so the learning rate is never reached")
+            lines.append(f"z-loss {loop.z_loss:g}")
+        if loop.short_warmup_error:
+            lines.append(loop.short_warmup_error.removesuffix(": set fewer.") + ", so the learning rate is not reached")
         if self.machine.is_cuda and loop.deterministic:
-            said.append("kernels that give the same numbers every time (deterministic = false may be faster)")
+            lines.append("deterministic kernels (deterministic = false may be faster)")
         elif self.machine.is_cuda:
-            said.append("the fastest kernels: resumed losses may differ in their last bits (deterministic = false)")
-        return said
+            lines.append("non-deterministic kernels: losses after a resume may differ in the last bits")
+        return lines
 
 
 def plan_of(training: TextTraining, machine: Machine) -> Plan:
@@ -91,25 +91,25 @@ def plan_of(training: TextTraining, machine: Machine) -> Plan:
 
 
 def check_machine(training: TextTraining, device: torch.device) -> None:
-    """Refuses what this machine cannot do, before anything is read or written."""
+    """Raises for a config that this machine cannot run, before anything is read or written."""
     machine = Machine.detect(str(device))
     if training.loop.asked_precision == "fp8" and (reason := why_no_fp8(machine)):
-        raise RedlineError(f'precision = "fp8" cannot be had here: {reason}.')
+        raise RedlineError(f'precision = "fp8" cannot be used here: {reason}.')
     plan = plan_of(training, machine)
-    # Of the model's form alone, which needs no text yet: what cannot be done with it is known before any is read.
+    # On the meta device, because the plan and the optimizer can be checked before any text is read.
     with torch.device("meta"):
         module = LossModule(training.model, training.model.build(_ANY_VOCABULARY), training.loop.z_loss)
     check_optimizer(module, training.loop)
     job = Job.of(module, loss=own_loss, optimizer=lambda _: build_optimizer(module, training.loop), share=True)
     for rung in plan.rungs:
         if reason := rung.why_not(machine) or (rung.why_not(machine, job) if rung.stage is Stage.COMPILE else ""):
-            raise RedlineError(f"the plan's {rung.name} cannot be had here: {reason}.")
+            raise RedlineError(f"{rung.name} in the plan cannot be used here: {reason}.")
 
 
-def make_trainee(
+def make_trained_model(
     training: TextTraining, vocabulary: int, device: torch.device, samples: tuple[Any, ...] = ()
-) -> Trainee:
-    """Fresh weights by the seed; the same on every device."""
+) -> TrainedModel:
+    """Builds the model with random weights that depend on the seed only, not on the device."""
     check_machine(training, device)
     machine = Machine.detect(str(device))
     with torch.random.fork_rng([]):
@@ -127,7 +127,7 @@ def make_trainee(
         replace(job, precision="bf16" if precision == "fp8" else precision), machine
     )
     if {id(weight) for weight in module.parameters()} != weights:
-        raise RedlineError(f"the plan {plan} exchanges weights, and those of a training must stay what they are.")
+        raise RedlineError(f"the plan {plan} replaces parameters, which a training must keep: remove that rung.")
 
     def call(inputs: Mapping[str, Tensor]) -> Tensor:
         return job.model(**inputs)
@@ -135,7 +135,7 @@ def make_trainee(
     forward: Callable[..., Any] = call
     for wrapper in job.wrappers:
         forward = wrapper(forward)
-    return Trainee(model, module, arithmetic, forward, job, plan, precision, fp8_layers, machine)
+    return TrainedModel(model, module, arithmetic, forward, job, plan, precision, fp8_layers, machine)
 
 
 def _resolve(asked: str, machine: Machine, device: torch.device) -> str:

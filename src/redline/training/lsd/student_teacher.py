@@ -1,7 +1,4 @@
-"""The model that learns, beside the average of what it was: its teacher once there are fewer steps to learn.
-
-Both are in one module, so that a checkpoint holds both, and a training that is resumed goes on with the teacher it had.
-"""
+"""The trained model and its teacher, an average of its past weights, in one module, so that checkpoints hold both."""
 
 import copy
 
@@ -11,8 +8,8 @@ from torch import Tensor, nn
 from redline.models.lsd import Lsd
 
 
-class Pupil(nn.Module):
-    """`student` is trained; `teacher`, if any, follows it until it teaches. `seconds` is how long it all took."""
+class StudentTeacher(nn.Module):
+    """`student` is trained; `teacher` averages its weights until distillation begins. `seconds` counts the time."""
 
     seconds: Tensor
 
@@ -23,8 +20,8 @@ class Pupil(nn.Module):
         self.register_buffer("seconds", torch.zeros((), dtype=torch.float64))
 
     @torch.no_grad()
-    def teach_later(self, step: int, decay: float) -> None:
-        """The teacher takes in the student's weights; early on it is all of them, or it would keep the random start."""
+    def update_teacher(self, step: int, decay: float) -> None:
+        """Moves the teacher towards the student; early steps move it further, so that it forgets the random weights."""
         if self.teacher is None:
             return
         share = 1 - min(decay, step / (10 + step))

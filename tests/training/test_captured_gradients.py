@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from redline.cuda_graphs import CudaGraphCapturer
+from redline.training.captured_gradients import CapturedGradients
 from redline.training.loop import train
-from redline.training.recorded_gradients import RecordedGradients
 from redline.training.super_resolution import DrctTask, DrctTraining
 from synthetic_photos import save_synthetic_photos
 
@@ -78,7 +78,7 @@ def plainly(model: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
 def test_recorded_is_plain_bit_for_bit() -> None:
     plain, model = make(), make()
     recorder = FakeRecorder(model)
-    recorded = RecordedGradients(model, lambda given, wanted: F.mse_loss(model(given), wanted), recorder)
+    recorded = CapturedGradients(model, lambda given, wanted: F.mse_loss(model(given), wanted), recorder)
     assert trajectory(model, recorded) == trajectory(plain, plainly(plain))
     assert recorder.rehearsed == 3
     for one, other in zip(plain.parameters(), model.parameters(), strict=True):
@@ -87,7 +87,7 @@ def test_recorded_is_plain_bit_for_bit() -> None:
 
 def test_a_batch_of_another_shape_is_refused() -> None:
     model = make()
-    recorded = RecordedGradients(model, lambda given: model(given).sum(), FakeRecorder(model))
+    recorded = CapturedGradients(model, lambda given: model(given).sum(), FakeRecorder(model))
     recorded(torch.ones(2, 5))
     with pytest.raises(ValueError, match=r"\(1, 5\), not \(2, 5\)"):
         recorded(torch.ones(1, 5))
@@ -100,14 +100,14 @@ def test_recorded_is_plain_on_a_gpu() -> None:
     def loss(given: Tensor, wanted: Tensor) -> Tensor:
         return F.mse_loss(model(given), wanted)
 
-    recorded = RecordedGradients(model, loss, CudaGraphCapturer(torch.device("cuda")))
+    recorded = CapturedGradients(model, loss, CudaGraphCapturer(torch.device("cuda")))
     found, expected = trajectory(model, recorded, "cuda"), trajectory(plain, plainly(plain), "cuda")
     assert found == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_recorded_drct_learns_what_a_plain_one_learns(compiled: bool, tmp_path: Path) -> None:
+def test_captured_gradients_equal_plain_ones(compiled: bool, tmp_path: Path) -> None:
     save_synthetic_photos(tmp_path / "photos", 2, 96, 96, seed=1)
     (tmp_path / "tiny.toml").write_text(
         "[model]\nscale = 2\ngroups = 1\nwidth = 16\ngrowth = 8\nfeatures = 16\nwindow = 8\n"
@@ -118,6 +118,12 @@ def test_a_recorded_drct_learns_what_a_plain_one_learns(compiled: bool, tmp_path
     for recorded in (False, True):
         loop = replace(settings.loop, cuda_graph=recorded, compile=compiled)
         task, seen = DrctTask(replace(settings, loop=loop), gpu), []
-        train(task, loop, tmp_path / str(recorded), gpu, tell=lambda progress, seen=seen: seen.append(progress.loss))
+        train(
+            task,
+            loop,
+            tmp_path / str(recorded),
+            gpu,
+            on_progress=lambda progress, seen=seen: seen.append(progress.loss),
+        )
         losses.append(seen)
     assert len(losses[0]) == 12 and losses[1] == pytest.approx(losses[0], rel=0.02)

@@ -1,0 +1,50 @@
+"""Refuses a training that cannot fit into memory, before anything is read or written.
+
+The estimate is a lower bound, so no training is refused that could run. On a CPU there is no other warning: Linux
+overcommits memory, and kills the process that uses it.
+"""
+
+import torch
+
+from redline.errors import RedlineError
+from redline.machine.host_memory import available_host_bytes
+from redline.notation import format_bytes
+from redline.training.text.config import AUTO, TextTraining
+from redline.training.text.tokenizer import MIN_VOCABULARY
+
+_WEIGHT_AND_GRADIENT = 8
+# Bytes of optimizer state per weight.
+_MOMENTS = {"adam": 8, "adamw": 8, "adamw8bit": 2, "adafactor": 0, "muon": 4}
+_AVERAGE = 4
+# Rungs that keep fewer activations for the backward pass.
+_SAVING = ("checkpoint", "compress_activations")
+
+
+def check_memory(training: TextTraining, device: torch.device) -> None:
+    """Raises if the model's training state, or a batch's activations with it, exceeds the device's memory."""
+    model, data, loop = training.model, training.data, training.loop
+    on_cpu = device.type == "cpu"
+    memory_bytes, where = _memory_bytes(device), "this machine has" if on_cpu else "this GPU has"
+    vocabulary = model.vocabulary or (training.recall.vocabulary if training.recall else MIN_VOCABULARY)
+    parameters = model.parameters(vocabulary)
+    each = _WEIGHT_AND_GRADIENT + _MOMENTS[loop.optimizer] + (_AVERAGE if loop.ema_decay else 0)
+    if (weights := each * parameters) > memory_bytes:
+        raise RedlineError(
+            f"training {parameters:,} parameters takes at least {format_bytes(weights)}, and {where} "
+            f"{format_bytes(memory_bytes)}: lower width or layers under [model]."
+        )
+    rows = 1 if data.batch == AUTO else int(data.batch)
+    number = 4 if loop.asked_precision == "fp32" or (on_cpu and loop.asked_precision == AUTO) else 2
+    kept = 0 if any(name in loop.applied_plan for name in _SAVING) else number * model.kept_per_token
+    if on_cpu:
+        # The unfused loss stores the logits.
+        kept += number * vocabulary
+    if (step := weights + kept * rows * data.length) > memory_bytes:
+        raise RedlineError(
+            f"a batch of {rows:,} rows of {data.length:,} tokens takes at least {format_bytes(step)}, and {where} "
+            f"{format_bytes(memory_bytes)}: lower batch or length under [data]."
+        )
+
+
+def _memory_bytes(device: torch.device) -> int:
+    return torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else available_host_bytes()
