@@ -340,8 +340,8 @@ def stream_page(root: Path) -> str:
     about = (
         "The live model as a stream runs it, from frames in main memory to finished frames there; "
         "[`redline bench lsd`](commands/bench.md#the-live-model) explains each column. Weights are random where none "
-        "are named: PSNR shows how far the arithmetic changes a frame, not how good the frame is. On a GPU a stream uses "
-        "`bf16 + channels_last` and a CUDA graph by default; the fastest plan there is "
+        "are named: PSNR shows how far the arithmetic changes a frame, not how good the frame is. On a GPU a stream "
+        "uses `bf16 + channels_last` and a CUDA graph by default; the fastest plan there is "
         '`--plan "fp16 + channels_last + compile"`.'
     )
     parts = [_WRITTEN, "# Live video, measured", about, *_sections(root, _result_files(root, ("stream",)))]
