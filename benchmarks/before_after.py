@@ -1,6 +1,6 @@
 """Writes a before/after image for the docs: a reduced photo enlarged by bicubic interpolation and by `redline upscale`.
 
-    python benchmarks/before_after.py PHOTO --center 0.49 0.27 --out docs/images/upscale.jpg
+    python benchmarks/before_after.py PHOTO --center 0.49 0.27
 
 The photo is reduced by `--shrink` (Lanczos), a region around `--center` (shares of width and height) is cut out, and that
 region is enlarged four times by both.
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         enlarged = Image.open(target).convert("RGB")
     bicubic = region.resize(enlarged.size, Image.Resampling.BICUBIC)
-    sheet = side_by_side([(f"bicubic ×{SCALE}", bicubic), (f"redline upscale ×{SCALE}", enlarged)])
+    sheet = side_by_side([(f"bicubic, {SCALE}x", bicubic), (f"redline upscale, {SCALE}x", enlarged)])
     sheet.save(options.out, quality=92, subsampling=0)
     print(options.out)
     return 0
