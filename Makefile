@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-main test-interpreted test-cpu-avx512 test-cpu-avx2 test-all check check-style check-types check-figures check-tests format figures mutants clean
+.PHONY: demo test test-main test-interpreted test-cpu-avx512 test-cpu-avx2 test-all check check-style check-types check-figures check-tests format figures tables mutants clean
 
 demo: $(READY)
 	$(BIN)/redline climb resnet --budget 150s --sampling 3s --out redline-out/demo
@@ -63,6 +63,10 @@ figures: $(READY)
 	$(BIN)/python benchmarks/tables.py
 	$(BIN)/python benchmarks/claims.py
 	$(BIN)/python benchmarks/model_tables.py
+
+# Writes every table of the committed results as HTML: the docs have the short ones.
+tables: $(READY)
+	$(BIN)/python benchmarks/full_tables.py
 
 # Changes COUNT random operators in src, one at a time, and counts how many of them the tests notice. Not part of CI.
 SEED ?= 0

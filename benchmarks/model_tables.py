@@ -1,10 +1,11 @@
 """Writes docs/transformer-results.md and docs/stream-results.md from the committed result files of models.
 
     python benchmarks/model_tables.py            writes them
-    python benchmarks/model_tables.py --check    exits with 1 if one is stale, and writes nothing
+    python benchmarks/model_tables.py --check    exits with 1 if one of them is stale, and writes nothing
 
-The rows are written by `benchmarks/kernels/*.py`, `train_speed.py`, `decode.py`, `long_context.py` and `redline bench
-lsd` to benchmarks/results/MACHINE/kernels, /text and /stream. All arms of a table were timed in the same run.
+The rows come from `benchmarks/kernels/*.py`, `train_speed.py`, `decode.py`, `long_context.py` and `redline bench lsd`,
+under benchmarks/results/MACHINE/kernels, /text and /stream. All arms of one table were timed in the same run.
+`full_tables.py` writes all tables of all files.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from goals import GOALS, RESULTS, goal_lines
@@ -52,7 +54,7 @@ def load(path: Path) -> list[Row]:
 
 
 def cases(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
-    """Yields the title and the arms of each case."""
+    """Yields the arms of each case, with a title."""
     found: dict[str, list[Row]] = {}
     for row in rows:
         sizes = ", ".join(f"{key} {value}" for key, value in row.items() if key not in (*_ABOUT, *_MEASURED))
@@ -110,7 +112,7 @@ def training_section(rows: Sequence[Row]) -> str:
 
 
 def packing_section(rows: Sequence[Row]) -> str:
-    head = ("tokens × batch", "middle document", "arm", "useful tokens/s", "waste", "rows for 10,000 documents")
+    head = ("tokens × batch", "median document", "arm", "useful tokens/s", "padding", "rows for 10,000 documents")
     lines = [
         [
             f"{row['length']:,} × {row['batch']}",
@@ -126,7 +128,7 @@ def packing_section(rows: Sequence[Row]) -> str:
 
 
 def decoding_section(rows: Sequence[Row]) -> str:
-    head = ("batch", "arm", "ms a token", "tokens/s", "prefill", "logits' error", "parameters")
+    head = ("batch", "arm", "ms per token", "tokens/s", "prefill", "error of the logits", "parameters")
     lines = []
     for row in sorted(rows, key=lambda row: (row["batch"], row.get("ms_per_token", float("inf")))):
         if "ms_per_token" not in row:
@@ -148,7 +150,7 @@ def decoding_section(rows: Sequence[Row]) -> str:
 
 
 def long_section(rows: Sequence[Row]) -> str:
-    head = ("tokens", "arm", "held after the text", "peak beyond the weights", "taken in at", "ms a token after it")
+    head = ("tokens", "arm", "state after the text", "peak beyond the weights", "prefill", "ms per token after it")
     lines = []
     for row in sorted(rows, key=lambda row: (row["length"], row["arm"])):
         where = [f"{row['length']:,}", escape(row["arm"])]
@@ -168,7 +170,7 @@ def long_section(rows: Sequence[Row]) -> str:
 
 
 def passkey_section(rows: Sequence[Row]) -> str:
-    head = ("tokens", "arm", "keys read back", "asked", "held after the text", "parameters", "trained")
+    head = ("tokens", "arm", "keys read back", "asked", "state after the text", "parameters", "trained")
     lines = [
         [
             f"{row['length']:,}",
@@ -184,8 +186,26 @@ def passkey_section(rows: Sequence[Row]) -> str:
     return table(head, lines)
 
 
+def kernel_summary(root: Path, paths: Sequence[Path]) -> str:
+    """Returns one row per op: our time against the fastest other arm, over all cases of its file."""
+    lines = []
+    for path in paths:
+        ratios = []
+        for _, arms in cases(load(root / path)):
+            times = {arm["arm"]: arm["median_ms"] for arm in arms if "median_ms" in arm}
+            others = [time for name, time in times.items() if not name.startswith(_OURS)]
+            if _OURS in times and others:
+                ratios.append(min(others) / times[_OURS])
+        link = f"[`{path.stem}`]({Path(os.path.relpath(path, TRANSFORMER_PAGE.parent)).as_posix()})"
+        if ratios:
+            behind = sum(ratio < 0.99 for ratio in ratios)
+            spread = f"{min(ratios):.2f}–{max(ratios):.2f}×"
+            lines.append([link, str(len(ratios)), f"**{median(ratios):.2f}×**", spread, str(behind)])
+    return table(("op", "cases", "speed over the best other, median", "range", "cases more than 1% behind"), lines)
+
+
 SECTIONS = {
-    "long_context": ("Long texts", "benchmarks/long_context.py", long_section),
+    "long_context": ("Long contexts", "benchmarks/long_context.py", long_section),
     "passkey": ("Passkeys", "", passkey_section),
     "train_speed": ("Training", "benchmarks/train_speed.py", training_section),
     "decode": ("Decoding", "benchmarks/decode.py", decoding_section),
@@ -196,7 +216,7 @@ SECTIONS = {
 def live_section(rows: Sequence[Row]) -> str:
     head = (
         "size",
-        "pictures",
+        "frame size",
         "steps",
         "arm",
         "model",
@@ -206,14 +226,14 @@ def live_section(rows: Sequence[Row]) -> str:
         "p50",
         "p99",
         "peak memory",
-        "in set-up",
+        "peak in set-up",
         "PSNR to fp32",
     )
     lines = []
     for row in rows:
         shape, arm = row["shape"], row["arm"]
         size = f"{shape['size']}, shipped" if shape.get("weights") == "shipped" else shape["size"]
-        pictures = f"{shape['side']}×{shape['side']}" + (" of a film" if shape.get("film") else "")
+        pictures = f"{shape['side']}×{shape['side']}" + (" of a video" if shape.get("film") else "")
         start = [size, pictures, str(shape["steps"]), escape(arm["name"])]
         if row["failure"]:
             lines.append([*start, escape(row["failure"])[:160], *[NONE] * 8])
@@ -240,10 +260,10 @@ def live_section(rows: Sequence[Row]) -> str:
 
 
 def film_section(rows: Sequence[Row]) -> str:
-    """Formats the output of `redline stream VIDEO null --json`, with GPU, torch version, command and origin."""
+    """Returns the table of `redline stream VIDEO null --json`: throughput, latency and the time of each stage."""
     stages = ("capture", "wait", "copy_in", "compute", "copy_out", "display")
     figures = ("frames/s", "p50", "p99", "memory", f"p50 of {', '.join(stages)}")
-    head = ("film", "model", "size", "settings", "plan", *figures)
+    head = ("video", "model", "size", "settings", "plan", *figures)
     lines = []
     for row in rows:
         report = row["report"]
@@ -264,7 +284,7 @@ def film_section(rows: Sequence[Row]) -> str:
 
 
 def live_training_section(rows: Sequence[Row]) -> str:
-    head = ("size", "clips", "stage", "optimizer", "recomputing", "teacher", "peak memory", "a step")
+    head = ("size", "clips", "stage", "optimizer", "checkpointing", "teacher", "peak memory", "time per step")
     lines = []
     for row in rows:
         start = [row["size"], f"{row['batch']} of {row['frame_px']}×{row['frame_px']}", row["stage"], row["optimizer"]]
@@ -279,40 +299,64 @@ def live_training_section(rows: Sequence[Row]) -> str:
 
 SECTIONS["lsd_training"] = ("Training the live model", "benchmarks/lsd_training.py", live_training_section)
 SECTIONS["lsd"] = ("The live model", "", live_section)
-SECTIONS["film"] = ("From a film to nowhere", "", film_section)
+SECTIONS["film"] = ("A video without an output", "", film_section)
 _WRITTEN = "<!-- Written by benchmarks/model_tables.py from benchmarks/results: add a file there and run it. -->"
 
 
 def transformer_page(root: Path) -> str:
+    """Returns what was asked for beside what was measured, the main tables, and one row per op."""
     about = (
-        "Each table is one run of one script, all arms of a case turn by turn in the same process, unless it names "
-        "several commands. `share of a copy` "
-        "is the rate of the bytes that must be moved against what copying a large tensor reached in that run; `memory` "
-        "is what the call needed beyond its inputs, and more than 100% of a copy is what a call that mostly reads can "
-        "reach. A run that was stopped by a time limit shows the cases that it got to."
+        "Each table is one run of one script; all arms of a case take turns in the same process, unless it names "
+        "several commands. A run that was stopped by a time limit shows the cases it reached. `make tables` writes all "
+        "tables of all result files, with every case of every op, as HTML."
     )
-    page = _page(root, "Operators, training and decoding, measured", about, ("text", "kernels"))
-    if not (root / GOALS).is_file():
-        return page
-    goals = table(("on one NVIDIA H200", "goal", "measured", "from"), goal_lines(root))
-    return page.replace(about, f"## What was asked for\n\n{goals}\n\n## Everything\n\n{about}", 1)
+    parts = [_WRITTEN, "# Operators, training and decoding, measured", about]
+    if (root / GOALS).is_file():
+        goals = table(("on one NVIDIA H200", "goal", "measured", "from"), goal_lines(root))
+        parts += ["## What was asked for", goals]
+    kernels = [path for path in _result_files(root, ("kernels",)) if "-" not in path.stem]
+    if kernels:
+        about_ops = (
+            "Forward and forward with backward, small and large shapes, on one NVIDIA H200. The best other arm is the "
+            "fastest of eager PyTorch, `torch.compile`, Liger, cuDNN and what else the op's file names."
+        )
+        parts += ["## Operators", about_ops, kernel_summary(root, kernels)]
+    parts += _sections(root, [path for path in _result_files(root, ("text",)) if "-" not in path.stem])
+    return "\n\n".join(parts) + "\n"
+
+
+def full_page(root: Path) -> str:
+    """Returns every table of every result file of models, as Markdown."""
+    about = (
+        "`share of a copy` is the rate of the bytes that must be moved, relative to copying a large tensor in the same "
+        "run; more than 100% is possible for a call that mostly reads. `memory` is what the call needs beyond "
+        "its inputs."
+    )
+    parts = ["# All tables of models", about]
+    return "\n\n".join(parts + _sections(root, _result_files(root, ("text", "kernels", "stream")))) + "\n"
 
 
 def stream_page(root: Path) -> str:
     about = (
-        "The live model as a stream runs it, from frames in main memory to finished pictures there; "
-        "[`redline bench lsd`](commands/bench.md#the-live-model) says what each column means. Weights are fresh where "
-        "none are named: PSNR says how far arithmetic moves a picture, not how good it is. A stream on a GPU takes "
-        "`bf16 + channels_last` and a graph unless it is told otherwise; the fastest arm there is "
+        "The live model as a stream runs it, from frames in main memory to finished frames there; "
+        "[`redline bench lsd`](commands/bench.md#the-live-model) explains each column. Weights are random where none "
+        "are named: PSNR shows how far the arithmetic changes a frame, not how good the frame is. On a GPU a stream "
+        "uses `bf16 + channels_last` and a CUDA graph by default; the fastest plan there is "
         '`--plan "fp16 + channels_last + compile"`.'
     )
-    return _page(root, "Live video, measured", about, ("stream",))
+    parts = [_WRITTEN, "# Live video, measured", about, *_sections(root, _result_files(root, ("stream",)))]
+    return "\n\n".join(parts if len(parts) > 3 else [*parts, "Nothing is measured yet."]) + "\n"
 
 
-def _page(root: Path, title: str, about: str, folders: Sequence[str]) -> str:
-    parts = [_WRITTEN, f"# {title}", about]
+def _result_files(root: Path, folders: Sequence[str]) -> list[Path]:
+    """Returns paths below the root, sorted by machine, then folder, then name."""
     paths = [path.relative_to(root) for folder in folders for path in root.glob(f"{RESULTS}/*/{folder}/*.jsonl")]
-    for path in sorted(paths, key=lambda path: (path.parts[2], folders.index(path.parts[3]), path.name)):
+    return sorted(paths, key=lambda path: (path.parts[2], folders.index(path.parts[3]), path.name))
+
+
+def _sections(root: Path, paths: Sequence[Path]) -> list[str]:
+    parts = []
+    for path in paths:
         rows = load(root / path)
         if not rows:
             continue
@@ -330,9 +374,7 @@ def _page(root: Path, title: str, about: str, folders: Sequence[str]) -> str:
             f"[{path.name}]({link}) · {rows[0]['gpu']} · {versions} · {commands}{where}",
             section(rows),
         ]
-    if len(parts) == 3:
-        parts.append("Nothing is measured yet.")
-    return "\n\n".join(parts) + "\n"
+    return parts
 
 
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:

@@ -1,12 +1,12 @@
-"""Writes the README's table of results and docs/results.md from the committed result files.
+"""Writes the README's table of results and docs/results.md from the committed measurement files.
 
     python benchmarks/tables.py            writes both
     python benchmarks/tables.py --check    exits with 1 if one of them is stale, and writes nothing
 
 A result file is the measurements.jsonl of a climb, committed as benchmarks/results/MACHINE/WORKLOAD.jsonl, or the
-measurements of a `redline bench`, which appear in docs/results.md only. If a file has several runs, the last counts.
-All figures are computed from the raw samples of the final race, in which eager, the best torch.compile, eager bf16 and
-the climbed plan were timed in turns.
+measurements of a `redline bench`, which only docs/results.md shows. The last run in a file counts. Every figure is
+computed from the raw samples of the final race, in which eager, the best torch.compile, eager bf16 and the climbed plan
+take turns. `full_tables.py` writes the ladders rung by rung.
 """
 
 import argparse
@@ -32,10 +32,19 @@ RESULTS = Path("benchmarks/results")
 README = Path("README.md")
 PAGE = Path("docs/results.md")
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
+WRITTEN = "<!-- Written by benchmarks/tables.py from benchmarks/results: add a result file there and run it. -->"
 NO_RESULTS = "No results yet."
 NONE = "–"
-# The parts of a climb's report that the page shows; `redline report` shows all.
-SHOWN = ("ladder", "rejected", "shapes", "ablation", "proof", "gates")
+# The climbs that the README shows: a vision transformer and a CNN on a CPU, and three kinds of model on a GPU.
+ON_FRONT_PAGE = (
+    RESULTS / "h200/drct_l.jsonl",
+    RESULTS / "h200/llama.jsonl",
+    RESULTS / "h200/unet_880m.jsonl",
+    RESULTS / "xeon-amx/resnet.jsonl",
+    RESULTS / "xeon-amx/vit.jsonl",
+)
+# The tables of a climb's report that `full_page` shows.
+FULL_TABLES = ("ladder", "rejected", "shapes", "ablation", "proof", "gates")
 
 
 @dataclass(frozen=True)
@@ -136,6 +145,21 @@ def _bench_section(path: Path, rows: Sequence[Measurement]) -> list[str]:
 
 
 def readme_table(results: Sequence[Result]) -> str:
+    """Returns the table of the front page, with five columns that fit a narrow screen."""
+    shown = [result for path in ON_FRONT_PAGE for result in results if result.path == path] or list(results)[:5]
+    if not shown:
+        return NO_RESULTS
+    columns = ("model", "machine", "eager", "best `torch.compile`", "Redline", "× eager", "plan")
+    lines = [_line(columns), _line(["---"] * len(columns))]
+    for result in shown:
+        link = f"[{escape(result.name)}]({result.path.as_posix()})"
+        times = (_time(result.eager), _time(result.compiled), f"**{_time(result.winner)}**")
+        plan = f"`{result.winner.plan}`".replace("|", "\\|")
+        lines.append(_line((link, escape(result.machine), *times, _ratio(result.over(result.eager)), plan)))
+    return "\n".join(lines)
+
+
+def climb_table(results: Sequence[Result]) -> str:
     if not results:
         return NO_RESULTS
     columns = (
@@ -147,7 +171,7 @@ def readme_table(results: Sequence[Result]) -> str:
 
 
 def _cells(result: Result) -> list[str]:
-    link = f"[{escape(result.name)}]({result.path.as_posix()})"
+    link = f"[{escape(result.name)}]({Path(os.path.relpath(result.path, PAGE.parent)).as_posix()})"
     winner, compiled = result.winner, result.compiled
     mode = f" ({_mode(compiled.plan)})" if compiled is not None else ""
     worst = worst_score(winner.scores)
@@ -205,25 +229,32 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def results_page(results: Sequence[Result], benches: Sequence[tuple[Path, list[Measurement]]] = ()) -> str:
+    """Returns docs/results.md: one row per climb, and the plans that `redline bench` compared."""
     parts = [
         "# Results",
-        "<!-- Written by benchmarks/tables.py from benchmarks/results: add a result file there and run it. -->",
-        "Every climb whose measurements are in this repository, rung by rung. Figures are medians with 99% "
-        "intervals, computed from the samples in the file beside each; `redline report FILE` makes the whole "
-        "page of it, with its plots.",
+        WRITTEN,
+        "Every climb whose measurements are in this repository. Times are medians of the final race, in which eager, "
+        "the best `torch.compile`, eager bf16 and the plan that Redline found take turns in one run; ratios have 99% "
+        "intervals. `redline report FILE` turns a file into the whole page, with every rung, its reason and its plots; "
+        "`make tables` writes all of them as HTML.",
+        climb_table(results),
     ]
-    if not results:
-        return "\n\n".join([*parts, NO_RESULTS]) + "\n"
+    if benches:
+        parts.append("## Plans compared with `redline bench`")
+    for path, rows in benches:
+        parts += _bench_section(path, rows)
+    return "\n\n".join(parts) + "\n"
+
+
+def full_page(results: Sequence[Result]) -> str:
+    """Returns every climb rung by rung, as Markdown."""
+    parts = ["# Climbs, rung by rung"]
     machine = ""
     for result in results:
         if result.machine != machine:
             machine = result.machine
             parts.append(f"## {escape(machine)}")
         parts += _section(result)
-    if benches:
-        parts.append("## Plans raced with `redline bench`")
-    for path, rows in benches:
-        parts += _bench_section(path, rows)
     return "\n\n".join(parts) + "\n"
 
 
@@ -237,7 +268,7 @@ def _section(result: Result) -> list[str]:
         fenced(row.plan),
     ]
     for table in all_tables(result.climb):
-        if table.name in SHOWN:
+        if table.name in FULL_TABLES:
             parts += [f"#### {escape(table.title)}", markdown_table(table)]
     return parts
 

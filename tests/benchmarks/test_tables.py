@@ -1,4 +1,4 @@
-"""The README's results and docs/results.md: from the final race alone, sorted, and a stale one is found."""
+"""The README's results and docs/results.md come from the final race alone, sorted, and checked for staleness."""
 
 import importlib.util
 import sys
@@ -49,8 +49,9 @@ def root(tmp_path: Path) -> Path:
 
 
 def cells(root: Path) -> list[list[str]]:
-    """The rows of the README's table."""
-    lines = [line for line in (root / "README.md").read_text().splitlines() if line.startswith("| ")]
+    """The rows of the table of climbs in docs/results.md."""
+    climbs = (root / "docs/results.md").read_text().partition("\n## ")[0]
+    lines = [line for line in climbs.splitlines() if line.startswith("| ")]
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
 
 
@@ -67,7 +68,7 @@ def test_the_row_of_a_climb(root: Path) -> None:
     assert tables.main([], root) == 0
     (row,) = cells(root)
     eager, compiled, bf16, final = rows[-4:]
-    assert row[0] == "[unet-880m](benchmarks/results/h200/unet.jsonl)" and row[1] == "NVIDIA H200"
+    assert row[0] == "[unet-880m](../benchmarks/results/h200/unet.jsonl)" and row[1] == "NVIDIA H200"
     assert row[2] == f"{eager.median_s() * 1e3:.3g} ms"
     assert row[3] == f"{compiled.median_s() * 1e3:.3g} ms (max-autotune)"
     assert row[4] == f"{bf16.median_s() * 1e3:.3g} ms"
@@ -95,9 +96,26 @@ def test_rows_are_sorted_by_machine_and_workload(root: Path) -> None:
     tables.main([], root)
     found = [(row[1], row[0].partition("]")[0]) for row in cells(root)]
     assert found == [("NVIDIA H200", "[antelope"), ("NVIDIA H200", "[zebra"), ("Neoverse-N1", "[resnet")]
-    page = (root / "docs/results.md").read_text()
+    page = tables.full_page(tables.find_results(root))
     titles = [line for line in page.splitlines() if line.startswith(("## ", "### "))]
     assert titles == ["## NVIDIA H200", "### antelope", "### zebra", "## Neoverse-N1", "### resnet"]
+
+
+def test_the_readme_shows_the_chosen_climbs_in_order(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b", "c"):
+        write(root, f"h200/{name}.jsonl", [replace(row, workload=name) for row in h200_climb()])
+    monkeypatch.setattr(tables, "ON_FRONT_PAGE", (tables.RESULTS / "h200/c.jsonl", tables.RESULTS / "h200/a.jsonl"))
+    tables.main([], root)
+    lines = [line for line in (root / "README.md").read_text().splitlines() if line.startswith("| ")]
+    assert [line.split(" | ")[0] for line in lines[2:]] == [
+        "| [c](benchmarks/results/h200/c.jsonl)",
+        "| [a](benchmarks/results/h200/a.jsonl)",
+    ]
+    assert "**" in lines[2] and f"`{FINAL}`" in lines[2]
+
+
+def test_the_front_page_names_committed_files() -> None:
+    assert all((ROOT / path).is_file() for path in tables.ON_FRONT_PAGE)
 
 
 def test_several_shapes_stand_in_one_cell(root: Path) -> None:
@@ -138,7 +156,7 @@ def test_training_for_memory(root: Path) -> None:
 def test_the_page_has_the_ladder_and_where_it_was_measured(root: Path) -> None:
     write(root, "h200/unet.jsonl", h200_climb())
     tables.main([], root)
-    page = (root / "docs/results.md").read_text()
+    page = tables.full_page(tables.find_results(root))
     assert "[unet.jsonl](../benchmarks/results/h200/unet.jsonl)" in page
     for text in (
         "redline climb unet-880m --objective latency --budget 10m",
@@ -172,7 +190,7 @@ def test_check_names_each_stale_file_and_writes_nothing(root: Path, capsys: pyte
     assert (root / "README.md").read_text() == README and not (root / "docs").exists()
     assert tables.main([], root) == 0 and tables.main(["--check"], root) == 0
     page = root / "docs/results.md"
-    page.write_text(page.read_text().replace("4.94×", "49.4×"))
+    page.write_text(page.read_text().replace("4.94×", "49.4×").replace("2.35 GiB", "2.36 GiB"))
     assert tables.main(["--check"], root) == 1
     assert capsys.readouterr().err == "docs/results.md is stale: run `python benchmarks/tables.py`.\n"
 
@@ -181,7 +199,7 @@ def test_only_what_is_between_the_markers_changes(root: Path) -> None:
     write(root, "h200/unet.jsonl", h200_climb())
     tables.main([], root)
     text = (root / "README.md").read_text()
-    assert text.startswith("# Redline\n\nbefore\n\n<!-- results:begin -->\n\n| workload |")
+    assert text.startswith("# Redline\n\nbefore\n\n<!-- results:begin -->\n\n| model |")
     assert text.endswith("|\n\n<!-- results:end -->\n\nafter\n")
 
 
