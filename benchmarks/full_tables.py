@@ -13,9 +13,9 @@ from pathlib import Path
 import model_tables
 import tables
 from markdown_it import MarkdownIt
-from redline.pages.render import style_sheet
 
 from redline.files.atomic import write_text
+from redline.pages.render import style_sheet
 
 ROOT = Path(__file__).resolve().parents[1]
 _PAGE = """<!doctype html>

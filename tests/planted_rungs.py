@@ -212,7 +212,7 @@ class PlantedHasty(PlantedWrong):
 
     name: ClassVar[str] = "planted_hasty"
 
-    def instead(self, verdict: str, training: bool) -> tuple[tuple[Rung, ...], ...]:
+    def fallbacks(self, verdict: str, training: bool) -> tuple[tuple[Rung, ...], ...]:
         return ((self, PlantedCareful()),) if verdict == "refused" else ()
 
 

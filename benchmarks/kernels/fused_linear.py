@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from redline.models.drct.gpu_inference import PackedLinear, padded
-from redline.ops.fused_linear import moments, moment_parts
+from redline.ops.fused_linear import moment_parts, moments
 
 ROWS = 256 * 256
 # Eager arms round after every operation.

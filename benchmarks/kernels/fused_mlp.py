@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from redline.models.drct.gpu_inference import PackedLinear, fold_linear, padded
-from redline.ops.fused_linear import moments_in_parts, moment_parts
+from redline.ops.fused_linear import moment_parts, moments_in_parts
 from redline.ops.fused_mlp import fused_mlp
 
 ROWS = 256 * 256

@@ -160,7 +160,7 @@ def test_everything_arrives_as_it_left(seed: int, streams: int) -> None:
 
 
 def test_a_buffer_that_nobody_took_is_busy_until_its_copy_is_over() -> None:
-    """As when a image is given up with bands on their way."""
+    """As when an image is given up with bands on their way."""
     for seed in range(12):
         device, tensor = Late(seed), torch.randint(1, 256, (5000,), dtype=torch.uint8)
         copies = PinnedCopies.with_shared_streams(device, 3)
@@ -296,7 +296,7 @@ def enlarge(tasks: list[Task], streams: int, plan: str = "", said: list[str] | N
     ("plan", "streams"), [("", 1), ("", 2), ("", 4), ("fp16(check=false)", 2), ("fp16(check=false)", 4)]
 )
 def test_pictures_are_the_same_however_late_copies_are(plan: str, streams: int, tmp_path: Path) -> None:
-    """In fp16 a bright tile overflows in the middle of a image, with others already under way."""
+    """In fp16 a bright tile overflows in the middle of an image, with others already under way."""
     calm, shuffled = [], []
     for index in range(2):
         shape = (60 + 20 * index, 140 - 15 * index, 3 + index % 2)

@@ -18,7 +18,7 @@ from redline.notation import format_seconds
 from redline.stream.latency import STAGES, FrameTimes, Latency
 from redline.stream.metrics_file import MetricsFile
 from redline.stream.monitor import Monitor, Sample
-from redline.stream.report_page import StreamInfo, render_page
+from redline.stream.report_page import StreamInfo, render_stream_page
 from stream.clocks import ManualClock
 
 pytestmark = pytest.mark.timeout(HANGS_S)
@@ -272,5 +272,5 @@ def test_the_page_holds_every_curve_and_escapes_what_others_wrote() -> None:
 def test_the_page_names_the_kind_of_device() -> None:
     for name, kind, said in (("NVIDIA H200", "cuda", "the GPU computed"), ("cpu", "cpu", "the CPU computed")):
         about = StreamInfo("film", "null", "LSD tiny", name, kind, "channels_last", "64×48", "strength 1", 1.5)
-        page = render_page(about, Latency().report(), [sample(second) for second in range(3)], sample(3))
+        page = render_stream_page(about, Latency().report(), [sample(second) for second in range(3)], sample(3))
         assert said in page and name in page

@@ -52,7 +52,7 @@ def test_what_is_no_film_is_not_taken_for_one(tmp_path: Path, monkeypatch: pytes
     assert not find_tasks([tmp_path / "c"], tmp_path / "c.png", 4)[0].is_video
     with pytest.raises(RedlineError, match="a camera's raw file"):
         find_tasks([tmp_path / "d.dng"], None, 4)
-    # A image under another name needs a name for the result, and is no video.
+    # An image under another name needs a name for the result, and is no video.
     with pytest.raises(RedlineError, match="its name has no image format; use one of"):
         find_tasks([image(tmp_path / "photo")], None, 4)
     with pytest.raises(RedlineError, match=r"large\.txt': unknown image format '\.txt'; use one of \.png"):

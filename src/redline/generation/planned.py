@@ -110,5 +110,5 @@ def with_the_same_weights(model: nn.Module) -> nn.Module:
 
 def without_graphs(plan: Plan) -> Plan:
     """Removes CUDA graphs from a plan: the engine captures the whole step, and graphs cannot be nested."""
-    rungs = (CudaGraph().beside(rung) for rung in plan.rungs if rung.name != "cuda_graph")
+    rungs = (CudaGraph().adjust_other(rung) for rung in plan.rungs if rung.name != "cuda_graph")
     return Plan(tuple(rung for rung in rungs if rung is not None))

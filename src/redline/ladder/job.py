@@ -29,7 +29,7 @@ class Job:
     # Real inputs, to calibrate on, to find shapes, and to check for overflow.
     samples: tuple[Inputs, ...] = ()
     gates: tuple[Gate, ...] = ()
-    # The untouched model's outputs for the samples, set while a plan is built if a rung has `judges`.
+    # The untouched model's outputs for the samples, set while a plan is built if a rung has `checks_gates`.
     expected: tuple[Any, ...] = ()
     loss: LossFunction | None = None
     optimizer: OptimizerFactory | None = None

@@ -117,7 +117,7 @@ class Plan:
 
     def with_rung(self, rung: Rung) -> "Plan":
         """Returns this plan with the rung added; it replaces its other configuration and the rungs that it excludes."""
-        others = [rung.beside(r) for r in self.rungs if r.name != rung.name and not excluded(r.name, rung.name)]
+        others = [rung.adjust_other(r) for r in self.rungs if r.name != rung.name and not excluded(r.name, rung.name)]
         return Plan.of([*(other for other in others if other is not None), rung])
 
     def without(self, name: str) -> "Plan":
@@ -129,7 +129,7 @@ class Plan:
         Raises `Unavailable` if a rung cannot apply.
         """
         resolved: list[Rung] = []
-        if any(rung.judges for rung in self.rungs):
+        if any(rung.checks_gates for rung in self.rungs):
             job = replace(job, expected=tuple(outputs_on_samples(job)))
         for rung in self.rungs:
             if (job.training and not rung.training) or (not job.training and not rung.inference):

@@ -56,21 +56,21 @@ class Rung(ABC):
         """Returns the configurations that a climb tries; by default the one with the default options."""
         return (cls(),)
 
-    def beside(self, other: "Rung") -> "Rung | None":
+    def adjust_other(self, other: "Rung") -> "Rung | None":
         """Returns how `other`, which is in the plan, must change if this rung is added; None to remove it."""
         return other
 
-    def instead(self, verdict: str, training: bool) -> "tuple[tuple[Rung, ...], ...]":
+    def fallbacks(self, verdict: str, training: bool) -> "tuple[tuple[Rung, ...], ...]":
         """Returns what a climb tries next if this rung was refused, failed or timed out: groups of rungs to add."""
         return ()
 
     @property
-    def searches(self) -> bool:
+    def autotunes(self) -> bool:
         """Whether its set-up times kernels, so nothing else may run on the device meanwhile."""
         return False
 
     @property
-    def judges(self) -> bool:
+    def checks_gates(self) -> bool:
         """Whether it evaluates the gates, so it needs the untouched model's outputs (`job.expected`)."""
         return False
 
@@ -90,7 +90,7 @@ class Rung(ABC):
     def proof(self, job: Job) -> str:
         """Returns what the rung did, checked after the first calls; "" means nothing, and the rung is refused."""
 
-    def why_nothing(self, job: Job) -> str:
+    def why_no_proof(self, job: Job) -> str:
         """Returns why `proof` is empty, if the rung knows."""
         return ""
 

@@ -112,7 +112,7 @@ def without_cuda_graphs(plan: Plan, device: torch.device) -> Plan:
         raise RedlineError("onnxruntime cannot be captured in a CUDA graph: choose another plan on a GPU.")
     if device.type != "cuda" and "cuda_graph" in plan:
         raise RedlineError("the plan's cuda_graph needs a CUDA device.")
-    beside = [CudaGraph().beside(rung) for rung in plan.rungs if rung.name != "cuda_graph"]
+    beside = [CudaGraph().adjust_other(rung) for rung in plan.rungs if rung.name != "cuda_graph"]
     return Plan.of([rung for rung in beside if rung is not None])
 
 

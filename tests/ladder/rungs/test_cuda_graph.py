@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from redline.cuda_graphs import GraphedCallable, Tally, TrainingState, no_garbage_collection
+from redline.cuda_graphs import CaptureCounts, GraphedCallable, TrainingState, no_garbage_collection
 from redline.errors import PlanError, RungError
 from redline.ladder.job import Job
 from redline.ladder.plan import Plan, Unavailable

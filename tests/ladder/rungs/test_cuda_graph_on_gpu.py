@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from redline.cuda_graphs import CudaGraphCapturer, GraphedCallable, Tally
+from redline.cuda_graphs import CaptureCounts, CudaGraphCapturer, GraphedCallable
 from redline.errors import RungError
 from redline.ladder.job import Job
 from redline.ladder.metrics import relative_error
@@ -93,7 +93,7 @@ class Littering(nn.Linear):
 @pytest.mark.gpu
 def test_on_cuda_a_forgotten_graph_is_not_taken_down_during_a_recording() -> None:
     model, x = Littering(64).eval().cuda(), inputs(0, 4, 64).to(GPU)
-    graphed = GraphedCallable(model, CudaGraphCapturer(torch.device(GPU)), Tally())
+    graphed = GraphedCallable(model, CudaGraphCapturer(torch.device(GPU)), CaptureCounts())
     with torch.no_grad():
         assert relative_error(model(x), graphed(x)) < 1e-6
     assert not model.ring

@@ -43,7 +43,7 @@ run = job.finish()
 for _ in range(16):
     assert torch.equal(run(x), expected)
 assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-print(KeepMemory().proof(job) or "no proof: " + KeepMemory().why_nothing(job))
+print(KeepMemory().proof(job) or "no proof: " + KeepMemory().why_no_proof(job))
 """
 
 

@@ -379,7 +379,7 @@ def test_switch_is_reverted_if_outputs_change(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: 1.01 * right(*a, **k))
     rung, job = built(model, tokens)
     assert rung.proof(job) == "" and job.model.config._attn_implementation == "eager"
-    assert "the model itself (equality is not proven: relative error" in rung.why_nothing(job)
+    assert "the model itself (equality is not proven: relative error" in rung.why_no_proof(job)
 
 
 def test_torchs_encoder_layers_say_why_there_is_nothing_to_switch() -> None:

@@ -16,7 +16,6 @@ from redline.models.memory import (
     windowed_attention,
 )
 from redline.models.memory.token_positions import TokenPositions
-from redline.nn.choosing import SwitchableModule
 from redline.nn.packing import Packing
 from redline.nn.switchable import SwitchableModule
 

@@ -225,7 +225,7 @@ from redline.upscale.images import create_image, open_image
 folder, width, height = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 peak = [0]
 def held():
-    # Pages of a mapped file can be dropped at any time; anonymous ones are what a image must not fill.
+    # Pages of a mapped file can be dropped at any time; anonymous ones are what an image must not fill.
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
 def watch():

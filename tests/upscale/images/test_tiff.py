@@ -46,17 +46,17 @@ def test_a_block_is_added_and_read_in_every_layout(
     with path.open("ab") as file:
         file.write(b"odd")
     assert read_from_tiff(path) == {}
-    add_to_tiff(path, tags(order).tobytes(), b"captions of a image", 21, 33)
+    add_to_tiff(path, tags(order).tobytes(), b"captions of an image", 21, 33)
     assert np.array_equal(tifffile.imread(path), made)
     found = read_from_tiff(path)
     exif, photo = load(found["exif"])
-    assert found["iptc"] == b"captions of a image"
+    assert found["iptc"] == b"captions of an image"
     assert exif[ExifTags.Base.Artist] == "Somebody with a long name" and exif[ExifTags.Base.Make] == "abc"
     assert float(photo[ExifTags.Base.FNumber]) == pytest.approx(2.8)
     assert photo[ExifTags.Base.ISOSpeedRatings] == 400 and photo[ExifTags.Base.ExifImageWidth] == 21
     with tifffile.TiffFile(path) as file:
         assert file.pages.first.tags["Artist"].value == "Somebody with a long name"
-        assert file.pages.first.tags[33723].value == b"captions of a image"
+        assert file.pages.first.tags[33723].value == b"captions of an image"
         assert file.pages.first.tags["ExifTag"].value["ISOSpeedRatings"] == 400
 
 

@@ -183,7 +183,7 @@ class Bench:
             self.run = self.job.finish()
             scores, setup_s, warmups = self._first_calls(start, reference, seeds)
             proof = {rung.name: rung.proof(self.job) for rung in self.plan.rungs}
-            reasons = {rung.name: rung.why_nothing(self.job) for rung in self.plan.rungs if not proof[rung.name]}
+            reasons = {rung.name: rung.why_no_proof(self.job) for rung in self.plan.rungs if not proof[rung.name]}
         # Frees the samples, which would count as memory of the plan.
         self.job = replace(self.job, samples=())
         for name, reason in reasons.items():

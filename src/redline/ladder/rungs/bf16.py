@@ -51,7 +51,7 @@ class Bf16(Rung):
     summary: ClassVar[str] = "weights and activations in bfloat16, converted once"
     excludes: ClassVar[frozenset[str]] = frozenset({"fp16", "autocast"})
 
-    def instead(self, verdict: str, training: bool) -> tuple[tuple[Rung, ...], ...]:
+    def fallbacks(self, verdict: str, training: bool) -> tuple[tuple[Rung, ...], ...]:
         return ((self, Fp32Attention()),) if verdict == "refused" else ()
 
     def why_not(self, machine: Machine, job: Job | None = None) -> str:

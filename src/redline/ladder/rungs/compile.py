@@ -76,16 +76,16 @@ class Compile(Rung):
         graphs = cls(mode="reduce-overhead")
         return graphs, replace(graphs, freeze=True), cls(mode="max-autotune", freeze=True)
 
-    def instead(self, verdict: str, training: bool) -> "tuple[tuple[Rung, ...], ...]":
+    def fallbacks(self, verdict: str, training: bool) -> "tuple[tuple[Rung, ...], ...]":
         """Returns regional compilation if compiling the whole model failed or took too long.
 
         Not for modes that autotune kernels: autotuning takes as long for the blocks.
         """
         broke = verdict in ("failed", "unmeasured")
-        return ((replace(self, regional=True),),) if broke and not (self.regional or self.searches) else ()
+        return ((replace(self, regional=True),),) if broke and not (self.regional or self.autotunes) else ()
 
     @property
-    def searches(self) -> bool:
+    def autotunes(self) -> bool:
         return self.mode == "max-autotune"
 
     @property

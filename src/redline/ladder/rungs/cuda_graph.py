@@ -45,7 +45,7 @@ class CudaGraph(Rung):
         if self.limit < 1 or self.rehearsals < 1:
             raise RungError("cuda_graph: limit and rehearsals must be at least 1.")
 
-    def beside(self, other: Rung) -> Rung | None:
+    def adjust_other(self, other: Rung) -> Rung | None:
         """Replaces torch.compile modes that use CUDA graphs by the same modes without them."""
         if isinstance(other, Compile) and other.uses_cuda_graphs:
             plain = "default" if other.mode == "reduce-overhead" else "max-autotune-no-cudagraphs"

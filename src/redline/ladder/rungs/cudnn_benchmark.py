@@ -49,7 +49,7 @@ class CudnnBenchmark(Rung):
     summary: ClassVar[str] = "cuDNN times its convolution algorithms and uses the fastest"
 
     @property
-    def searches(self) -> bool:
+    def autotunes(self) -> bool:
         return True
 
     def why_not(self, machine: Machine, job: Job | None = None) -> str:

@@ -49,7 +49,7 @@ class Fp16(Rung):
             return "all weights of the model are fp16 already"
         return ""
 
-    def instead(self, verdict: str, training: bool) -> tuple[tuple[Rung, ...], ...]:
+    def fallbacks(self, verdict: str, training: bool) -> tuple[tuple[Rung, ...], ...]:
         if verdict != "refused":
             return ()
         return ((self, GradScaler()),) if training else ((self, Fp32Attention()),)

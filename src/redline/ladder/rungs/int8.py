@@ -76,13 +76,13 @@ class Int8(Rung):
             return (cls(),)
         return cls(), cls(mode="dynamic"), cls(mode="static", calibration="mse")
 
-    def instead(self, verdict: str, training: bool) -> tuple[tuple[Rung, ...], ...]:
+    def fallbacks(self, verdict: str, training: bool) -> tuple[tuple[Rung, ...], ...]:
         if verdict != "refused" or self.progressive:
             return ()
         return ((replace(self, progressive=True),),)
 
     @property
-    def judges(self) -> bool:
+    def checks_gates(self) -> bool:
         return self.progressive
 
     def why_not(self, machine: Machine, job: Job | None = None) -> str:

@@ -70,6 +70,6 @@ class KeepMemory(Rung):
             return ""
         return f"{seen.first:,} page faults in the first call, {seen.last:,} in the last of {seen.calls} calls"
 
-    def why_nothing(self, job: Job) -> str:
+    def why_no_proof(self, job: Job) -> str:
         seen: Seen = job.evidence[self.name]
         return f"{seen.last:,} page faults in the last of {seen.calls} call(s), {seen.first:,} in the first"

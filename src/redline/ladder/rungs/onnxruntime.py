@@ -87,12 +87,12 @@ class Onnxruntime(Rung):
         found = [kind for kind in ("cuda", "tensorrt") if _PROVIDERS[kind] in _available()]
         return tuple(cls(provider=kind) for kind in found or ("cuda",))
 
-    def beside(self, other: Rung) -> Rung | None:
+    def adjust_other(self, other: Rung) -> Rung | None:
         """Removes half-precision rungs when int8 is used, because ONNX Runtime quantizes fp32 graphs only."""
         return None if self.int8 != "none" and other.name in _HALF_PRECISION else other
 
     @property
-    def searches(self) -> bool:
+    def autotunes(self) -> bool:
         return self.provider != "cpu"
 
     def why_not(self, machine: Machine, job: Job | None = None) -> str:

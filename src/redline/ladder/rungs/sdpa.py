@@ -88,7 +88,7 @@ class Sdpa(Rung):
     )
 
     @property
-    def searches(self) -> bool:
+    def autotunes(self) -> bool:
         return self.backend == "auto"
 
     def why_not(self, machine: Machine, job: Job | None = None) -> str:
@@ -143,7 +143,7 @@ class Sdpa(Rung):
         rewriting.done[:0], rewriting.left[:0] = switching.done, switching.left
         return job.with_evidence(self.name, _Evidence(observe(job), rewriting))
 
-    def why_nothing(self, job: Job) -> str:
+    def why_no_proof(self, job: Job) -> str:
         evidence: _Evidence | None = job.evidence.get(self.name)
         return f"unchanged: {evidence.rewriting.reasons}" if evidence and evidence.rewriting.left else ""
 

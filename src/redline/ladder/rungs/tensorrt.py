@@ -60,7 +60,7 @@ class Tensorrt(Rung):
         return cls(), cls(precision="fp16")
 
     @property
-    def searches(self) -> bool:
+    def autotunes(self) -> bool:
         return True
 
     def why_not(self, machine: Machine, job: Job | None = None) -> str:

@@ -66,4 +66,4 @@ def known_compile_s(plan: Plan, rows: Iterable[Measurement]) -> float:
 
 def _only_compiles(plan: Plan) -> bool:
     """Whether the plan compiles without searching for kernels, which has no typical duration."""
-    return "compile" in plan and not any(rung.searches for rung in plan.rungs)
+    return "compile" in plan and not any(rung.autotunes for rung in plan.rungs)

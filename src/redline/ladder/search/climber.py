@@ -160,7 +160,7 @@ class Climber:
         if row.verdict == "kept":
             trials.incumbent.replace_plan(Plan.parse(row.plan))
         if len(added.rungs) == 1:
-            for rungs in added.rungs[0].instead(row.verdict, trials.training):
+            for rungs in added.rungs[0].fallbacks(row.verdict, trials.training):
                 if all(may_try(rung.name, self.settings, trials.training) for rung in rungs):
                     self._try(role, Plan.of(rungs))
 

@@ -98,4 +98,4 @@ class ParallelSetups:
 
 def may_run_in_parallel(plans: Sequence[Plan]) -> list[Plan]:
     """The plans that time nothing while they are set up."""
-    return [plan for plan in plans if not any(rung.searches for rung in plan.rungs)]
+    return [plan for plan in plans if not any(rung.autotunes for rung in plan.rungs)]
