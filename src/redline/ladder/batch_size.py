@@ -32,8 +32,8 @@ from redline.ladder.workloads.addresses import load_workload
 from redline.machine.host_memory import available_host_bytes, resident_bytes
 from redline.machine.machine import resolve_device
 from redline.machine.memory import MemoryMonitor, is_out_of_memory
+from redline.machine.processes import ChildExited
 from redline.notation import format_bytes, format_seconds
-from redline.processes import ChildExited
 
 # Threads' stacks and malloc arenas reserve address space that they never touch.
 _ADDRESS_HEADROOM = 2 * 2**30

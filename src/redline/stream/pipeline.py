@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from redline.channels import STOPPED, Channel
 from redline.errors import RedlineError
+from redline.machine.channels import STOPPED, Channel
 from redline.stream.clock import Clock, SystemClock
 from redline.stream.frames import Frame, check_pixels
 from redline.stream.latency import FrameTimes, Latency, Report

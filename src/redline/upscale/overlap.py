@@ -10,7 +10,7 @@ from contextlib import closing
 from threading import Thread
 from typing import TypeVar
 
-from redline.channels import Channel
+from redline.machine.channels import Channel
 
 A = TypeVar("A")
 B = TypeVar("B")

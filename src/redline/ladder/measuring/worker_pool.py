@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from redline.errors import RedlineError
-from redline.processes import Child, ChildExited, ChildTimeout, last_line, start_module
+from redline.machine.processes import Child, ChildExited, ChildTimeout, last_line, start_module
 
 
 class WorkerFailed(RedlineError):

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import av
 from av import VideoFrame
 
-from redline.channels import Channel
 from redline.errors import RedlineError
+from redline.machine.channels import Channel
 from redline.stream.browser.images import MAX_CAMERA_PIXELS, crop_and_scale
 from redline.stream.clock import Clock, SystemClock
 from redline.stream.frames import Frame

@@ -13,7 +13,7 @@ import torch
 from redline.files.partial import is_partial
 from redline.machine.cores import cores
 from redline.machine.machine import resolve_device
-from redline.processes import Child, Process, start_module
+from redline.machine.processes import Child, Process, start_module
 from redline.upscale.tasks import Task
 from redline.upscale.workers.messages import Failed
 

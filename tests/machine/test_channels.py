@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from patience import PATIENCE_S
-from redline.channels import Channel
 from redline.errors import RedlineError
+from redline.machine.channels import Channel
 
 
 def newest_only() -> Channel[int]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from redline.processes import Child, ChildExited, ChildTimeout, start_module
+from redline.machine.processes import Child, ChildExited, ChildTimeout, start_module
 
 SCRIPT = """
 import os, subprocess, sys, time
@@ -79,5 +79,5 @@ def test_the_error_says_how_the_child_ended(child: Child, request_: object, mess
 
 
 def test_importing_the_module_does_not_import_torch() -> None:
-    script = "import sys, redline.processes; assert 'torch' not in sys.modules"
+    script = "import sys, redline.machine.processes; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True)
