@@ -2,8 +2,8 @@
 
     python benchmarks/before_after.py PHOTO --center 0.49 0.27
 
-The photo is reduced by `--shrink` (Lanczos), a region around `--center` (shares of width and height) is cut out, and that
-region is enlarged four times by both.
+The photo is reduced by `--shrink` (Lanczos); a region around `--center` (shares of width and height) is enlarged
+four times by both.
 """
 
 import argparse

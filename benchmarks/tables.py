@@ -1,6 +1,6 @@
-"""Writes the README's table of results and docs/results.md from the committed measurement files.
+"""Writes the README's table and picture of results, and docs/results.md, from the committed measurement files.
 
-    python benchmarks/tables.py            writes both
+    python benchmarks/tables.py            writes them
     python benchmarks/tables.py --check    exits with 1 if one of them is stale, and writes nothing
 
 A result file is the measurements.jsonl of a climb, committed as benchmarks/results/MACHINE/WORKLOAD.jsonl, or the
@@ -20,7 +20,7 @@ from redline.errors import RedlineError
 from redline.files.atomic import write_text
 from redline.ladder.measurement import Measurement, load_measurements
 from redline.ladder.plan import brief
-from redline.ladder.report import Climb, choose_run
+from redline.ladder.report import Climb, choose_run, climb_svg
 from redline.ladder.report.ladder import format_score, timed, worst_score
 from redline.ladder.report.markdown import escape, fenced, markdown_table
 from redline.ladder.report.tables import all_tables, format_date
@@ -31,6 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path("benchmarks/results")
 README = Path("README.md")
 PAGE = Path("docs/results.md")
+PICTURE = Path("docs/images/ladder.svg")
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 WRITTEN = "<!-- Written by benchmarks/tables.py from benchmarks/results: add a result file there and run it. -->"
 NO_RESULTS = "No results yet."
@@ -144,9 +145,13 @@ def _bench_section(path: Path, rows: Sequence[Measurement]) -> list[str]:
     return [f"### {path.stem}", head + _environment(rows[-1]), fenced(rows[-1].command, "sh"), "\n".join(lines)]
 
 
+def front_page(results: Sequence[Result]) -> list[Result]:
+    return [result for path in ON_FRONT_PAGE for result in results if result.path == path] or list(results)[:5]
+
+
 def readme_table(results: Sequence[Result]) -> str:
     """Returns the table of the front page, with five columns that fit a narrow screen."""
-    shown = [result for path in ON_FRONT_PAGE for result in results if result.path == path] or list(results)[:5]
+    shown = front_page(results)
     if not shown:
         return NO_RESULTS
     columns = ("model", "machine", "eager", "best `torch.compile`", "Redline", "× eager", "plan")
@@ -297,11 +302,14 @@ def render(root: Path) -> dict[Path, str]:
     results = find_results(root)
     readme = root / README
     if not readme.is_file():
-        raise RedlineError(f"there is no {README} for the table.")
-    return {
+        raise RedlineError(f"there is no {README} to write the table into.")
+    files = {
         README: with_table(readme.read_text(encoding="utf-8"), readme_table(results)),
         PAGE: results_page(results, find_benches(root)),
     }
+    if results:
+        files[PICTURE] = climb_svg(front_page(results)[0].climb)
+    return files
 
 
 def main(arguments: Sequence[str] | None = None, root: Path = ROOT) -> int:

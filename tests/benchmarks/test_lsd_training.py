@@ -34,4 +34,4 @@ def test_an_arm_that_fails_is_a_row(training: ModuleType, tmp_path: Path) -> Non
     out = tmp_path / "rows.jsonl"
     assert training.main(["--out", str(out), "--tiny", "--size", "tiny", "--frame-px", "15"]) == 0
     rows = [json.loads(line) for line in out.read_text().splitlines()]
-    assert len(rows) == 6 and all("frame_px must be a multiple" in row["failure"] for row in rows)
+    assert len(rows) == 6 and all("must be a multiple of 4" in row["failure"] for row in rows)

@@ -186,6 +186,7 @@ def test_check_names_each_stale_file_and_writes_nothing(root: Path, capsys: pyte
     assert said.out == "" and said.err.splitlines() == [
         "README.md is stale: run `python benchmarks/tables.py`.",
         "docs/results.md is stale: run `python benchmarks/tables.py`.",
+        "docs/images/ladder.svg is stale: run `python benchmarks/tables.py`.",
     ]
     assert (root / "README.md").read_text() == README and not (root / "docs").exists()
     assert tables.main([], root) == 0 and tables.main(["--check"], root) == 0

@@ -3,13 +3,20 @@
 import importlib
 import re
 import shlex
+import tomllib
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
+import msgspec
 import pytest
 
 from redline.cli import COMMANDS, load_command
 from redline.ladder.plan import Plan
+from redline.training.lsd.settings import StageSettings
+from redline.training.text.config import TextData, TextLoopSettings
+from redline.training.text.decoder_settings import DecoderSettings
+from redline.training.text.memory_settings import MemorySettings
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "guides.md"
@@ -68,3 +75,21 @@ def test_command_and_its_options_exist(line: str) -> None:
     known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
     unknown = [word for word in arguments if word.startswith("--") and word not in known]
     assert not unknown, (unknown, sorted(known))
+
+
+@pytest.mark.parametrize("text", equivalents("config"))
+def test_config_key_exists_and_takes_the_value(text: str) -> None:
+    table, _, assignment = text.partition(" ")
+    name = table.strip("[]")
+    values = tomllib.loads(assignment)
+    settings = {
+        "model": (DecoderSettings, MemorySettings),
+        "data": (TextData,),
+        "training": (TextLoopSettings,),
+        "stages": (StageSettings,),
+    }[name]
+    (key,) = values
+    kinds = [kind for kind in settings if key in {field.name for field in fields(kind)}]
+    assert kinds, f"no settings of [{name}] have the key {key}"
+    hints = get_type_hints(kinds[0], include_extras=True)
+    msgspec.convert(values[key], hints[key])

@@ -1,33 +1,67 @@
-"""What the README shows is run: the workload of one's own, and the three lines that apply a plan."""
+"""The examples of the README run: its Python with small inputs, and the options of its commands."""
 
 import re
+import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
-from redline import Plan, load_workload
+import redline
+from redline.cli import COMMANDS, load_command
+from redline.ladder.workload import Workload
 
-README = Path(__file__).resolve().parents[2] / "README.md"
-BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text("utf-8")
+PYTHON = re.findall(r"^```python\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+COMMAND_LINES = sorted(
+    {
+        line.partition("#")[0].strip()
+        for block in re.findall(r"^```sh\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+        for line in block.splitlines()
+        if line.startswith("redline ")
+    }
+)
 
 
-def test_the_workload_loads_and_runs(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(BLOCKS[0])
-    workload = load_workload(f"{tmp_path / 'mine.py'}:encoder", {"batch": 2})
-    with torch.no_grad():
-        output = workload.fresh_model("cpu").eval()(workload.fresh_inputs(0, "cpu"))
-    assert output.shape == (2, 128, 256)
+@pytest.mark.filterwarnings("ignore")
+def test_the_three_lines_of_python(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
+    torch.manual_seed(0)
+    model, batch = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)).eval(), torch.randn(8, 16)
+    known: dict[str, Any] = {"model": model, "batch": batch}
+    assert 'budget="5m"' in PYTHON[0]
+    exec(PYTHON[0].replace('budget="5m"', 'budget="5s"'), known)
+    torch.testing.assert_close(known["output"], model(batch), rtol=0.05, atol=0.05)
+    assert str(known["fast"].plan) in capsys.readouterr().out
 
 
-def test_the_three_lines_apply_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = [line for line in BLOCKS[1].splitlines() if line.strip()]
-    assert len(lines) == 3
-    monkeypatch.chdir(tmp_path)
-    Plan.parse("fold_batchnorm + channels_last").save("plan.toml")
-    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4)).eval()
-    names = {"model": model, "batch": torch.randn(2, 3, 9, 9)}
-    exec("\n".join(lines), names)
-    with torch.no_grad():
-        torch.testing.assert_close(names["output"], model(names["batch"]), rtol=1e-4, atol=1e-5)
-    assert isinstance(model[1], torch.nn.BatchNorm2d)
+def test_the_workload_of_the_readme() -> None:
+    known: dict[str, Any] = {}
+    exec(PYTHON[1], known)
+    workload = known["encoder"]()
+    assert isinstance(workload, Workload)
+    model, batch = workload.fresh_model("cpu"), workload.fresh_inputs(0, "cpu")
+    assert torch.as_tensor(workload.step(model, batch)).shape == (8, 128, 256)
+
+
+def test_no_other_python_is_left_untested() -> None:
+    assert len(PYTHON) == 2 and redline.__version__
+
+
+@pytest.mark.parametrize("line", COMMAND_LINES)
+def test_commands_and_their_options_exist(line: str) -> None:
+    _, name, *arguments = shlex.split(line)
+    assert name in COMMANDS
+    command: Any = load_command(name)
+    if hasattr(command, "commands"):
+        command = command.commands[arguments[0] if arguments[0] in command.commands else "text"]
+    known = {option for parameter in command.params for option in parameter.opts}
+    assert not [word for word in arguments if word.startswith("-") and word not in known]
+
+
+@pytest.mark.parametrize("target", re.findall(r"\]\(([^)#]+)[^)]*\)", README))
+def test_links_and_images_exist(target: str) -> None:
+    assert target.startswith("http") or (ROOT / target).exists()
