@@ -37,7 +37,11 @@ def test_every_public_name_has_a_docstring(name: str) -> None:
     assert doc and not doc.startswith(f"{name}("), name
 
 
-@pytest.mark.parametrize("name", [name for name in redline.__all__ if name != "__version__"])
+# The examples of these need files; they run in the tests of their modules.
+_WITH_FILES = {"TextGenerator", "evaluate_memory", "train"}
+
+
+@pytest.mark.parametrize("name", [name for name in redline.__all__ if name not in {"__version__", *_WITH_FILES}])
 def test_examples_in_docstrings_run(name: str) -> None:
     import torch
 

@@ -31,10 +31,10 @@ def test_each_ratio_is_beside_its_reference_time(width: int) -> None:
 
 def test_shapes_are_named_with_their_results() -> None:
     text = printed(h200_climb(shapes=("size=64", "size=96")), 200)
-    assert "Times are with size=64; ratios are the geometric mean over size=64 and size=96." in text
+    assert "Times are for size=64; ratios are the geometric mean over size=64 and size=96." in text
     rows = [line.split() for line in text.splitlines() if line.startswith(("size=64 ", "size=96 "))]
     assert len(rows) == 2 and all(4.5 < float(row[-1]) < 5.4 for row in rows)
-    assert "All figures are with size=64." in printed(h200_climb(shapes=("size=64",)), 200)
+    assert "All figures are for size=64." in printed(h200_climb(shapes=("size=64",)), 200)
     assert "size" not in printed(h200_climb(), 200)
 
 

@@ -199,7 +199,7 @@ def test_invalid_endpoints(stream: Callable[..., Seen], tmp_path: Path) -> None:
         (["--steps", "0"], "steps must be a whole number from 1 to 1000, not 0."),
         (["--strength", "2"], "strength must be a number from 0 to 1, not 2.0."),
         (["--sampler", "magic"], "unknown sampler 'magic' (supported: ddim,"),
-        (["--precision", "fp32"], "--plan includes the precision: leave out --precision or --plan."),
+        (["--precision", "fp32"], "the plan sets the precision: leave out --precision, or --plan."),
         (["--prompt", "a cat"], "an LSD does not support --prompt"),
         (["--duration", "long"], "'long' is not a duration"),
         (["--metrics", "no/m.jsonl"], "cannot write 'no/m.jsonl': its folder does not exist."),
@@ -247,7 +247,7 @@ def test_models_that_are_invalid(command: Callable[..., Seen], tmp_path: Path) -
     (tmp_path / "empty").mkdir()
     (tmp_path / "junk.safetensors").write_bytes(b"junk")
     for model, said in [
-        ("none.safetensors", "there is no file 'none.safetensors'."),
+        ("none.safetensors", "cannot read the safetensors file 'none.safetensors'"),
         ("empty", "'empty' is not a model folder: it has no model_index.json and no model.safetensors."),
         ("junk.safetensors", "is not a readable safetensors file"),
     ]:

@@ -65,10 +65,10 @@ def test_rows_at_different_offsets_are_not_captured(memory_model: TitanModel) ->
 @pytest.mark.parametrize("failure", [torch.OutOfMemoryError("no memory"), RuntimeError("CUDA error: of capture.\n")])
 def test_a_failed_capture_falls_back_to_plain_prefill(failure: RuntimeError, memory_model: TitanModel) -> None:
     class Full(FakeRecorder):
-        def record(self, run: Any) -> Any:
+        def capture(self, run: Any) -> Any:
             if self.recorded:
                 raise failure
-            return super().record(run)
+            return super().capture(run)
 
     batch, recorder = prompts(16 * 8), Full()
     engine = InferenceEngine(memory_model, chunk=16, recorder=recorder)

@@ -39,7 +39,7 @@ class Counting:
         self.rehearsals += 1
         return run()
 
-    def record(self, run: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+    def capture(self, run: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
         self.captures += 1
         return None, run
 
@@ -236,7 +236,7 @@ def test_settings_that_are_invalid_are_refused_before_a_frame_meets_them() -> No
     made = engine()
     with pytest.raises(RedlineError, match=r"^LSD of width 16 supports at most 8 control numbers, not 9\.$"):
         made.model.check(replace(FULL, control=(0.5,) * 9))
-    with pytest.raises(RedlineError, match=r"distilled sampler .* 1 to 4 steps, not 5\.$"):
+    with pytest.raises(RedlineError, match=r"sampler 'distilled' supports 1 to 4 steps, not 5\.$"):
         made.model.check(replace(FULL, steps=5))
     with pytest.raises(RedlineError, match=r"^unknown sampler 'euler' \(supported: ddim,.*\)\.$"):
         LsdFrames(small_lsd(), Plan(), "cpu", "euler")

@@ -230,7 +230,7 @@ def test_overlapped_frames_are_those_of_one_by_one_and_copies_are_timed() -> Non
 @pytest.mark.timeout(60)
 def test_a_stream_runs_with_settings_changed_from_another_thread() -> None:
     made = engine("bf16 + channels_last")
-    settings = LiveSettings(FULL, made.check)
+    settings = LiveSettings(FULL, made.model.check)
     sink = Kept()
     pipeline = Pipeline(SyntheticClip(96, 128, count=300, rate=Fraction(25)), made, sink, settings=settings)
     stop = threading.Event()

@@ -222,7 +222,7 @@ def test_a_film_is_the_same_by_any_streams_and_in_any_memory(tmp_path: Path) -> 
         with at_most(memory_bytes):
             upscale_video(tmp_path / "a.mkv", target, *arguments)
         results.append(np.stack([image for _, image in shown(target)]))
-        assert any("put together in main memory" in text for text in said) == (memory_bytes < 10**9), said
+        assert any("blended in main memory" in text for text in said) == (memory_bytes < 10**9), said
     assert np.array_equal(results[0], results[1]) and np.abs(results[0].astype(int) - results[2]).max() <= 1
 
 
@@ -235,7 +235,7 @@ def test_a_graph_for_each_of_two_shapes(tmp_path: Path) -> None:
     assert not any(o.error for o in run([Task(path, tmp_path / "out" / path.name) for path in sources], using))
     assert using._fast is not None
     tally = using._fast.job.evidence["cuda_graph"]
-    assert tally.graphs == 2 and tally.replays > 10 and not tally.unrecorded
+    assert tally.graphs == 2 and tally.replays > 10 and not tally.uncaptured
     plain = TileRunner(network, Plan(), "cuda:0", tiling, 2)
     assert not any(o.error for o in run([Task(path, tmp_path / "exact" / path.name) for path in sources], plain))
     for path in sources:

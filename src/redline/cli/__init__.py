@@ -23,20 +23,20 @@ from redline.version import VERSION
 
 # The summary of each command in `redline --help`; a test compares it with the first sentence of the command's help.
 COMMANDS = {
-    "doctor": "Say what this machine can do: dtypes, kernels, measured ceilings, and every rung, available or why not.",
+    "doctor": "Show what this machine supports: dtypes, kernels, measured ceilings, and which rungs can run.",
     "climb": "Make a model faster, one measured and proven rung at a time.",
     "verify": "Re-measure a plan here; exit code 1 when a rung no longer holds.",
-    "report": "Makes one HTML page of a climb's measurements: the ladder, the roofline, the samples, the reasons.",
+    "report": "Write the measurements of a climb as one HTML page, with the ladder, the plots and the reasons.",
     "bench": "Measure workloads under plans, interleaved; exit code 1 on a regression beyond the noise.",
-    "profile": "Where a step's time and memory go, layer by layer.",
-    "batch-size": "Find the largest batch that fits, by doubling and bisection; every batch is really run.",
-    "rungs": "List the rungs of the ladder in their order, or the options of one.",
-    "upscale": "Enlarge pictures and films, without seams, with their colours, transparency and metadata.",
+    "profile": "Show the time and memory of a step, layer by layer.",
+    "batch-size": "Find the largest batch size that fits in memory, by running steps with doubling and bisection.",
+    "rungs": "List the rungs of the ladder in their order, or show the options of one.",
+    "upscale": "Upscale images and videos without visible seams; colours, transparency and metadata are kept.",
     "stream": "Transform live video with a diffusion model, a frame or two behind the camera.",
     "generate": "Generate text with a language model.",
     "train": "Train a model from a config file.",
     "eval": "Score a model with the metrics of its field.",
-    "export": "Write a network as an ONNX file, held against the network itself before it is kept.",
+    "export": "Export a network as an ONNX file, which is compared with the network before it is written.",
 }
 
 

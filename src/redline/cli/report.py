@@ -26,7 +26,7 @@ def report(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the written paths and the rows as JSON.")] = False,
 ) -> None:
-    """Write the measurements of a climb as one HTML page: the ladder, the roofline, the samples and the reasons.
+    """Write the measurements of a climb as one HTML page, with the ladder, the plots and the reasons.
 
     Needs neither a GPU nor the model, so the file may come from another machine.
 

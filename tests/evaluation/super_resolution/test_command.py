@@ -58,7 +58,7 @@ def test_stored_small_pictures_are_used(here: Path) -> None:
 def test_impossible_requests_are_sentences(here: Path) -> None:
     (here / "exported.onnx").write_bytes(b"whatever")
     for arguments, said in (
-        (("model.safetensors", "set", "--scale", "4"), "has scale 2, not 4"),
+        (("model.safetensors", "set", "--scale", "4"), "is for ×2, not ×4"),
         (("none.safetensors", "set"), "cannot read the weights"),
         (
             ("exported.onnx", "set"),

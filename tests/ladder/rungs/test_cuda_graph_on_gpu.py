@@ -162,7 +162,7 @@ def test_on_cuda_a_call_that_waits_for_the_gpu_is_refused() -> None:
             return x * self.weight if float(x.sum()) > 0 else x
 
     _, job = Plan.parse("cuda_graph").build(Job.of(Waits().cuda()), Machine.detect("cuda"))
-    with pytest.raises(RungError, match="cannot be recorded"):
+    with pytest.raises(RungError, match="cannot be captured"):
         job.finish()(inputs(0).to(GPU))
     # Random numbers can still be drawn, and no stream is left in a recording.
     assert torch.isfinite(torch.randn(8, device=GPU)).all()

@@ -171,7 +171,7 @@ def test_flex_attention_beyond_the_window_matches_the_reference(
 @pytest.mark.parametrize("window", [0, 1, 3])
 def test_stretch_kernels_match_the_reference(window: int, banked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(windowed_attention, "span_kernels_are_faster", lambda *_: True)
-    monkeypatch.setattr(causal_attention, "attention_to_stretches", reference_of_stretches)
+    monkeypatch.setattr(causal_attention, "span_attention_op", reference_of_stretches)
     torch.manual_seed(0)
     packing = Packing.of((torch.rand(2, 90) < 0.03).cumsum(1))
     query, key, value = (torch.randn(2, 90, heads, 16, dtype=torch.float64) for heads in (4, 2, 2))

@@ -253,7 +253,7 @@ def left_by_killed(path: Path, monkeypatch: pytest.MonkeyPatch, process: int = 2
     """Returns the file name of an old process's recording; by default its process id is unused."""
     with monkeypatch.context() as patched:
         patched.setattr(os, "getpid", lambda: process)
-        patched.setattr("redline.files.partial._born", lambda process: "1")
+        patched.setattr("redline.files.partial._start_time", lambda process: "1")
         return recording_path(path)
 
 

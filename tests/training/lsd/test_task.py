@@ -50,7 +50,7 @@ def test_arguments_override_the_config(tmp_path: Path, settings: LsdTraining) ->
     ):
         with pytest.raises(RedlineError, match=message):
             decode(StageSettings, wrong, "stages")
-    with pytest.raises(RedlineError, match="no LSD of size 'vast'"):
+    with pytest.raises(RedlineError, match="unknown LSD size 'vast'"):
         _ = LsdSettings(size="vast").config
     assert decode(LsdLoopSettings, {"steps": 1, "optimizer": "adamw8bit"}, "training").optimizer == "adamw8bit"
     with pytest.raises(RedlineError, match="precision = 'fp8' .* must be one of bf16, fp16, fp32"):

@@ -237,7 +237,7 @@ def test_upscaling_with_two_torchrun_ranks(
         nothing, silent = other.communicate(timeout=120)
     out, told = capfd.readouterr()
     assert (end.value.code, other.returncode) == (1, 0), told + silent
-    assert len(out.splitlines()) == 4 and "4 enlarged, 1 failed" in told and "2 workers" in told
+    assert len(out.splitlines()) == 4 and "4 upscaled, 1 failed" in told and "2 workers" in told
     assert nothing == "" and silent == ""
     Upscaling(UpscaleSettings(weights, device="cpu", tile=96)).run(find_tasks([tmp_path / "in"], tmp_path / "one", 2))
     assert same_bytes(tmp_path / "one", tmp_path / "out") and not left_over(tmp_path)
