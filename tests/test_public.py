@@ -42,10 +42,11 @@ _WITH_FILES = {"TextGenerator", "evaluate_memory", "train"}
 
 
 @pytest.mark.parametrize("name", [name for name in redline.__all__ if name not in {"__version__", *_WITH_FILES}])
-def test_examples_in_docstrings_run(name: str) -> None:
+def test_examples_in_docstrings_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     value = getattr(redline, name)
+    monkeypatch.chdir(tmp_path)  # examples write files
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
     for test in doctest.DocTestFinder(recurse=False).find(value, name, globs={"redline": redline, "torch": torch}):
         assert runner.run(test).failed == 0

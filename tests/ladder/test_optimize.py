@@ -181,7 +181,7 @@ def test_progress_lines_without_a_terminal(capsys: pytest.CaptureFixture[str], m
 
 
 def test_a_script_without_a_main_guard_is_not_run_again(tmp_path: Path) -> None:
-    options = 'budget="20s", rungs=["fold_batchnorm"], sampling=0.2, ablation=False'
+    options = 'budget="6s", rungs=["fold_batchnorm"], sampling=0.2, ablation=False'
     out, err = run_script(tmp_path, options, TORCH_COMPILE_DISABLE="1")
     assert re.search(r"^plan \S+; lowest speed-up", out, re.MULTILINE)
     assert err.startswith("redline: ") and "Traceback" not in err

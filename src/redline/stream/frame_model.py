@@ -32,7 +32,7 @@ class FrameProgram(Protocol):
         ...
 
     def run(self, frame: Tensor, previous: Tensor) -> Tensor:
-        """Returns the new image, of the frame's shape. All three are fp32 (1, 3, H, W), around [-1, 1]."""
+        """Returns the new image, of the frame's shape. Arguments and result are fp32 (1, 3, H, W) in about [-1, 1]."""
         ...
 
 

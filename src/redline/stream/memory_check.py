@@ -129,7 +129,7 @@ class _LiveTensors(TorchDispatchMode):
 
 
 class _FlashAttention(TorchFunctionMode):
-    """Replaces attention, which the meta device computes with the full attention matrix and other devices do not."""
+    """Replaces attention on the meta device, which allocates the full attention matrix; other devices do not."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.scaled_dot_product_attention:

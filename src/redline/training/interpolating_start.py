@@ -17,7 +17,7 @@ _COLOURS = 3
 
 @torch.no_grad()
 def start_as_interpolation(model: Drct) -> None:
-    """Overwrites the weights through which the colours pass."""
+    """Sets the weights so that the untrained network interpolates its input."""
     if model.config.features < 2 * _COLOURS:
         raise RedlineError(f"features = {model.config.features} under [model] must be at least {2 * _COLOURS}.")
     bend = model.conv_before_upsample[1]

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 _DIRECT = ("L", "LA", "RGB", "RGBA")
 _CONVERTED = {"1": "L", "P": "RGB", "PA": "RGBA", "La": "LA", "RGBa": "RGBA", "RGBX": "RGB", "CMYK": "RGB"}
 _CONVERTED |= {"YCbCr": "RGB", "HSV": "RGB", "LAB": "RGB"}
-# What stays true of the upscaled image.
+# Metadata of the source that is also valid for the upscaled image.
 _KEPT_INFO = ("icc_profile", "exif", "dpi")
 
 

@@ -67,7 +67,7 @@ def _boxes(file: BinaryIO, size_bytes: int) -> Iterator[tuple[bytes, int]]:
 
 
 def _end_of_avi(file: BinaryIO, size_bytes: int) -> int:
-    """Returns the end of the last RIFF list. An interrupted recorder leaves a length of 0, which is ignored."""
+    """Returns the end of the last RIFF list. A length of 0, left by an interrupted recorder, ends the search."""
     offset = 0
     while offset < size_bytes:
         file.seek(offset)

@@ -91,7 +91,9 @@ def _step(model: Model, shown: CaseFrame, before: tuple[CaseFrame, Tensor] | Non
     previous = shown.frame if before is None else before[1]
     output = model(shown.frame, previous).clamp(0, 1)
     if output.shape != shown.frame.shape:
-        raise RedlineError(f"the output has the shape {tuple(output.shape)}, its frame {tuple(shown.frame.shape)}.")
+        raise RedlineError(
+            f"the model returned shape {tuple(output.shape)} for a frame of shape {tuple(shown.frame.shape)}."
+        )
     return output, frame_metrics(shown, output, before), previous
 
 

@@ -29,7 +29,7 @@ class Row:
     # The plan that was measured alternately with this one, and its median from the same samples.
     against: str
     against_s: float | None
-    # Speed-up over that plan, and over the original model.
+    # Speed-up over the plan `against`, and over the original model.
     over_last: Interval | None
     over_start: float | None
     peak_bytes: int | None

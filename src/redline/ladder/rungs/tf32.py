@@ -24,7 +24,7 @@ from redline.machine.machine import Machine
 # The functions behind the attributes of torch.backends; the attributes are several times slower to read.
 _read = torch._C._get_fp32_precision_getter
 _write = torch._C._set_fp32_precision_setter
-# A setting of "none" inherits: the other switches from the first, and the first from _EVERYTHING.
+# A switch that is "none" uses the value of ("cuda", "all"); if that is "none", too, the value of _EVERYTHING.
 _SWITCHES = (("cuda", "all"), ("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn"))
 _EVERYTHING = ("generic", "all")
 

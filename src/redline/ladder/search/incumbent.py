@@ -52,7 +52,7 @@ class Incumbent:
         self._arm = arm
 
     def lost_process(self, failure: WorkerFailed) -> bool:
-        """Whether it was the incumbent's process that failed; if so, `arm()` sets the plan up anew."""
+        """Returns whether the incumbent's process failed; if so, closes it, and `arm()` will start a new one."""
         if self._arm is None or failure.pid != self._arm.worker.pid:
             return False
         self.close()

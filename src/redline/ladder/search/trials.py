@@ -194,7 +194,7 @@ class Trials:
         return row if done else None
 
     def _reuse_baseline(self, role: str, added: Plan, candidate: Plan) -> Measurement | None:
-        """Records the trial of torch.compile alone from its run as the second baseline, also if that run failed."""
+        """Records plain torch.compile with the result of the second baseline, instead of running it again."""
         row = self._baseline_run(role, candidate)
         if row is None:
             return None

@@ -189,7 +189,7 @@ class StartPast:
 
 @dataclass(frozen=True)
 class LevelPast:
-    """Later tokens if all rows have the same length and no ring has wrapped around.
+    """What new tokens attend to if all rows have the same length and no ring has wrapped around.
 
     Writes the new tokens after the cached ones; each attends to all of the first `slots` slots up to its own. Padding
     comes last, so that no token attends to it.

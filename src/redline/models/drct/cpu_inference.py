@@ -43,7 +43,7 @@ class WindowedBlock(nn.Module):
         with torch.no_grad():
             self.qkv = _linear(_scatter(qkv.weight, qkv_rows, 3 * columns), _scatter(qkv.bias, qkv_rows, 3 * columns))
             self.proj = _linear(_scatter(proj.weight.t(), head_rows, columns).t(), proj.bias)
-            # A(x + Fh + f) = (Ax + Af) + (AF)h
+            # With A, a = adjust and F, f = mlp.fc2: A(x + Fh + f) + a = Ax + (AF)h + (Af + a)
             through, inner = adjust.weight.double(), block.mlp.fc2
             self.adjust = _linear(adjust.weight, (adjust.bias + through @ inner.bias.double()).to(adjust.bias))
             self.adjust_hidden = _linear((through @ inner.weight.double()).to(adjust.weight))

@@ -121,7 +121,7 @@ class TitanModel(nn.Module):
         return self.head(hidden[:, 0]), state
 
     def settle(self, state: MemoryState) -> MemoryState:
-        """Offers the segment that leaves the window to the slot bank, where the next token begins a segment."""
+        """If the next token of a row begins a segment, offers the segment that leaves the window to the slot bank."""
 
         def settled(mixer: nn.Module, layer: LayerState) -> LayerState:
             if isinstance(mixer, SlotAttention) and isinstance(layer, WindowState):

@@ -29,8 +29,8 @@ class Tiles:
 
 
 # Keyed by element size in bytes and by the number of columns: few (32), some (64) or many. With "parts", moments are
-# written for parts of 128 columns, each by one block. The entries for two bytes, except "some", were the fastest of
-# many over all layers of DRCT-L on an H200 (docs/log.md); those for four bytes are not tuned.
+# written for parts of 128 columns, each by one block. For two bytes, "few", "many" and "parts" were the fastest of
+# many settings for DRCT-L on an H200 (docs/log.md); "some" and the entries for four bytes are not tuned.
 TILES = {
     (2, "few"): Tiles(256, 32, 64, 8, 2),
     (2, "some"): Tiles(128, 64, 64, 4, 3),
@@ -43,8 +43,8 @@ TILES = {
 }
 _FEW, _SOME = 32, 64
 
-# For more than 64 columns of two-byte elements, with descriptors: 7 to 16% faster than "many" and "parts" for each
-# layer of DRCT-L on an H200, and the fastest of nine (docs/log.md).
+# Used for more than 64 columns of two-byte elements if the GPU has tensor descriptors. The fastest of nine settings for
+# DRCT-L on an H200, 7 to 16% faster than "many" and "parts" (docs/log.md).
 DESCRIPTOR_TILES = Tiles(128, 128, 64, 4, 3)
 
 

@@ -116,7 +116,7 @@ class _VideoWriter:
         self._origin_s = first.time_s if sink._origin_s is None else sink._origin_s
         self._default_duration = max(1, round(1 / sink._rate / first.time_base))
         self._last: int | None = None
-        # The durations of frames in the encoder, which does not pass them on.
+        # Durations of the frames inside the encoder, kept here because the encoder does not return them.
         self._durations: dict[int, int] = {}
         self._end_s = Fraction(0)
         self._to_yuv = VideoReformatter()

@@ -43,7 +43,7 @@ _MAX_UNDECODABLE = 600
 
 @dataclass(frozen=True)
 class Address:
-    """What FFmpeg opens. `name` is used in messages and has no password; `is_live` streams continue while not read."""
+    """What FFmpeg opens. `name` is used in messages and has no password; A live stream goes on unread."""
 
     url: str
     name: str

@@ -61,7 +61,7 @@ def write_lsd_result(task: LsdTask, outcome: Outcome, out: Path) -> LsdResult:
 
 
 def rounded(model: nn.Module, dtype: torch.dtype) -> Lsd:
-    """Returns a copy of the student with weights rounded to `dtype`."""
+    """Returns a copy of the student with its weights converted to `dtype`, as the file stores them."""
     student = model.student if isinstance(model, StudentTeacher) else model
     if not isinstance(student, Lsd):
         raise RedlineError(f"a {type(student).__name__} is not an LSD.")

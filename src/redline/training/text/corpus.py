@@ -120,7 +120,7 @@ class Corpus:
             raise RedlineError(
                 "too few documents differ from each other to hold out some for validation: set validation = 0."
             )
-        # A cheap comparison excludes most documents from the search.
+        # Fingerprints above the largest held-out one cannot match; this skips most of the slower `isin`.
         kept = prints <= np.uint64(whole[-1])
         kept[kept] = np.isin(prints[kept], np.array(whole, dtype=np.uint64))
         return np.flatnonzero(~kept), np.flatnonzero(kept)

@@ -183,7 +183,7 @@ def run_text(
 
 
 def _ceiling(task: LanguageTask, device: torch.device) -> float | None:
-    """Returns the measured FLOP/s of matrix products in this precision. A CPU is not measured: it takes too long."""
+    """Returns the measured FLOP/s of matrix products in this precision. On a CPU only known ceilings count."""
     machine = Machine.detect(str(device))
     ceilings = with_ceilings(machine).ceilings if machine.is_cuda else machine.ceilings
     if machine.is_cuda:

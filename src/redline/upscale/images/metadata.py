@@ -33,7 +33,7 @@ _USUAL_DPI = 72.0
 _SAYS_NOTHING_DPI = (_USUAL_DPI, _MM_PER_INCH)
 _DPI_IN_EXIF = ("webp", "avif", "heic")
 _BLOBS = {"icc": "icc-profile-data", "exif": "exif-data", "xmp": "xmp-data", "iptc": "iptc-data"}
-# Not written by libvips, because it would use another place or form.
+# Metadata that Redline writes itself, because libvips would store it elsewhere or in another form.
 _NOT_BY_VIPS = {"tiff": ("exif", "iptc"), "png": ("xmp",)}
 # The size of a JPEG segment without the identifier of XMP or EXIF.
 _JPEG_SEGMENT_BYTES = 65_500

@@ -171,7 +171,7 @@ def _pixel_format(codec: str, name: str, source: VideoFormat) -> tuple[str, list
         chosen = "bgr0" if kept == 8 else f"gbrp{kept}le"
     else:
         if source.is_rgb or source.has_palette:
-            # H.264 with 4:2:0 plays everywhere, and the upscaled video has more chroma samples than its source.
+            # Only 4:2:0 plays everywhere; the upscaled video still has more chroma samples than its source.
             wanted = 420 if codec == "h264" else 444
         elif len(source.components) < 3 or source.chroma_height(2) == 1:
             wanted = 420
