@@ -268,8 +268,8 @@ def test_the_newer_kind_of_address() -> None:
 
 def test_other_web_sites_cannot_embed_the_stream() -> None:
     sink = MjpegSink(port=0)
-    assert connected(sink, **{"Sec-Fetch-PageServer": "cross-site"}).status == 403
-    own = connected(sink, "/", **{"Sec-Fetch-PageServer": "same-origin"})
+    assert connected(sink, **{"Sec-Fetch-Site": "cross-site"}).status == 403
+    own = connected(sink, "/", **{"Sec-Fetch-Site": "same-origin"})
     assert own.status == 200 and own.headers["Cross-Origin-Resource-Policy"] == "same-origin"
     sink.close()
 

@@ -124,7 +124,7 @@ class _Shared:
         """
         if self.access.key is not None:
             return self.access.why_not_key(parse_qs(query).get("key", [None])[0], None)
-        if headers.get("Sec-Fetch-PageServer", "none") not in ("none", "same-origin"):
+        if headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
             return "other web sites may not embed this stream."
         return self.access.why_not_host(headers.get("Host"))
 
