@@ -12,7 +12,6 @@ gates pass, and leaves the other layers unchanged.
 """
 
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any, ClassVar
 
 import torch
@@ -36,6 +35,7 @@ from redline.ladder.rewrites.sensitivity import Quantize, least_sensitive_first,
 from redline.ladder.rung import Rung, Stage, option
 from redline.machine.machine import Machine
 from redline.nn.switchable import SwitchableModule
+from redline.ops.int8_matmul.int_mm import products_are_exact
 
 # cuBLAS supports int8 products only for at least this many rows and for sizes that are multiples of 8.
 _CUDA_ROWS = 17
@@ -177,13 +177,3 @@ class Int8(Rung):
             quantize_layer(self.name, name, layer, config)
 
         return static, {name: layer for name, layer in layers.items() if name in limits}
-
-
-@cache
-def products_are_exact(device: torch.device) -> bool:
-    """Returns whether int8 products are exact; some CPUs saturate at 16 bits and need a smaller range."""
-    if device.type != "cpu":
-        return True
-    generator = torch.Generator().manual_seed(0)
-    a, b = (torch.randint(0, 2, (64, 64), generator=generator).mul(255).sub(128).to(torch.int8) for _ in range(2))
-    return torch.equal(torch._int_mm(a, b).long(), a.long() @ b.long())

@@ -3,6 +3,8 @@
 M: rows, K: features, N: outputs.
 """
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -21,10 +23,22 @@ def int8_matmul(
 
 
 def why_not(x_MK: Tensor, w_NK: Tensor) -> str:
-    """Returns why torch._int_mm does not support these shapes, or an empty string."""
+    """Returns why torch._int_mm does not support these shapes on their device, or an empty string."""
+    if not x_MK.is_cuda and not products_are_exact(x_MK.device):
+        return "it saturates at 16 bits on this CPU, which has no int8 dot products"
     (rows, depth), columns = x_MK.shape, w_NK.shape[0]
     if x_MK.is_cuda and rows <= 16:
         return f"it needs more than 16 rows, not {rows}"
     if x_MK.is_cuda and (depth % 8 or columns % 8 or not depth or not columns):
         return f"features and outputs must be multiples of 8, not {depth} and {columns}"
     return ""
+
+
+@cache
+def products_are_exact(device: torch.device) -> bool:
+    """Returns whether torch._int_mm is exact; some CPUs saturate at 16 bits and need a smaller range."""
+    if device.type != "cpu":
+        return True
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randint(0, 2, (64, 64), generator=generator).mul(255).sub(128).to(torch.int8) for _ in range(2))
+    return torch.equal(torch._int_mm(a, b).long(), a.long() @ b.long())
