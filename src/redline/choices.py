@@ -13,7 +13,7 @@ UPSCALE_PRESETS = ("speed", "balanced", "memory", "quality")
 # Images with more pixels than this are refused by default.
 PIXEL_LIMIT = 1_000_000_000
 
-# File name suffixes of the videos that a stream writes, and FFmpeg's names of their containers.
+# The file name suffixes of videos that a stream can write, with FFmpeg's names of the container formats.
 VIDEO_CONTAINERS = {".mp4": "mp4", ".mov": "mov", ".mkv": "matroska"}
 STREAM_SOURCES = (
     "a video file, a folder of images[@FPS], webcam[:N][:WxH@FPS,FORMAT], /dev/videoN, rtsp://… or http://…, browser, "

@@ -280,7 +280,7 @@ class TrainingState:
             with torch.no_grad():
                 for tensor, before in saved:
                     tensor.copy_(before)
-                # The graph's own gradient buffers hold no values before the first replay: they get the real step's.
+                # The graph's gradient buffers are empty before the first replay, so they get the real step's gradients.
                 for parameter, before in gradients:
                     if parameter.grad is not None and before is not None:
                         parameter.grad.copy_(before)
@@ -291,7 +291,7 @@ class TrainingState:
 
 
 def _signature(value: Any, leaves: list[Tensor]) -> Any:
-    """Returns the hashable key that a graph is specialized to, and appends the tensors of `value` to `leaves`."""
+    """Returns a hashable key that selects the graph for `value`, and appends the tensors of `value` to `leaves`."""
     if isinstance(value, Tensor):
         leaves.append(value)
         return value.shape, value.dtype

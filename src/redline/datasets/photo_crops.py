@@ -119,9 +119,10 @@ class PhotoCrops:
 
 
 def _balance(chance: Tensor, shrink: Tensor, is_drawn: Tensor, settings: PhotoSettings) -> None:
-    """Gives every shrink factor the same total probability, and drawn images their share of it.
+    """Gives every shrink factor the same total probability, a share `drawn` of it to images of the folder `drawn`.
 
-    Without it, a factor of 2 would be drawn a quarter as often as 1, because its images have a quarter of the pixels.
+    Without this, a factor of 2 would be selected a quarter as often as a factor of 1, because its images have a quarter
+    of the pixels.
     """
     if settings.drawn and not is_drawn.any():
         raise RedlineError(f"drawn is {settings.drawn}, but the photos have no subfolder {DRAWN_FOLDER!r}.")
@@ -141,7 +142,7 @@ def _recolored(crops_BCHW: Tensor, mix_BCC: Tensor, shift_BC: Tensor) -> Tensor:
 
 
 def _draw_recoloring(count: int, share: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Draws a matrix (count, 3, 3) and a shift (count, 3) for the channels of each crop, which keep them in [0, 1]."""
+    """Draws a color matrix (count, 3, 3) and a shift (count, 3) for each crop; they keep channels in [0, 1]."""
     order = torch.rand(count, 3, generator=generator).argsort(1)
     gain = 0.5 + 0.5 * torch.rand(count, 3, generator=generator)
     shift = (1 - gain) * torch.rand(count, 3, generator=generator)
@@ -162,7 +163,7 @@ def _cut(pixels: Tensor, start: Tensor, width: Tensor, orientation: Tensor, side
     down = torch.where(orientation & 1 == 0, down, side - 1 - down)
     across = torch.where(orientation & 2 == 0, across, side - 1 - across)
     offset = torch.where(orientation & 4 == 0, down * width + across, across * width + down)
-    # The permuted (B, side, side, 3) is channels_last.
+    # The gathered pixels are (B, side, side, 3), so the permuted tensor is channels_last.
     return pixels[start + offset].permute(0, 3, 1, 2).float() / 255
 
 

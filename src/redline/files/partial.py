@@ -42,7 +42,7 @@ def recording_path(path: Path) -> Path:
 
 
 def abandoned_recordings(folder: Path) -> list[tuple[Path, Path]]:
-    """Returns the recordings in the folder that ended processes of this machine left, each with its target.
+    """Returns the recordings in the folder whose processes on this machine have ended, each with its target.
 
     Skips symbolic links and all other entries that are not regular files.
     """
@@ -66,7 +66,7 @@ def is_partial(path: Path | str) -> bool:
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Removes incomplete outputs in the folder that ended processes of this machine left."""
+    """Removes the incomplete outputs in the folder whose processes on this machine have ended."""
     try:
         partial = [path for path in folder.iterdir() if is_partial(path)]
     except OSError:
@@ -88,7 +88,7 @@ def owner_mark() -> str:
 
 
 def check_is_free(path: Path, message: str) -> None:
-    """Raises `message` if the lock file belongs to another running process of this machine."""
+    """Raises a RedlineError with `message` if the lock file belongs to another running process of this machine."""
     try:
         with reading(path, "lock file"):
             process, machine, start_time, *_ = f"{read_text(path).strip()}   ".split(" ")
@@ -102,7 +102,7 @@ def check_is_free(path: Path, message: str) -> None:
 
 @contextlib.contextmanager
 def claimed(path: Path, message: str) -> Iterator[None]:
-    """Holds a lock file; raises `message` while another process of this machine holds it."""
+    """Holds a lock file; raises a RedlineError with `message` if another process of this machine holds it."""
     check_is_free(path, message)
     is_new = not path.parent.exists()
     write_text(path, owner_mark())
@@ -139,5 +139,5 @@ def _is_alive(process: int) -> bool:
     except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
-        pass  # the process of another user
+        pass  # the process runs as another user
     return True

@@ -22,7 +22,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from redline.errors import RedlineError
 
-# The exceptions of parsers, and of code that processes parsed content of an unexpected type.
+# The exceptions that parsers raise, and those that code raises for parsed content of an unexpected type.
 MALFORMED: tuple[type[Exception], ...] = (
     ValueError,  # also JSON, TOML and Unicode errors, and numbers with more than 4,300 digits
     TypeError,
@@ -66,7 +66,7 @@ def reading(
 def reader(
     what: str, error: type[RedlineError] = RedlineError, also: tuple[type[Exception], ...] = ()
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorates a function with a parameter `path` with `reading`."""
+    """Returns a decorator that runs a function, which must have a parameter `path`, inside `reading`."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         signature = inspect.signature(function)
@@ -168,7 +168,7 @@ def _check_depth(document: Any) -> None:
 def check_types(
     values: Mapping[str, Any], hints: Mapping[str, Any], origin: str, error: type[RedlineError] = RedlineError
 ) -> None:
-    """Raises `error` for the first value that does not have its type; ignores values without a type.
+    """Raises `error` for the first value whose type differs from its hint; ignores values without a hint.
 
     Lists are accepted as tuples, objects as mappings, and integers as floats.
     """

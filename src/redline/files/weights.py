@@ -83,7 +83,7 @@ def check_safetensors_header(path: Path) -> None:
 
 
 def check_tensors(tensors: Mapping[str, Tensor], origin: str, size_bytes: int) -> None:
-    """Raises unless all tensors are dense, on the CPU, of a usual dtype, and fit into a file of `size_bytes`."""
+    """Raises unless all tensors are dense, on the CPU, of a supported dtype, and fit into a file of `size_bytes`."""
     total_bytes = 0
     for name, tensor in tensors.items():
         if tensor.is_nested or tensor.layout is not torch.strided or tensor.device.type != "cpu":
@@ -140,7 +140,7 @@ def _no_torch_warnings() -> Iterator[None]:
 def _read_torch(path: Path) -> Any:
     with path.open("rb") as file:
         is_zip = file.read(len(_ZIP)) == _ZIP
-    # With mmap a tensor larger than the file is an error instead of a read beyond the end of the buffer.
+    # With mmap, a tensor larger than the file raises an error instead of being read beyond the end of the buffer.
     with _no_torch_warnings():
         return torch.load(str(path), map_location="cpu", weights_only=True, mmap=is_zip)
 

@@ -31,16 +31,16 @@ Prompts = Sequence[Sequence[int] | Tensor] | Tensor
 
 
 class InferenceEngine:
-    """`InferenceEngine(model, plan="int8 + compile").generate([[1, 2, 3]])`.
+    """Generates tokens with a model, as in `InferenceEngine(model, plan="int8 + compile").generate([[1, 2, 3]])`.
 
     `model` implements `generation.language_model`. The rungs of `plan` are applied to a copy of it, or with
     `share=True` to the model itself, which saves memory. `samples` are prompts for rungs that need real inputs.
-    `graph` captures the step; by default on a GPU. `chunk` is the number of prompt tokens per prefill call: 2,048, or
-    more for few rows on a GPU. `vocabulary` is the size of the tokenizer's vocabulary: larger token ids are never
-    sampled. `recorder` is for tests.
+    `graph` sets whether the step is captured as a CUDA graph; by default, it is captured on a GPU. `chunk` is the
+    number of prompt tokens per prefill call: 2,048, or more for few rows on a GPU. `vocabulary` is the size of the
+    tokenizer's vocabulary: token ids beyond it are never sampled. `recorder` is for tests.
 
     Without a plan, the engine uses the model's own weights. A model that is shared under a plan stays in evaluation
-    mode; any other keeps its mode.
+    mode; every other model keeps its mode.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class InferenceEngine:
         stop_tokens: Iterable[int] = (),
         state: Any = None,
     ) -> TokenStream:
-        """Returns an iterator over tokens. `setup_s` is the time to build and capture the step, 0 if it was reused.
+        """Returns an iterator over tokens. Sets `setup_s` to the time to build and capture the step; 0 if it is reused.
 
         With `state`, row i of the prompts continues from row i of that state, and the stream's `state` is the state
         after its tokens.
@@ -122,9 +122,11 @@ class InferenceEngine:
         stop_tokens: Iterable[int] = (),
         state: Any = None,
     ) -> list[Completion]:
-        """Returns complete texts. Each row is what it would be alone with the seed `seed + row`, with one exception:
+        """Returns complete texts.
 
-        all rows end where the context of the longest prompt does. Generate prompts that nearly fill the context apart.
+        Each row has the same text as it would have alone with the seed `seed + row`, with one exception: all rows end
+        when the row with the longest prompt fills its context. Generate prompts that nearly fill the context
+        separately.
         """
         options: dict[str, Any] = {"max_tokens": max_tokens, "stop_tokens": stop_tokens, "state": state}
         with self.stream(prompts, sampling, **options) as stream:

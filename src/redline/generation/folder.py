@@ -20,7 +20,7 @@ Loader = Callable[[Path, torch.dtype, torch.device, bool], nn.Module]
 
 
 def _load_memory_model(path: Path, dtype: torch.dtype, device: torch.device, strict: bool) -> nn.Module:
-    """Its config.json is Redline's own format and always read strictly."""
+    """Ignores `strict`: the config.json of a memory model has Redline's own format and is always read strictly."""
     # Imported here, because the import takes two seconds that other models do not need.
     from redline.models.memory import load_memory_model
 
@@ -111,7 +111,7 @@ def read_tokenizer(folder: Path) -> Any:
     # tokenizer.json stores the truncation and padding of its training; prompts are not truncated or padded.
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    # Whether names of special tokens in a text become tokens is stored here; transformers reads it as well.
+    # tokenizer_config.json says whether names of special tokens in a text become tokens; transformers reads it too.
     settings = folder / "tokenizer_config.json"
     tokenizer.encode_special_tokens = settings.exists() and read_json(settings).get("split_special_tokens") is True
     return tokenizer

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from redline.errors import ModelError
 
-# A name, with an owner except for old models such as gpt2, and a branch, tag or commit after an @.
+# OWNER/NAME (old models such as gpt2 have no owner), then an optional @ with a branch, tag or commit.
 _REPOSITORY = re.compile(r"(?P<name>([A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*)(@(?P<revision>[A-Za-z0-9][\w./-]*))?")
 _SHORTEST_COMMIT = 7
 # The parts of a complete copy; the loader decides which of the files it can read.
@@ -26,9 +26,9 @@ def cache_folder() -> Path:
 
 
 def find_model(given: str | Path) -> Path:
-    """Returns the folder itself, or the snapshot of a model such as Qwen/Qwen3-0.6B in the cache.
+    """Returns `given` if it is a folder, otherwise the cached snapshot of a model such as Qwen/Qwen3-0.6B.
 
-    Raises ModelError if there is neither, with the command that downloads it.
+    If there is neither, raises a ModelError with the command that downloads the model.
     """
     path = Path(given)
     if path.is_dir():

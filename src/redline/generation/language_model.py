@@ -42,8 +42,8 @@ class LanguageModel(Protocol):
     def prefill(self, tokens_BS: Tensor, counts_B: Tensor, cache: Any) -> Tensor:
         """Appends the first `counts_B` (0 to S) tokens of each row to the cache.
 
-        The other tokens are padding and must have no effect. Returns logits (B, V) after each row's last token; those
-        of a row with a count of 0 are not read. May synchronize with the device.
+        The other tokens are padding and must have no effect. Returns logits (B, V) after each row's last token; the
+        logits of a row with a count of 0 are not read. May synchronize with the device.
         """
         ...
 
@@ -95,7 +95,7 @@ class StateCache(Cache, Protocol):
     """A cache of fixed size, whose content can be saved and restored."""
 
     def restore(self, state: Any) -> None:
-        """Sets every row to that of the state, in place. Raises for a state of another model or number of rows."""
+        """Copies a state into the cache, in place. Raises if the state has another model or number of rows."""
         ...
 
     def snapshot(self) -> Any:

@@ -54,9 +54,10 @@ def evaluate_memory(
 ) -> MemoryEvaluation:
     """Measures the recall of a model at several text lengths, and the loss of a text by position.
 
-    `tasks` are mqar, needle, passkey, number or word; without them, the task the model was trained on, or all text
-    tasks. An empty list measures only the loss of the file `text`. Each row has `samples` texts of one of the `lengths`
-    in tokens. `log` is called with messages worth keeping, `status` with the current progress.
+    `tasks` are mqar, needle, passkey, number or word. The default is the task that the model was trained on; for other
+    models, it is all text tasks. With an empty list, only the loss of the file `text` is measured. Each row has
+    `samples` texts of one of the `lengths` in tokens. `log` is called with messages worth keeping, `status` with the
+    current progress.
 
     >>> result = evaluate_memory("my-model", tasks=["word"], lengths=[150], samples=2, device="cpu")
     >>> [(row.task, row.length, row.asked) for row in result.recall]

@@ -22,14 +22,14 @@ from redline.machine.machine import Machine
 
 
 class DecodeStep(nn.Module):
-    """A module whose forward is the decode step; without a cache it is a prefill, with which rungs run samples."""
+    """A module whose forward is the decode step. Without a cache, it is a prefill: rungs run their samples with it."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, tokens: Tensor, cache: Any = None) -> Tensor:
-        """Tokens (B,) with a cache, or prompts (B, S) of equal length."""
+        """Takes tokens (B,) with a cache, or prompts (B, S) of equal length without one."""
         model = cast(LanguageModel, self.model)
         if cache is not None:
             return model.step(tokens, cache)

@@ -23,8 +23,8 @@ class Holding:
 def choose_holding(machine: Machine, precision: str = "auto", given: Plan | None = None) -> Holding:
     """Returns the dtype and the plan. Raises RedlineError if the precision is unknown or cannot run on this machine.
 
-    A plan that converts the model gets fp32 weights. int8 and fp8 quantize the weights alone, because a decoding step
-    reads every weight once and multiplies little.
+    A plan that converts the model gets fp32 weights. int8 and fp8 quantize only the weights, because a decoding step
+    spends most of its time on reading weights.
     """
     plan = choose_plan("generate", machine, precision, given).plan
     usual = "bf16" if machine.is_cuda and not machine.why_slow("bf16") else "fp32"

@@ -1,7 +1,7 @@
 """Captures the prefill of one piece of a long prompt, and replays it for each following piece.
 
-For a model whose state does not grow, pieces of one length differ only in the content of buffers. Launched one by one,
-the kernels of a piece are limited by launch overhead; a replayed graph has none.
+For a model whose state does not grow, pieces of one length differ only in the content of buffers. Launch
+overhead limits kernels that are launched one by one; a replayed graph avoids it.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from redline.generation.language_model import PiecewiseModel, StateCache
 
 
 class PromptPiece:
-    """A piece of `tokens` per row. The changes of warm-up and capture to the cache are undone."""
+    """The captured prefill of `tokens` tokens per row. Warm-up and capture leave the cache as it was."""
 
     def __init__(
         self,
@@ -30,8 +30,8 @@ class PromptPiece:
         self._tokens_BS = torch.zeros(batch, tokens, dtype=torch.int64, device=device)
         before: Any = cache.snapshot()
         try:
-            # The first warm-up creates lazily allocated buffers and gives the shape of the logits. These are copied out
-            # of the graph's memory pool, which other graphs share.
+            # The first warm-up creates lazily allocated buffers and gives the shape of the logits. The graph copies
+            # its logits out of its memory pool, which other graphs share.
             self._logits_BV = torch.empty_like(recorder.warm_up(self._take_in))
             recorder.warm_up(self._take_in)
             self._replay = recorder.capture(lambda: self._logits_BV.copy_(self._take_in()))[1]

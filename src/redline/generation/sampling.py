@@ -26,9 +26,10 @@ NO_TOKEN = -1
 class Sampling:
     """Sampling settings. Row r of a batch uses the seed `seed + r`.
 
-    A temperature of 0 (or below 1e-20) takes the most likely token. `top_k` keeps that many tokens; `top_p` the most
-    likely ones that together have this probability; `min_p` those with at least this share of the highest probability.
-    A `repetition_penalty` above 1 makes tokens less likely that occurred before, in the prompt too.
+    With a temperature of 0 (or below 1e-20), the most likely token is taken. `top_k` is the number of most likely
+    tokens to keep. `top_p` keeps the fewest most likely tokens whose probabilities add up to at least `top_p`. `min_p`
+    keeps tokens whose probability is at least `min_p` times the highest one. A `repetition_penalty` above 1 makes
+    tokens less likely if they have occurred before, including in the prompt.
     """
 
     temperature: float = 0.0
@@ -98,7 +99,7 @@ class Sampler:
     def next_tokens(self, logits_BV: Tensor) -> Tensor:
         """Returns one token per row, and marks it as seen.
 
-        Returns `NO_TOKEN` for a row with a NaN, with +∞, or with nothing above −∞; the caller must check for it.
+        Returns `NO_TOKEN` for a row whose logits contain NaN or +∞ or are all −∞; the caller must check for it.
         """
         logits_BV = logits_BV[:, : len(self.tokens_V)].float()
         temperature, top_p, min_p, penalty = self.numbers.unbind()
@@ -122,7 +123,7 @@ class Sampler:
         if self.by_top_p:
             ordered, order = logits_BV.sort(dim=-1, descending=True, stable=True)
             shares = ordered.softmax(dim=-1)
-            # Keeps a token if the more likely ones do not reach top_p yet; the first is always kept.
+            # A token leaves if the more likely tokens already reach top_p; the most likely token always stays.
             leaves = shares.cumsum(dim=-1) - shares >= top_p
             logits_BV = logits_BV.masked_fill(torch.zeros_like(leaves).scatter(1, order, leaves), float("-inf"))
         if self.by_min_p:
@@ -133,7 +134,7 @@ class Sampler:
     def _noise(self) -> Tensor:
         place_B1 = mixed(self.keys_B + mixed(self.drawn_B))[:, None]
         bits = mixed(place_B1 + mixed(self.tokens_V))
-        # The half keeps the value away from 0 and 1 in fp32, so that both logarithms are finite.
+        # Adding 0.5 keeps the value away from 0 and 1 in fp32, so that both logarithms are finite.
         uniform = ((bits >> 9).float() + 0.5) / 2**23
         return -(-uniform.log()).log()
 

@@ -19,7 +19,7 @@ from redline.generation.prompt_piece import PromptPiece
 from redline.generation.readout import Readout
 from redline.generation.sampling import Sampler, Sampling
 
-# A capture takes the time of four pieces, so it pays off from this number on.
+# A capture takes as long as four pieces, so it pays off for prompts of at least this many pieces.
 _MIN_PIECES = 8
 # Steps in flight: with two, a GPU has its next step before the tokens of the last one are read.
 _IN_FLIGHT = {"cuda": 2}
@@ -50,7 +50,7 @@ class Session:
         self.readout = Readout(batch, device, self.ahead)
 
         def run() -> None:
-            # A row with NO_TOKEN is fed any token until the host notices.
+            # A row with NO_TOKEN gets token 0 as input until the host reads the NO_TOKEN.
             fed_B = self.tokens_B.clamp(min=0)
             self.tokens_B.copy_(self.sampler.next_tokens(model.step(fed_B, self.cache)))
 
@@ -62,7 +62,7 @@ class Session:
 
     @torch.no_grad()
     def start(self, prompts: Sequence[Sequence[int]], sampling: Sampling, chunk: int, state: Any = None) -> None:
-        """Prefills the prompts after the state, and samples the first token of every row."""
+        """Prefills the prompts, which continue `state` if it is given, and samples the first token of every row."""
         self.cache.reset()
         if state is not None:
             cast(StateCache, self.cache).restore(state)
@@ -83,7 +83,10 @@ class Session:
         self.readout.send(self.tokens_B)
 
     def _piece_for(self, prompts: Sequence[Sequence[int]], chunk: int) -> tuple[PromptPiece | None, int]:
-        """Returns the captured piece, if there is one or it pays off to capture it, and the tokens before the first."""
+        """Returns the captured piece, or None, and the number of tokens before the first piece.
+
+        Captures the piece if that has not been done and pays off.
+        """
         tokens = self.model.piece(chunk) if self._recorder is not None else 0
         lead = self.model.until_piece(self.cache) if tokens else None
         if self._recorder is None or lead is None or self._capture_failed:
@@ -122,8 +125,11 @@ class Session:
 def chunked(
     texts: Sequence[Sequence[int]], chunk: int, device: torch.device, lead: int = 0
 ) -> Iterator[tuple[Tensor, Tensor, bool]]:
-    """Yields chunks of all texts: tokens padded to the longest (B, S), the count of each row (B), and whether every row
-    has a full chunk. The first `lead` tokens are a chunk of their own."""
+    """Yields the texts in chunks of `chunk` tokens, after a first chunk of `lead` tokens.
+
+    An item has the tokens of a chunk, padded to the longest row (B, S), the number of tokens in each row (B), and
+    whether every row has a full chunk.
+    """
 
     def sent(numbers: list[Any]) -> Tensor:
         tensor = torch.tensor(numbers)
@@ -140,7 +146,7 @@ def chunked(
 
 @torch.no_grad()
 def read_on(model: LanguageModel, state: Any, texts: Sequence[Sequence[int]], chunk: int, device: torch.device) -> Any:
-    """Returns the state after these texts, which continue the given one."""
+    """Returns the state after these texts; text i continues row i of `state`."""
     cache: StateCache = model.new_cache(len(texts), 0)
     cache.restore(state)
     for tokens_BS, counts_B, _ in chunked(texts, chunk, device):

@@ -116,17 +116,17 @@ class TextGenerator:
     def stream(
         self, prompt: str, *, memory: str | Path | None = None, **options: Unpack[GenerateOptions]
     ) -> "GeneratedStream":
-        """Returns an iterator over pieces of the text, as soon as each is generated.
+        """Returns an iterator that yields each piece of the text as soon as it is generated.
 
-        For a model with neural memory, `memory` is a file: its state is the start if the file exists, and the state
-        after the text is written to it.
+        For a model with neural memory, `memory` is a file for its state. If the file exists, the text continues from
+        its state. The state after the text is written to the file.
         """
         sampling, max_tokens = _split(options)
         memory = None if memory is None else Path(memory)
         if memory is not None:
             self._check_memory(memory)
         continues = memory is not None and memory.exists()
-        # Tokens that begin every text come only at its very beginning.
+        # A text that continues a state gets no special tokens, such as the token that begins every text.
         tokens = self._encode(prompt, special_tokens=not continues)
         state = None if memory is None else self.engine.new_state()
         if memory is not None and state is not None and continues:
@@ -178,14 +178,14 @@ class TextGenerator:
             raise RedlineError(f"memory needs a model with neural memory; {str(self.folder.path)!r} has none.")
         check_can_write(memory.parent)
         if not memory.parent.exists():
-            # Creating it would hide a typing error in the path, and the text would start without its memory.
+            # Creating the folder would hide a typing error in the path, and the text would start without its memory.
             raise RedlineError(f"memory: there is no folder {str(memory.parent)!r}: correct the path, or create it.")
 
 
 class GeneratedStream:
     """Pieces of one text as they are generated: an iterator of strings, which may be closed early.
 
-    `text` is what has been generated so far; `prefill_s` and `step_s` are the seconds for the prompt and for each later
+    `text` is the text generated so far; `prefill_s` and `step_s` are the seconds for the prompt and for each later
     token.
     """
 

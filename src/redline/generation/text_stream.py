@@ -1,8 +1,8 @@
 """Incremental detokenization: whole characters only, with spaces as the tokenizer places them.
 
 A token may be part of a character's bytes, or its space may depend on the token before it. So the last few tokens are
-decoded together, and the difference to the text so far is new. An incomplete character at the end is held back, because
-the next token may complete it.
+decoded together, and only the part of their text that is new is returned. An incomplete character at the end is held
+back, because the next token may complete it.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ _LONGEST = 64
 
 
 class TextStream:
-    """`push` returns the text of a token, `finish` the rest at the end."""
+    """`push` returns the characters that a token completes; `finish` returns the rest at the end."""
 
     def __init__(self, tokenizer: Any, prompt: Sequence[int] = ()) -> None:
         """`tokenizer` is a `tokenizers.Tokenizer`; the text continues the prompt."""
@@ -47,11 +47,12 @@ class TextStream:
         """Restarts from these tokens, whose complete characters have been returned."""
         text = self._decode(tokens)
         pending = _pending(text)
-        # `_whole`: the tokens up to the last complete character. `_given`: the characters returned of their text.
+        # `_whole` is the number of tokens whose text was complete at the restart; `_given` is the number of characters
+        # of the text of `_tokens` that have been returned.
         self._tokens, self._whole, self._given = tokens, 0 if pending else len(tokens), len(text) - pending
 
     def _gap(self, tokens: list[int], text: str) -> int:
-        """Returns a boundary near the end that is not inside a character; one of four neighbours always qualifies."""
+        """Returns a boundary between tokens near the end that splits no character; one of four always qualifies."""
         last = len(tokens) - _MOST_PENDING - 1
         for place in range(last, last - _MOST_PENDING, -1):
             apart = self._decode(tokens[:place]) + self._decode(tokens[place:])

@@ -27,7 +27,7 @@ class Completion:
 
 
 class TokenStream:
-    """An iterator whose items have a token for each row, None for a row that has ended.
+    """An iterator over tuples with the next token of each row; None stands for a row that has ended.
 
     It can be closed early (`close`, or leaving a `with` block); the next stream then reuses its session.
     """
@@ -44,12 +44,12 @@ class TokenStream:
         release: Callable[[], None],
         state: Any = None,
     ) -> None:
-        """`limit` is the largest number of tokens per row, and `reason` that of a row that reaches it."""
+        """`limit` is the largest number of tokens per row. A row that reaches it ends with the reason `reason`."""
         self.completions = [Completion() for _ in prompts]
         self.prefill_s = 0.0
         self.step_s: list[float] = []
         self._release: Callable[[], None] | None = release
-        # The state after the prompts, and the function that continues it with the tokens.
+        # The memory state before the prompts (later, after them), and a function that continues it with tokens.
         self._before = state
         self._read_on = partial(read_on, session.model, chunk=chunk, device=session.device)
         self._tokens = self._run(session, prompts, sampling, limit, reason, stop_tokens, chunk)

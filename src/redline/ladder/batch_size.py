@@ -35,7 +35,7 @@ from redline.machine.memory import MemoryMonitor, is_out_of_memory
 from redline.machine.processes import ChildExited
 from redline.notation import format_bytes, format_seconds
 
-# Threads' stacks and malloc arenas reserve address space that they never touch.
+# Address space that thread stacks and malloc arenas reserve without using it.
 _ADDRESS_HEADROOM = 2 * 2**30
 
 
@@ -61,7 +61,7 @@ class BatchSizeResult:
     peak_bytes: int
     budget_bytes: int
     tried: tuple[Probe, ...]
-    # What ended the search: "memory", "max_batch" or "time".
+    # The limit that ended the search: "memory", "max_batch" or "time".
     stopped_by: str
     unit: str = "sample"
 
@@ -85,7 +85,7 @@ class ModelCase:
     make_inputs: Callable[[int], Inputs]
     loss: LossFunction | None = None
     optimizer: OptimizerFactory | None = None
-    # True if the model is a copy already, as it is in a child process.
+    # True if the model is already a copy, as in a child process.
     private: bool = False
 
     def open(self, batch: int, device: str) -> tuple[Callable[[], object], float, str]:
@@ -94,7 +94,7 @@ class ModelCase:
             model = self.build if isinstance(self.build, nn.Module) else self.build()
             inputs = self.make_inputs(batch)
         model_device = next(model.parameters(), torch.empty(0)).device
-        # Training steps change weights, and a model in training mode updates its batch norm statistics.
+        # Otherwise a copy runs: training steps change weights, and training mode updates batch norm statistics.
         usable = model_device == torch.device(device) and not training and not model.training
         if model is self.build and not self.private and not usable:
             model = copy.deepcopy(model)
@@ -113,7 +113,7 @@ class WorkloadCase:
         workload = load_workload(self.address, {**self.options, "batch": batch})
         model, inputs = workload.fresh_model(device), workload.fresh_inputs(0, device)
         run = Job.of_workload(workload, model).finish()
-        # A workload without `items` counts calls, and a call is worth its batch here.
+        # If the workload does not set `items`, a step counts as `batch` samples.
         counts_items = (workload.items, workload.unit) != (1.0, "call")
         items, unit = (workload.items, workload.unit) if counts_items else (float(batch), "sample")
         return (lambda: run(inputs) if workload.training else workload.step(run, inputs)), items, unit
@@ -275,7 +275,7 @@ def _probe_on_gpu(case: Case, batch: int, device: str, budget: int, limit_s: flo
         probe, unit = _out_of_memory(batch), "sample"
     finally:
         torch.cuda.set_per_process_memory_fraction(allowed, device)
-    # The exception's frames, which hold tensors, are gone only now.
+    # Only now are the frames of the exception released, which hold tensors.
     _clean_gpu()
     return (_too_slow(probe, limit_s) if time.perf_counter() - began > limit_s else probe), unit
 
@@ -289,7 +289,7 @@ def _probe_in_child(
     case: Case, batch: int, budget: int, limit_s: float, pool: Callable[[], WorkerPool]
 ) -> tuple[Probe, str]:
     try:
-        # Pickled here because sending tensors through a connection would move the user's own to shared memory.
+        # Pickled here, because sending a tensor through a connection would move the user's tensor to shared memory.
         function = cloudpickle.dumps(functools.partial(_run_within_limit, case, batch, budget))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise RedlineError(
@@ -312,15 +312,15 @@ def _probe_in_child(
 
 
 def _run_within_limit(case: Case, batch: int, budget: int) -> tuple[Probe, str]:
-    """Runs in a child process, whose address space it limits."""
+    """Limits the address space of the current process, a child process, and runs one batch size in it."""
     # If memory does run out, the kernel should kill this process and no other.
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
-    # Start the thread pool before the limit, which could deny threads their stacks.
+    # Starts the thread pool before the limit is set, because later there may be no room for the stacks of threads.
     torch.ones(1 << 20).mul_(2).sum()
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     limit = used + budget + _ADDRESS_HEADROOM
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     resource.setrlimit(resource.RLIMIT_AS, (limit if hard < 0 else min(limit, hard), hard))
-    # The libraries' memory does not count, only what the model and its batch add.
+    # Counts the memory that the model and its batch add, without the memory of libraries.
     return _run(case, batch, "cpu", resident_bytes())

@@ -30,7 +30,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Change:
-    """One workload under one plan, now against an earlier run."""
+    """One workload under one plan, in this run and in an earlier one."""
 
     workload: str
     plan: str
@@ -51,7 +51,7 @@ class BenchRun:
     measurements: tuple[Measurement, ...]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        # Through the rows' own JSON, which writes null for the NaN of a failed gate.
+        # `to_json` writes NaN, the score of a failed gate, as null.
         rows = [json.loads(row.to_json()) for row in self.measurements]
         document = {"schema": SCHEMA, "measurements": rows}
         write_text(Path(path), json.dumps(document, indent=1, ensure_ascii=False) + "\n")
@@ -130,7 +130,7 @@ def bench(
     with WorkerPool() as pool:
         machine = ask_machine(pool, device, measure=False)
         prepared = []
-        # All workloads before any timing, so that a wrong address fails at once.
+        # All workloads are loaded before the first is timed, so that a wrong address fails early.
         for workload in workloads:
             settings = Settings(
                 address_of(workload, pool),

@@ -1,4 +1,4 @@
-"""A job: what a plan works on: a private copy of the model, how to call it, and for training its loss and optimizer.
+"""A job: a private copy of the model, settings for its calls and, for training, the loss and the optimizer.
 
 Each rung takes a job and returns a new one. The user's model is copied once, when the job is made, so a rung may change
 `job.model` freely.
@@ -26,7 +26,7 @@ class Job:
     """Create one with `Job.of(model, …)`. Rungs return `dataclasses.replace(job, …)`."""
 
     model: nn.Module
-    # Real inputs, to calibrate on, to find shapes, and to check for overflow.
+    # Real inputs, which rungs use to calibrate, to find shapes, and to check for overflow.
     samples: tuple[Inputs, ...] = ()
     gates: tuple[Gate, ...] = ()
     # The untouched model's outputs for the samples, set while a plan is built if a rung has `checks_gates`.
@@ -179,7 +179,7 @@ def _in_contexts(function: Callable[..., Any], contexts: tuple[Context, ...]) ->
 
 
 def _copying_inputs_and_outputs(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
-    """Copies inputs to the device and outputs back, without overlap: the baseline of the rung streams."""
+    """Copies inputs to the device and outputs back, without the overlap that the rung `streams` adds."""
     from torch.utils import _pytree as pytree
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -200,7 +200,7 @@ class TrainingStep:
         self.job = job
         self.model = job.model
         trained = [p for p in job.model.parameters() if p.requires_grad]
-        # fp32 master weights by half-precision weight: half precision would round small updates away.
+        # Maps each half-precision weight to its fp32 master weight; half precision would round small updates away.
         self._masters: dict[nn.Parameter, nn.Parameter] = {}
         if job.master_weights:
             self._masters = {p: nn.Parameter(p.detach().float()) for p in trained if p.dtype in _HALVES}

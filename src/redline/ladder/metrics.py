@@ -35,8 +35,8 @@ def _flat(reference: Tensors, output: Tensors) -> tuple[Tensor, Tensor]:
     return torch.cat(_floats(reference)), torch.cat(_floats(output))
 
 
-# A tensor whose RMS is below this share of the RMS of all tensors is mostly rounding error, so it is judged on their
-# scale: for example the gradient of a bias before a norm layer, which would be zero in exact arithmetic.
+# A tensor whose RMS is below this share of the RMS of all tensors is mostly rounding error, so it is not judged alone,
+# only together with all others. An example is the gradient of a bias before a norm layer: exact arithmetic gives zero.
 _LEAST_GRADIENT, _LEAST_OUTPUT = 1e-4, 1e-6
 
 

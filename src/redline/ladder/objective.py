@@ -14,7 +14,7 @@ from redline.notation import format_bytes
 
 # A smaller gain is not worth a rung; two processes that run the same code can differ by as much.
 WORTHWHILE = 1.01
-# The margin above which a plan counts as faster at all.
+# The margin of the final race and of `verify`, where any gain beyond the noise counts.
 ANY = 1.0
 # A plan that saves memory counts as equally fast above this ratio.
 NOT_SLOWER = 0.97
@@ -101,7 +101,7 @@ class Objective(StrEnum):
             seen.add("larger")
         if 0 < drift * comparison.candidate_bytes < comparison.incumbent_bytes:
             seen.add("smaller")
-        # A larger peak is a regression for every objective, but for speed objectives it comes after the speed.
+        # A larger peak is a regression for every objective; for speed objectives, only a slower step precedes it.
         speed_first, memory_first = ("slower", "larger", "faster", "smaller"), ("larger", "smaller", "slower", "faster")
         order = memory_first if self is Objective.MEMORY else speed_first
         return next((word for word in order if word in seen), "same")

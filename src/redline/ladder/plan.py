@@ -116,7 +116,7 @@ class Plan:
         return any(rung.name == name for rung in self.rungs)
 
     def with_rung(self, rung: Rung) -> "Plan":
-        """Returns this plan with the rung added; it replaces its other configuration and the rungs that it excludes."""
+        """Returns this plan with the rung added; it replaces the rung of the same name and those that it excludes."""
         others = [rung.adjust_other(r) for r in self.rungs if r.name != rung.name and not excluded(r.name, rung.name)]
         return Plan.of([*(other for other in others if other is not None), rung])
 
@@ -170,10 +170,10 @@ class Plan:
 
 
 def read_plan(plan: "Plan | str | os.PathLike[str]") -> Plan:
-    """Returns the plan itself, the plan in a file, or the plan that is written in one line."""
+    """Reads a plan file or the one-line form; returns a `Plan` unchanged."""
     if isinstance(plan, Plan):
         return plan
-    # os.path.isfile, because a line can be longer than a file name may be, for which pathlib raises.
+    # A line can be longer than the limit of file names: os.path.isfile returns False then, but pathlib raises.
     if not isinstance(plan, str) or plan.endswith(".toml") or os.path.isfile(plan):
         return Plan.load(plan)
     return Plan.parse(plan)

@@ -61,7 +61,7 @@ class Rung(ABC):
         return other
 
     def fallbacks(self, verdict: str, training: bool) -> "tuple[tuple[Rung, ...], ...]":
-        """Returns what a climb tries next if this rung was refused, failed or timed out: groups of rungs to add."""
+        """Returns the groups of rungs that a climb tries instead if this rung was refused, failed or timed out."""
         return ()
 
     @property

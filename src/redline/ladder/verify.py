@@ -39,7 +39,7 @@ class RungVerdict:
 
 @dataclass(frozen=True)
 class Verified:
-    """Whether a plan still holds, why, and what was measured."""
+    """The result of `verify`: whether the plan still holds, why, and the measured values."""
 
     plan: Plan
     objective: str
@@ -70,7 +70,7 @@ def verify(
     Args:
         plan: A `Plan`, a plan in one line, or a plan file.
         workload: A `Workload`, or the address of a function that returns one.
-        objective: `"latency"`, `"throughput"` or `"memory"`; by default what the plan was found for, else latency.
+        objective: `"latency"`, `"throughput"` or `"memory"`; by default the one in the plan, or latency.
         shapes: Input shapes as options of the workload's function: `[{"batch": 1}, {"batch": 8}]`.
         device: `"cpu"`, `"cuda"`, `"cuda:1"`; `"auto"` takes a GPU if there is one.
         timeout: Time limit of one trial.
@@ -89,7 +89,7 @@ def verify(
             sampling_s=read_duration(sampling),
         )
         progress("running the untouched model for reference", None)
-        # Before the ceilings, which take seconds: a wrong address should fail at once.
+        # Runs before the ceilings are measured, which takes seconds, so that a wrong address fails at once.
         spec, facts = prepare_trials(pool, settings, ask_machine(pool, device, measure=False))
         machine = ask_machine(pool, device)
         return _Verification(pool, spec, plan, machine, progress).run(facts.training)
@@ -170,7 +170,7 @@ class _Verification:
         return reason, comparison.ratio, geometric_mean_s(new)
 
     def _check_rung(self, name: str, whole: Arm | None) -> RungVerdict:
-        """Judges a rung by the plan without it; `whole` is the running plan, or None if it does not run."""
+        """Compares the plan with the plan without this rung; `whole` is the plan's arm, or None if it does not run."""
         self.progress(f"{'timing' if whole is not None else 'running'} the plan without {name}", None)
         arm: Arm | None = None
         try:

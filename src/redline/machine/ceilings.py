@@ -24,16 +24,16 @@ def with_ceilings(machine: Machine, again: bool = False) -> Machine:
     if machine.ceilings is not None and not again and not _is_exceeded(machine, machine.ceilings):
         return machine
     known, measured = machine.ceilings, measure_ceilings(machine)
-    # A cached ceiling was too low; keep the cached ones that are higher, because the machine may be busy now.
+    # If a cached ceiling was too low, keeps the cached ones that are higher: the machine may be busy now.
     machine = replace(machine, ceilings=measured if known is None or again else _higher(known, measured))
-    with suppress(RedlineError):  # if the cache is not writable, they are measured again next time
+    with suppress(RedlineError):  # if the cache is not writable, the ceilings are measured again next time
         assert machine.ceilings is not None
         write_text(machine.cache_path, json.dumps(asdict(machine.ceilings), indent=1))
     return machine
 
 
 def _higher(one: Ceilings, other: Ceilings) -> Ceilings:
-    """Returns the higher of each ceiling."""
+    """Returns the higher value of each ceiling."""
 
     def rates(known: Mapping[str, float], measured: Mapping[str, float]) -> dict[str, float]:
         return {name: max(known.get(name, 0.0), rate) for name, rate in measured.items()}
@@ -46,7 +46,7 @@ def _higher(one: Ceilings, other: Ceilings) -> Ceilings:
 
 
 def _is_exceeded(machine: Machine, cached: Ceilings) -> bool:
-    """Returns whether the machine is faster than its cached ceiling, which was then measured on a busy machine."""
+    """Returns whether fp32 matmul exceeds its cached ceiling, which happens if the machine was busy at the time."""
     with _tf32_allowed(False):
         rate = _matmul_rate(torch.device(machine.device), torch.float32)
     return rate > 1.1 * cached.matmul_flops_per_s["fp32"]
@@ -79,7 +79,7 @@ def measure_ceilings(machine: Machine) -> Ceilings:
 
 
 def _is_hidden(dtype: str, machine: Machine) -> bool:
-    """Returns whether a CPU limit hides this dtype; the libraries still use the hardware, so its rate says nothing."""
+    """Returns whether a CPU limit hides this dtype, whose rate is wrong because libraries still use the hardware."""
     return not machine.is_cuda and bool(cpu_limit()) and dtype not in machine.hardware_dtypes
 
 
@@ -117,7 +117,7 @@ def _best_seconds(run: Callable[[], object], device: torch.device, budget_s: flo
         _wait(device)
         return time.perf_counter() - start
 
-    spent = best = once()  # the first call also loads libraries; it is the result if it exceeds the budget
+    spent = best = once()  # slower than the next calls, because it also loads libraries
     repeats = 0
     while spent < budget_s or repeats < 3:
         if repeats and spent > 4 * budget_s:

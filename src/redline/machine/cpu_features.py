@@ -1,7 +1,7 @@
 """The CPU's instruction sets, and `REDLINE_CPU_LIMIT`, which hides some of them for tests.
 
-`avx512` hides AMX and the hardware for bf16 and fp16; `avx2` also hides AVX-512 and the int8 dot products. On ARM they
-leave Neon with and without its int8 dot products. A limit does not add features that the CPU lacks.
+`avx512` hides AMX and the hardware for bf16 and fp16; `avx2` also hides AVX-512 and the int8 dot products. On ARM,
+`avx512` leaves Neon with its int8 dot products, `avx2` without them. A limit does not add features that the CPU lacks.
 
 The variable changes only what Redline detects. The libraries have variables of their own, which must be set before
 torch is imported, to values that depend on the CPU. This module prints all of them, for `env`:
@@ -18,7 +18,7 @@ from pathlib import Path
 from redline.errors import MachineError
 
 VARIABLE = "REDLINE_CPU_LIMIT"
-# The features that each limit does not hide.
+# The features that remain visible under each limit.
 LIMITS: Mapping[str, Set[str]] = {
     "avx512": frozenset({"avx2", "avx512f", "avx512_vnni", "avx_vnni", "asimd", "asimddp"}),
     "avx2": frozenset({"avx2", "asimd"}),
@@ -29,7 +29,7 @@ _MKL = {"avx512": "AVX512_E1", "avx2": "AVX2"}
 
 
 def hardware_flags() -> set[str]:
-    """Returns the features that the kernel lists, without the limit; libraries that detect the CPU use all of them."""
+    """Returns all features that the kernel lists, despite any limit; libraries that detect the CPU use all of them."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith(("flags", "Features")):

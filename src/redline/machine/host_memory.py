@@ -52,7 +52,7 @@ def return_freed_memory() -> None:
     """
     time.sleep(0.2)
     torch.empty(2**28, dtype=torch.uint8)
-    with contextlib.suppress(AttributeError):  # only glibc has it
+    with contextlib.suppress(AttributeError):  # only glibc has malloc_trim
         ctypes.CDLL(None).malloc_trim(0)
 
 

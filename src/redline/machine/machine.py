@@ -128,7 +128,10 @@ class Machine:
         return f"{self.name} emulates {dtype}{where}: measured at {share:.1%} of the fp32 rate"
 
     def recommended_precision(self) -> tuple[str, str]:
-        """Returns the dtype to start from, and why: faster in both matmul and convolution, bf16 rather than fp16."""
+        """Returns the recommended dtype and the reason.
+
+        Recommends bf16 or fp16 if it is faster than fp32 in both matmul and convolution, and prefers bf16.
+        """
         if self.ceilings is None:
             best = "bf16" if "bf16" in self.hardware_dtypes else "fp32"
             return best, "chosen by hardware support; run `redline doctor` to measure rates"

@@ -36,9 +36,9 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 def free_cuda_caches() -> None:
     """Frees the GPU memory of unreachable tensors, the cuBLAS workspaces and the allocator's cached blocks.
 
-    Call it before a measurement that subtracts what was allocated before. A workspace stays allocated (32 MiB for each
-    stream on Hopper) until a CUDA graph capture frees all of them: freed during the measurement, it lowers the result,
-    which may become negative.
+    Call it before measuring memory as a difference. A cuBLAS workspace (32 MiB for each stream on Hopper) stays
+    allocated until a CUDA graph capture frees it; if that happens during the measurement, the difference is too small
+    and may be negative.
     """
     gc.collect()
     torch._C._cuda_clearCublasWorkspaces()
@@ -72,8 +72,8 @@ class MemoryReading:
 class MemoryMonitor:
     """`with MemoryMonitor() as monitor: …` and then `monitor.peak_bytes`; `monitor.log_memory()` at any time.
 
-    The peak is the one since the monitor was entered or created. A GPU's allocator records its own peak, and so does
-    Linux for a process. If the peak of the process cannot be reset, a thread reads the memory every `interval_s`.
+    The peak is measured since the monitor was created or last entered. torch records the peak of a GPU, and Linux that
+    of a process. If the peak of the process cannot be reset, a thread reads the memory every `interval_s`.
     """
 
     def __init__(self, device: str = "auto", interval_s: float = 0.01) -> None:
@@ -194,7 +194,7 @@ class PerformanceTracker:
 
 
 class MemoryPool:
-    """A pool of reusable buffers, so that a loop does not allocate. A buffer is never lent twice at a time.
+    """A pool of reusable buffers, so that a loop does not allocate. Each buffer has at most one user at a time.
 
         pool = MemoryPool()
         with pool.lend((8, 3, 64, 64)) as frame:

@@ -37,7 +37,7 @@ class Device(Protocol):
 
     @property
     def computing(self) -> Any:
-        """The stream that computes."""
+        """The stream on which the computation runs."""
         ...
 
     def stream(self) -> Any: ...
@@ -53,7 +53,7 @@ class Device(Protocol):
 
 
 class CudaDevice:
-    """Without `computing`, the stream that computes is the current stream of the calling thread.
+    """A GPU. `computing` is the stream of the computation, by default the current stream of the calling thread.
 
     With `blocking`, a thread that waits for an event sleeps instead of spinning. With `timing`, events measure time.
     """
@@ -79,13 +79,13 @@ class CudaDevice:
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype, pinned: bool) -> Tensor:
         computing = self.computing
-        # The stream context also makes its device the current one. A tensor made in inference mode could not be
-        # written outside of it.
+        # The stream context also selects its device. Inference mode is disabled, because a tensor that is created
+        # in it cannot be written outside of it.
         with torch.inference_mode(False), torch.cuda.stream(computing):
             if pinned:
                 return torch.empty(shape, dtype=dtype, pin_memory=True)
             made = torch.empty(shape, dtype=dtype, device=self._device)
-        # The allocator may have returned memory that queued kernels still read.
+        # Waits, because the allocator may have returned memory that queued kernels still read.
         computing.synchronize()
         return made
 
@@ -102,9 +102,9 @@ class CudaDevice:
 
 @dataclass(eq=False)
 class _Buffer:
-    """Memory for inputs on the device, and pinned memory, which inputs that are pinned already do not need.
+    """Pinned host memory and device memory; pinned inputs need only the device memory, results only the host memory.
 
-    `copied` is the event after which the host half may be written, `last_use` the one for the device half.
+    `host` may be overwritten after the event `copied`, `device` after the event `last_use`.
     """
 
     size_bytes: int
@@ -119,7 +119,7 @@ class _Buffer:
 
 
 class _Pool:
-    """Unused buffers. At most `limit` of them wait here; when all are busy, the oldest is reused."""
+    """Released buffers. If kernels still use all of them, `take` makes a new one, or reuses the oldest of `limit`."""
 
     def __init__(self, make: Callable[[int], _Buffer], limit: int) -> None:
         self._make, self._limit = make, limit
@@ -127,7 +127,7 @@ class _Pool:
         self._lock = Lock()
 
     def take(self, size_bytes: int) -> _Buffer:
-        """Returns an idle buffer, a new one, or the oldest busy one, for whose events the caller has to wait."""
+        """Returns an idle buffer, a new one, or the oldest busy one; the caller must wait for the buffer's events."""
         with self._lock:
             for buffer in self._free:
                 if buffer.size_bytes >= size_bytes and buffer.is_idle:
@@ -144,7 +144,7 @@ class _Pool:
 
 
 class PendingCopy:
-    """A tensor that is being copied: to the device, for the thread that computes; or to the host, for any thread."""
+    """A tensor being copied. Only the computing thread may use a device tensor; any thread may use a host tensor."""
 
     def __init__(
         self,
@@ -156,12 +156,12 @@ class PendingCopy:
         self._tensor, self._wait, self._release, self._events = tensor, wait, release, events
 
     def wait(self) -> Tensor:
-        """Returns the tensor. A device tensor may be used by kernels launched from now on; a host tensor is there."""
+        """Returns the tensor: a host tensor when it is complete, a device tensor for kernels launched from now on."""
         self._wait()
         return self._tensor
 
     def release(self) -> None:
-        """Returns the buffer to its pool. The caller launches no more work on the tensor and does not read it."""
+        """Returns the buffer to its pool. Afterwards, do not read the tensor or launch work on it."""
         self._release()
 
     def is_done(self) -> bool:
@@ -169,7 +169,7 @@ class PendingCopy:
 
     @property
     def seconds(self) -> float:
-        """How long the finished copy took on a device with timing events; else 0."""
+        """The duration of the finished copy if the device has timing events, else 0."""
         began, ended = self._events or (None, None)
         return began.elapsed_time(ended) / 1e3 if began is not None else 0.0
 
@@ -189,23 +189,23 @@ class PlainCopies:
         return PendingCopy(tensor.cpu() if into is None else into.copy_(tensor))
 
     def empty_host(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Returns uninitialized host memory that `to_host` copies into fastest."""
+        """Returns uninitialized host memory for `to_host`; `PinnedCopies` pins it, which makes the copy faster."""
         return torch.empty(shape, dtype=dtype)
 
 
 class PinnedCopies(PlainCopies):
     """Copies that overlap with the computation.
 
-    `inward` and `outward` yield the stream for each copy to the device and to the host. `limit` bounds the unused
-    buffers of each pool and the pooled results on their way to the host.
+    `inward` yields the stream for each copy to the device, `outward` for each copy to the host. `limit` bounds the
+    released buffers of each pool and the number of copies into pooled host buffers that are in flight.
 
     By default buffers are shared by size, and `to_device` blocks the host until the buffer's last use is over. With
-    `ring`, a call uses the buffers of that ring alone, which have the exact size and are replaced when too small; only
-    the copy's stream waits for the kernels that still use the device half. That needs separate streams for the two
-    directions: otherwise results would queue behind the waiting input.
+    `ring`, a call uses only the buffers of that ring, which have the exact size and are replaced if they are too small.
+    Then the host does not wait for kernels that still use the device memory; only the stream of the copy does. This
+    needs separate streams for the two directions: otherwise results would queue behind the waiting input.
 
-    `stage` copies bytes into and out of pinned memory on the host. With `warn`, an input that finds no device memory
-    stays on the host, to be copied when it is used, and `warn` is called once; without, the error is raised.
+    `stage` copies bytes of inputs into pinned memory on the host. If there is no device memory for an input, the input
+    stays on the host until it is used, and `warn` is called the first time; without `warn`, the error is raised.
     """
 
     has_device_memory: ClassVar[bool] = True
@@ -244,7 +244,7 @@ class PinnedCopies(PlainCopies):
         return cls(device, inward, outward, limit, stage=stage)
 
     def to_device(self, tensor: Tensor, ring: int | None = None) -> PendingCopy:
-        """Starts the copy; any thread may call it. A pinned tensor is copied from where it is, without staging."""
+        """Starts the copy; any thread may call it. A pinned, contiguous tensor is copied without staging."""
         size, is_staged = tensor.nbytes, not (tensor.is_pinned() and tensor.is_contiguous())
         pool = self._pool(size, True, ring)
         try:
@@ -317,14 +317,14 @@ class PinnedCopies(PlainCopies):
             pool.put(buffer)
 
     def _copy_computed(self, target: Tensor, source: Tensor) -> tuple[Event | None, Event]:
-        """Copies what the computing stream makes. Making `source` contiguous may be part of that work."""
+        """Copies after the work queued on the computing stream, which may include making `source` contiguous."""
         stream = next(self._outward)
         if stream is not self.device.computing:
             self.device.wait(stream, self._record(self.device.computing))
         return self._copy(target, source, stream)
 
     def _copy(self, target: Tensor, source: Tensor, stream: Any) -> tuple[Event | None, Event]:
-        """Returns the event after the copy, and with timing the event before it."""
+        """Starts the copy; returns the events before it (None without timing) and after it."""
         began = self._record(stream) if self.device.timing else None
         self.device.copy(target, source, stream)
         return began, self._record(stream)
@@ -354,7 +354,7 @@ class PinnedCopies(PlainCopies):
 
 
 def copies_for(device: torch.device, streams: int, warn: Callable[[str], None]) -> PlainCopies:
-    """Returns copies for work in the current thread, read and written by others too, which sleep while they wait."""
+    """Returns copies for a computation on the current stream; threads sleep while they wait for a copy."""
     if device.type != "cuda":
         return PlainCopies(device)
     cuda = CudaDevice(device, torch.cuda.current_stream(device), blocking=True)

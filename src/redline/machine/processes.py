@@ -62,7 +62,7 @@ class Child:
             if self.connection.poll(timeout_s):
                 return self.connection.recv()
         except (EOFError, OSError):
-            # The connection closes a moment before the process is gone.
+            # The connection closes a moment before the process ends.
             code = self.stop(grace_s=2.0)
             raise ChildExited(self.describe_exit(code), code) from None
         self.stop()
@@ -77,7 +77,7 @@ class Child:
         running = self._wait(grace_s) is None
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        if running:  # it may not have made its process group yet
+        if running:  # the child may not have created its process group yet
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(self.process.pid, signal.SIGKILL)
         return self._wait(_KILL_S)

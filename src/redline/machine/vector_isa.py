@@ -1,8 +1,9 @@
 """Caches torch.compile's test of the CPU's vector instructions between climbs.
 
 Before its first kernel, torch.compile has the C++ compiler build a dozen small programs, to test which vector
-instructions work. With an empty cache, as in every climb, that takes longer than most models: 18 s on a CPU with AMX.
-The result depends on the machine alone, but its time would count as set-up time of the first plan that compiles.
+instructions work. With an empty cache, as in every climb, the test takes longer than compiling most models: 18 s on a
+CPU with AMX. The result depends on the machine alone, but the time would count as set-up time of the first plan that
+compiles.
 """
 
 import hashlib
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from redline.machine.machine import Machine
 
-# On some CPUs the function lists instruction sets without testing them; `bool` tests each.
+# On some CPUs `valid_vec_isa_list` lists instruction sets without testing them; `bool` tests each.
 _TEST = "from torch._inductor.cpu_vec_isa import valid_vec_isa_list as ask; [bool(isa) for isa in ask()]"
 _TIMEOUT_S = 300
 
@@ -24,7 +25,7 @@ _TIMEOUT_S = 300
 def prepare_cache(machine: Machine, cache: Path) -> None:
     """Copies the test programs into the compiler's cache folder; builds them first if this machine has none.
 
-    Builds them in another process, because the set-up that is measured in this one must be its first.
+    Builds them in another process, so that the set-up measured in this process is its first use of the compiler.
     """
     known = machine.cache_path.with_name(f"vector-isa-{machine.fingerprint}-{_compiler()}")
     with suppress(OSError, subprocess.SubprocessError, shutil.Error):

@@ -1,9 +1,9 @@
 """Causal attention over whole sequences, packed documents, or a sliding window.
 
-Whole sequences use PyTorch's fused attention, which would need a mask of all queries times all keys for a window or
-documents. In half precision on a GPU these therefore use `redline.ops.causal_attention`, or PyTorch's variable-length
-attention. If gradients must be deterministic, PyTorch's kernels serialize their programs, and `redline.ops` is faster
-for whole sequences too.
+Whole sequences use PyTorch's fused attention. For a window or packed documents, PyTorch's fused attention would need a
+mask of all queries times all keys, so in half precision on a GPU these cases use `redline.ops.causal_attention` or
+PyTorch's variable-length attention. If gradients must be deterministic, PyTorch's kernels serialize their programs, and
+`redline.ops` is faster for whole sequences too.
 
 B: batch, S: tokens, L: tokens including earlier ones, H: query heads, G: key and value heads, D: head dimension.
 """
@@ -35,7 +35,7 @@ def causal_attention(
     packing: Packing | None = None,
     implementation: str = "reference",
 ) -> Tensor:
-    """Returns (B, S, H, D). The window includes the token itself: with 1 it sees nothing else.
+    """Returns (B, S, H, D). `window` counts the token itself: with a window of 1, a token sees only itself.
 
     `reference` is PyTorch's attention, `triton` the kernels of redline.ops, and `auto` the faster of the two.
     """
@@ -118,9 +118,9 @@ def span_attention(
 ) -> Tensor:
     """Returns (B, S, H, D) with the kernels of redline.ops. Each token sees itself and `before_BS` tokens before it.
 
-    The first token that is seen must not decrease from one token to the next. `far` holds separate queries and keys, a
-    bias per key, and the number of tokens before each token that are seen at all. The tokens beyond `before_BS` are
-    scored with them.
+    The index of the first token that a token sees must not decrease from one token to the next. `far` holds separate
+    queries and keys, a bias per key, and the total number of tokens that each token sees before itself. The tokens
+    beyond `before_BS` are scored with these queries, keys and biases.
     """
     index = torch.arange(before_BS.numel(), dtype=torch.int32, device=q_BSHD.device)
     q, k, v = (t.flatten(0, 1) for t in (q_BSHD, k_BSGD, v_BSGD))

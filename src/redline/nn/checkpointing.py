@@ -12,8 +12,8 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 GRANULARITIES = ("block", "layer", "selective")
 
-# Operations whose results are worth their memory; all others are pointwise or small reductions. The ops of redline are
-# listed by the names that their triton.py registers, which is not imported here because only a GPU needs it.
+# Operations whose results are saved; all others are pointwise or small reductions, which are cheap to recompute. The
+# ops of redline are listed by name, because importing their triton.py, which registers them, is needed on a GPU only.
 EXPENSIVE_OPS = (
     "mm",
     "addmm",

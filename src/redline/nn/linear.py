@@ -54,7 +54,7 @@ class Linear(nn.Linear, SwitchableModule):
         numbers = None if type(self.weight) is nn.Parameter else getattr(self.weight, "qdata", None)
         if numbers is None:
             return None
-        # The cache key is not the weight, because torch replaces its data in place when a module moves.
+        # The cache key is the int8 data, because the weight stays the same object when a module moves.
         if self._int8_cache is None or self._int8_cache[0] is not numbers:
             if torch.compiler.is_compiling():
                 return None

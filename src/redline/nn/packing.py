@@ -1,8 +1,8 @@
 """The document boundaries of packed sequences, which attention must not cross.
 
 A row of a packed batch holds several documents one after the other. Attention stays inside a document, and positions
-restart in each. `Packing` holds what the attention kernels need. Counting the documents synchronizes with the device,
-so create it on the host together with the batch, and move both.
+restart in each. `Packing` holds the document boundaries as the attention kernels need them. Create it on the host
+together with the batch, and move both to the device: on a device, counting the documents would synchronize with it.
 
 B: batch, S: tokens in a row.
 """
@@ -21,8 +21,8 @@ _LEAST_BORDERS = 16
 class Packing:
     """The document index and the position of each token, and the boundaries of documents in the concatenated rows.
 
-    `borders` is padded with empty documents to a power of two, so that a compiled model sees few sizes of it. If every
-    row is one document it is not padded, so its size, which the host knows, identifies such batches.
+    `borders` is padded with empty documents to a power of two, so that a compiled model sees few different sizes. If
+    every row is one document, `borders` is not padded; its size, which the host knows, identifies such batches.
     """
 
     documents_BS: Tensor
@@ -31,7 +31,7 @@ class Packing:
 
     @classmethod
     def of(cls, documents_BS: Tensor) -> "Packing":
-        """Creates it from document indices. A new document starts where the index changes, and in each row."""
+        """Creates a packing from document indices. A new document starts in each row and wherever the index changes."""
         if documents_BS.ndim != 2 or documents_BS.is_floating_point():
             raise ModelError(
                 f"Packing: documents_BS must be integers of shape (batch, tokens), not {documents_BS.dtype} of shape "
@@ -47,7 +47,7 @@ class Packing:
         size = len(found) if whole else max(_LEAST_BORDERS, 1 << len(found).bit_length())
         borders = torch.full((size + 1,), documents_BS.numel(), dtype=torch.int32, device=documents_BS.device)
         borders[: len(found)] = found
-        # An index that occurs again later in the row is another document, so documents are renumbered.
+        # Documents are renumbered, because an index that occurs again later in a row belongs to another document.
         return cls(begins.cumsum(dim=1), index - starts, borders)
 
     def to(self, device: torch.device | str) -> "Packing":

@@ -47,6 +47,6 @@ def warn_once_traced(message: str) -> bool:
     return True
 
 
-# Dynamo calls the function while it traces and leaves it out of the graph. torch.compiler.assume_constant_result sets
-# the same attribute, but imports the whole compiler.
+# With this attribute, Dynamo calls the function while it traces and leaves it out of the graph.
+# torch.compiler.assume_constant_result sets the same attribute, but imports the whole compiler.
 vars(warn_once_traced)["_dynamo_marked_constant"] = True

@@ -1,4 +1,4 @@
-"""Renders a template into one HTML file that loads nothing."""
+"""Renders a template into one self-contained HTML file."""
 
 from functools import cache
 from importlib.resources import files

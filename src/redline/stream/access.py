@@ -31,14 +31,14 @@ def is_loopback(host: str) -> bool:
 
 
 def urls(scheme: str, host: str, port: int, path: str, key: str | None) -> tuple[str, ...]:
-    """Returns the URLs of a server that listens at this host, including the key."""
+    """Returns the URLs of a server that listens on this host, including the key."""
     query = f"?key={quote(key, safe='')}" if key is not None else ""
     hosts = (f"[{shown}]" if ":" in shown else shown for shown in reachable_hosts(host))
     return tuple(f"{scheme}://{shown}:{port}{path}{query}" for shown in hosts)
 
 
 def reachable_hosts(host: str) -> tuple[str, ...]:
-    """Returns the host, or this machine's addresses in the network if the server listens at all of them."""
+    """Returns the host, or this machine's network addresses if the server listens on all of them."""
     if host not in _ANY:
         return (host,)
     family, elsewhere, loopback = _ANY[host]
@@ -85,7 +85,7 @@ class Access:
         return ""
 
     def why_not_origin(self, origin: str | None, host: str | None) -> str:
-        """Browsers send the origin with every WebSocket, so a request without one does not come from the page."""
+        """Returns why this origin is refused, or an empty string. A browser sends the origin with every WebSocket."""
         if origin is None:
             return "the request has no Origin header, so it does not come from this page."
         scheme, _, place = origin.partition("://")

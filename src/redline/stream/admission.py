@@ -1,7 +1,7 @@
-"""Limits pending connections, so that clients that only connect cannot keep viewers out.
+"""Limits pending connections, so that clients that connect without sending a request cannot keep viewers out.
 
-A connection is pending until its request was read and accepted. When there are too many, in all or of one address, the
-oldest one is closed: a viewer sends its request at once, so the oldest is the most likely to be idle.
+A connection is pending until its request was read and accepted. When too many are pending, in total or from one
+address, the oldest one is closed: a viewer sends its request at once, so the oldest is the most likely to be idle.
 """
 
 import threading
@@ -22,7 +22,7 @@ class PendingConnections(Generic[T]):
         self._addresses: dict[T, str] = {}
 
     def add(self, connection: T, address: str) -> T | None:
-        """Registers a connection. Returns the one that must be closed for it if there are too many."""
+        """Registers a connection. If there are too many, returns the connection that the caller must close."""
         with self._lock:
             same = [other for other, of in self._addresses.items() if of == address]
             ended = None

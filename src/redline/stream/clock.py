@@ -1,4 +1,4 @@
-"""The clock of a stream: monotonic, and replaced in tests so that hours pass at once."""
+"""The clock of a stream. It is monotonic, and tests replace it to simulate hours."""
 
 import threading
 import time

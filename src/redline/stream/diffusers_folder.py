@@ -83,7 +83,7 @@ def _read(folder: Path, part: str, library: str, index: dict[str, str]) -> Any:
     options = {} if part in ("scheduler", "tokenizer") else {"use_safetensors": True, **_variant(folder / part)}
     try:
         return kind.from_pretrained(str(folder / part), local_files_only=True, **options)
-    except Exception as error:  # the type depends on what is damaged
+    except Exception as error:  # the exception type depends on the damage
         why = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise ModelError(f"the {part} of {str(folder)!r} cannot be read: {why}.") from error
 
@@ -95,7 +95,7 @@ def _variant(folder: Path) -> dict[str, str]:
 
 
 def _weights(folder: Path) -> list[Path]:
-    """Returns the weight files that are loaded; a folder may have two variants."""
+    """Returns the weight files that are loaded: those of one variant, of which a folder may have two."""
     found = []
     for part in ("unet", "vae", "text_encoder"):
         is_half = bool(_variant(folder / part))

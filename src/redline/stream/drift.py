@@ -21,13 +21,13 @@ from redline.stream.loading import load_model
 from redline.stream.settings import Settings
 from redline.stream.sources.video_file import VideoFile
 
-# Called after each frame with the name of the run, the frames that are done and their total.
+# Called after each frame with the name of the run, the number of completed frames and the total.
 Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
 class DriftResult:
-    """`controls` has the findings of the controls, none of which may pass: see `controls_that_passed`."""
+    """`controls` maps each control to its findings. No control may pass: see `controls_that_passed`."""
 
     model: Path
     clip: Path
@@ -105,7 +105,7 @@ def evaluate_drift(
     runs = tuple(run(case.name, _new_model(frame_model, settings, case), case) for case in cases(frames))
     judged: dict[str, list[Finding]] = {}
     for name, control in CONTROLS.items() if controls else ():
-        # Complete short cases: the start of a long one would have no cut.
+        # Controls run on short cases of their own, because the start of a long case contains no cut.
         control_runs = [run(f"{name}, {case.name}", lambda: control, case) for case in cases(LEAST_FRAMES)]  # noqa: B023
         judged[name] = [finding for control_run in control_runs for finding in judge(control_run)]
     counted = f"{settings.steps} step{'s' if settings.steps > 1 else ''}"
@@ -143,7 +143,8 @@ def _supported_side(side_px: int, model: FrameModel) -> int:
 
 
 def _new_model(model: FrameModel, settings: Settings, case: Case) -> NewModel:
-    """Returns what the stream's engine computes for a frame. It keeps no state besides the previous output."""
+    """Returns a factory of models that compute a frame as the engine does, without state besides the previous
+    output."""
     height, width = next(iter(case.inputs())).frame.shape[-2:]
     program = model.program(settings.steps, height, width)
     program.retune(settings)

@@ -34,7 +34,7 @@ _SYNTHETIC = re.compile(r"(?:(\d+)x(\d+))?(?:@(\d+(?:\.\d+)?))?(?:,(\d+(?:\.\d+)
 _WEBCAM = re.compile(r"(?:(\d+)(?::|$))?(?:(\d+)x(\d+))?(?:@(\d+(?:\.\d+)?))?(?:,(\w+))?")
 _FOLDER = re.compile(r"(.+)@(\d+(?:\.\d+)?)")
 _BROWSER, _MJPEG = "browser", "mjpeg"
-# Outputs that somebody watches while the stream runs: a file is then played at its own pace.
+# Outputs that are watched while the stream runs. For these, a video file is played at its own pace.
 _WATCHED = (_BROWSER, _MJPEG, "window", "virtual-camera")
 _BROWSER_PORT, _BROWSER_SIZE = 8181, (512, 512)
 _LOCAL = "127.0.0.1"
@@ -45,9 +45,9 @@ _WAITS = "the video starts when the page is opened; Ctrl-C ends the wait."
 class EndpointOptions:
     """Options of source and output.
 
-    `size` is (height, width). `live` plays a file at its own pace, as from a camera. `key` is what viewers on other
-    machines must give, and `certificate` makes the page https. `keep_going` skips damaged parts of a video, as `live`
-    does. `controls`, `device` and `busy_share` are shown on the page.
+    `size` is (height, width). `live` plays a file at its own pace, as from a camera. `key` is the key that viewers on
+    other machines need, and `certificate` serves the page over https. `keep_going` skips damaged parts of a video, as
+    `live` does. `controls`, `device` and `busy_share` are shown on the page.
     """
 
     size: tuple[int, int] | None = None
@@ -83,7 +83,7 @@ def serves_viewers(source: str, sink: str) -> bool:
 def open_endpoints(
     source: str, sink: str, options: EndpointOptions, settings: LiveSettings, latency: Latency
 ) -> Endpoints:
-    """Opens both ends. If both are a browser, they share one page."""
+    """Opens source and output. If both are a browser, they share one page."""
     options = replace(options, live=options.live or _word(sink) in _WATCHED)
     if _BROWSER in (_word(source), _word(sink)):
         return _open_with_browser(source, sink, options, settings, latency)
@@ -114,7 +114,7 @@ def open_source(
 
 
 def open_sink(text: str, source: Source, options: EndpointOptions | None = None) -> Sink:
-    """Opens any output except a browser. A video file gets the audio of the source if that is a video file."""
+    """Opens any output except a browser. An output video gets the source's audio if the source is a video file."""
     options, (word, _, rest) = options or EndpointOptions(), text.partition(":")
     if text == "null":
         return NullSink()

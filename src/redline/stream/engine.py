@@ -30,9 +30,9 @@ from redline.stream.transfers import MAX_IN_FLIGHT, CudaTransfers, Fetched, Host
 # Mean absolute difference of thumbnails, of at most 2, above which two frames belong to different scenes.
 CUT_THRESHOLD = 0.35
 _WARM_UPS = 2
-# With at most this many numbers of steps, all of them are prepared before the first frame.
+# If a model supports at most this many steps, a program for each number of steps is prepared before the first frame.
 _MOST_AHEAD = 4
-# Prepared numbers of steps that are kept; the least recently used one is dropped.
+# The maximum number of prepared programs, one per number of steps; the least recently used one is dropped.
 _MOST_PROGRAMS = 8
 
 
@@ -46,7 +46,7 @@ class _Prepared:
 class Engine:
     """A `Transform` that runs a model.
 
-    `settings` are those of the warm-up. With `cut_threshold`, the previous output is cleared when the scene changes.
+    `settings` are used for the warm-up. With `cut_threshold`, the previous output is cleared when the scene changes.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Engine:
 
     @torch.inference_mode()
     def prepare(self, height: int, width: int) -> None:
-        """Allocates and warms up for a size. Buffers of the previous size are freed first: both may not fit."""
+        """Allocates and warms up for a size. Frees the buffers of the previous size first, because both may not fit."""
         began_s = time.perf_counter()
         self._nonfinite_before = self.nonfinite_frames
         if self._compute_stream is not None:
@@ -93,7 +93,7 @@ class Engine:
                 self._buffers = FrameBuffers(self.model, height, width, self._cut_threshold)
                 self._recorder = self._make_recorder(self.model.device) if self._make_recorder else None
                 if isinstance(self._recorder, CudaGraphCapturer) and self._compute_stream is not None:
-                    # Libraries keep a workspace for each stream they have seen, so one stream does everything.
+                    # Libraries keep a workspace for each CUDA stream, so warm-up, capture and computation share one.
                     self._recorder.stream = self._compute_stream
                 self._transfers = self._make_transfers(self._buffers)
                 [self._for_settings(settings) for settings in self._settings_ahead()][-1].run()

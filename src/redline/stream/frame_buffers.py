@@ -1,6 +1,6 @@
 """The device buffers of a stream for one frame size, and the computation of one frame from bytes to bytes.
 
-All buffers stay where they are, so that a captured CUDA graph can use them: the input frame, the model's previous
+All buffers keep their addresses, so that a captured CUDA graph can use them: the input frame, the model's previous
 output and the new image. A side that the model does not support is padded by reflection and cropped afterwards.
 """
 
@@ -16,7 +16,7 @@ _THUMBNAIL_PX = 16
 
 
 class FrameBuffers:
-    """`is_first` tells that the next frame has no predecessor: the frame itself then stands for the previous output.
+    """`is_first` is True if the next frame has no predecessor; the frame itself then replaces the previous output.
 
     `nonfinite_frames` counts frames in which the model returned values that are not finite.
     """
@@ -50,7 +50,7 @@ class FrameBuffers:
         frame = self._to_image(self.input)
         previous = torch.where(self._starts_anew(frame), frame, self.previous)
         image = program.run(frame, previous).float()
-        # A single NaN would stay in the state for good, so the input replaces values that are not finite.
+        # Values that are not finite are replaced by the input, because a single NaN would stay in the state forever.
         is_finite = torch.isfinite(image)
         self.nonfinite_frames += ~is_finite.all()
         clean = torch.where(is_finite, image.clamp(-1, 1), frame)

@@ -1,7 +1,7 @@
-"""What the engine requires of a model: the computation of a frame at a fixed size and number of steps.
+"""The interface of a model to the engine: the computation of a frame at a fixed size and number of steps.
 
-Everything that may change between frames (strength, seed, control, prompt) is read from buffers that stay where they
-are, so that the computation can be captured as a CUDA graph once and used with other settings.
+Everything that may change between frames (strength, seed, control, prompt) is read from buffers that keep their
+addresses, so that the computation can be captured as a CUDA graph once and used with other settings.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from redline.stream.settings import Settings
 class ModelControls:
     """The settings that a model supports, and the ranges of their sliders on the page.
 
-    `names` are those of the first entries of the control vector, which range from `minimum` to 1.
+    `names` are the names of the first entries of the control vector; their values range from `minimum` to 1.
     """
 
     max_steps: int = 8
@@ -28,7 +28,7 @@ class ModelControls:
 
 class FrameProgram(Protocol):
     def retune(self, settings: Settings) -> None:
-        """Writes the settings into the buffers, in stream order after the work under way, without waiting."""
+        """Writes the settings into the buffers after pending work, in CUDA stream order and without waiting for it."""
         ...
 
     def run(self, frame: Tensor, previous: Tensor) -> Tensor:
@@ -47,7 +47,7 @@ class FrameModel(Protocol):
     def controls(self) -> ModelControls: ...
 
     def check(self, settings: Settings) -> None:
-        """Raises RedlineError if the model does not support the settings; prepares what would delay a frame.
+        """Raises RedlineError for unsupported settings. Does work in advance that would otherwise delay a frame.
 
         May be called from any thread.
         """

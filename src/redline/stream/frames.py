@@ -10,7 +10,7 @@ from torch import Tensor
 from redline.errors import RedlineError
 from redline.stream.settings import Settings
 
-# A file that declares longer pixels is damaged, and would fill the memory.
+# A file that declares a more extreme pixel aspect ratio is damaged, and scaling its frames would fill the memory.
 _WIDEST_PIXEL = Fraction(8)
 
 
@@ -19,8 +19,8 @@ class Frame:
     """`pixels` are uint8 RGB (H, W, 3) on the CPU, shown at `pts` · `time_base` seconds of the source's own time.
 
     `index` counts the frames of the source, so that a gap is a dropped frame. `captured_s` is a time of the stream's
-    clock. `duration` is in units of `time_base`; 0 means unknown. `settings` are those with which the frame is
-    computed. `pixel_aspect` is the width of a pixel divided by its height.
+    clock. `duration` is in units of `time_base`; 0 means unknown. `settings` are used to compute the frame.
+    `pixel_aspect` is the width of a pixel divided by its height.
     """
 
     pixels: Tensor

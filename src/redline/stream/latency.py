@@ -24,7 +24,7 @@ from redline.errors import RedlineError
 
 STAGES = ("capture", "wait", "copy_in", "compute", "copy_out", "display")
 PERCENTILES = (50, 95, 99)
-# From a microsecond to three hours.
+# The buckets cover times from a microsecond to three hours.
 _SHORTEST_S, _RATIO, _BUCKETS = 1e-6, 1.01, 2320
 
 
@@ -51,7 +51,7 @@ class FrameTimes:
 
 @dataclass(frozen=True)
 class Distribution:
-    """`mean_s` and `most_s` (the maximum) cover all frames, the percentiles the report's window."""
+    """`mean_s` and `most_s` (the maximum) cover all frames; the percentiles cover the report's window."""
 
     p50_s: float
     p95_s: float

@@ -15,7 +15,7 @@ from redline.stream.frame_model import FrameModel
 from redline.stream.lsd_frames import LsdFrames
 from redline.stream.memory_check import check_weights_fit
 
-# The weights that `redline train lsd` writes into its output folder.
+# The file to which `redline train lsd` writes the weights, in its output folder.
 _TRAINED = "model.safetensors"
 SHIPPED = Path(str(resources.files("redline.models.lsd"))) / "weights" / "lsd-tiny.safetensors"
 
@@ -32,7 +32,7 @@ class LoadedModel:
 
 
 def load_model(path: Path | None, plan: Plan, device: torch.device | str, sampler: str | None = None) -> LoadedModel:
-    """Loads a model, by default the shipped one. Raises ModelError if it does not fit, mostly before reading it."""
+    """Loads a model, by default the shipped one. Raises RedlineError if it is invalid or too large for the memory."""
     path, device = path or SHIPPED, torch.device(device)
     try:
         return _load(path, plan, device, sampler)
@@ -58,6 +58,6 @@ def _load(path: Path, plan: Plan, device: torch.device, sampler: str | None) -> 
     frames = LsdFrames(load_lsd(path), plan, device, sampler or "distilled")
     declared = about.get("sample_steps", "")
     steps = int(declared) if declared.isdecimal() else 1
-    # A distilled model supports any smaller number of steps as well, and a CPU needs a single step to be live.
+    # A distilled model also supports fewer steps, and on a CPU a live stream needs a single step to be fast enough.
     single = device.type == "cpu" and frames.sampler == "distilled"
     return LoadedModel(frames, frames.plan, steps, 1.0, 1 if single else steps)

@@ -1,6 +1,6 @@
 """Adapts an LSD with a sampler to the engine. It computes exactly what the training rolled out and evaluated.
 
-The U-Net runs under a plan of the ladder, everything around it in fp32.
+The U-Net runs under a plan of the ladder, and everything else runs in fp32.
 """
 
 import torch
@@ -33,7 +33,7 @@ class LsdFrames:
             raise RedlineError(f"unknown sampler {sampler!r} (supported: {', '.join(SAMPLERS)}).")
         self.device, self.sampler, self.config = torch.device(device), sampler, model.config
         max_steps = MOST_STEPS if sampler == "distilled" else 8
-        # The training taught shares of a degradation to keep, from 0 to 1.
+        # The model was trained with control entries from 0 to 1, the share of a degradation to keep.
         self.controls = ModelControls(max_steps, CONTROL_NAMES[: model.config.control], minimum=0.0)
         plan = without_cuda_graphs(plan, self.device)
         self.name, self.is_compiled = str(model.config), "compile" in plan
@@ -55,7 +55,7 @@ class LsdFrames:
         self.table(settings)
 
     def table(self, settings: Settings) -> StepTable:
-        """Returns a table that starts from pure noise at any strength: the model sees the frame as a further input."""
+        """Returns a table that starts from pure noise at any strength, because the frame is a separate model input."""
         return sampler_table(self.sampler, PROCESS, PREDICTION, settings.steps)
 
     def padded_px(self, side_px: int) -> int:
@@ -99,7 +99,7 @@ class LsdProgram(SampledProgram):
         frames = self._frames
 
         def predict(noisy: Tensor, times: Tensor) -> Tensor:
-            # A sampler step may leave another memory layout, for which a compiled network would be compiled again.
+            # A sampler step may change the memory layout, and a compiled network would be recompiled for it.
             noisy = noisy.contiguous() if frames.is_compiled else noisy
             return frames.network(noisy, frame, previous, times, self._control)
 

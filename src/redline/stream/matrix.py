@@ -1,9 +1,9 @@
 """Benchmarks sizes × plans of the live model as a stream runs it: from frames in host memory to results in host memory.
 
-The time of a frame includes all of its sampling steps and both copies, but not the set-up and the warm-up frames.
-Every arm feeds back its own output, which is compared with that of the plain fp32 arm frame by frame, so that growing
-errors are seen. The arms share a process: memory is freed between them, and if the device is lost, the row of that arm
-says so and is the last.
+The time of a frame includes all of its sampling steps and both copies, but not the set-up and the warm-up frames. Every
+arm feeds back its own output, which is compared with that of the plain fp32 arm frame by frame, so that growing errors
+are seen. All arms run in one process, and memory is freed between them. If an arm loses the device, its row reports it
+and is the last one.
 """
 
 import copy
@@ -39,7 +39,7 @@ from redline.stream.sinks.null import NullSink
 from redline.stream.sources import Source, SourceWrapper
 from redline.stream.sources.synthetic import SyntheticClip
 
-# Not timed, because caches are cold and clocks are low.
+# The first frames are not timed, because caches are cold and clock rates are low.
 WARM_UP_FRAMES = 30
 # Scales the output of random weights so that the change of a frame is as large as that of a restoration.
 _CHANGE = 0.1
@@ -82,7 +82,7 @@ CPU_ARMS = (
 @dataclass(frozen=True)
 class Shape:
     """The workload: model size, side of the frames, steps per frame and number of frames, of the video `film` or of a
-    generated clip. `weights` are `fresh` (random), or for tiny `shipped`."""
+    generated clip. `weights` is `fresh` (random) or, only for the size tiny, `shipped`."""
 
     size: str = "tiny"
     side: int = 64
@@ -116,7 +116,7 @@ class Shape:
         unknown = [name for name in options if name not in known]
         if unknown:
             raise RedlineError(f"unknown option {unknown[0]!r} of the live model (supported: {', '.join(known)}).")
-        if "film" in options:  # its name may be a number
+        if "film" in options:  # a numeric file name may have been parsed as a number
             options = {**options, "film": str(options["film"])}
         return cls(**options)
 
@@ -185,7 +185,7 @@ def measure(
 ) -> Iterator[Row]:
     """Yields a row for each arm; an arm that cannot run gives a row with the reason.
 
-    The plain arm runs first, because the others are compared with it; its failure is the last row.
+    The plain arm runs first, because the others are compared with it; if it fails, its row is the last one.
     """
     if weights is None:
         weights = load_lsd(SHIPPED) if shape.weights == "shipped" else fresh_model(shape.size)

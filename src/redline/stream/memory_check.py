@@ -48,9 +48,9 @@ def check_fits(model: FrameModel, height: int, width: int) -> None:
 
 
 def check_weights_fit(files: Iterable[Path], name: str, device: torch.device, keeps_copy: bool = False) -> None:
-    """Raises RedlineError if there is too little memory to load the weights. They pass through host memory as fp32.
+    """Raises RedlineError if there is too little memory to load the weights. Weights pass through host memory as fp32.
 
-    `keeps_copy`: the device holds an fp16 copy as well while it is checked for overflows.
+    `keeps_copy`: the device also holds an fp16 copy of the weights while fp16 is checked for overflows.
     """
     total = sum(path.stat().st_size + _fp32_growth_bytes(path) for path in files)
     for place in dict.fromkeys((torch.device("cpu"), device)):
@@ -83,7 +83,7 @@ def free_bytes(device: torch.device) -> int:
         try:
             return available_host_bytes()
         except OSError:
-            # If the free memory is unknown, only what exceeds the total is refused.
+            # If the free memory is unknown, all memory counts as free.
             return host_bytes()
     # Memory that torch has reserved and does not use is available as well.
     idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -129,7 +129,7 @@ class _LiveTensors(TorchDispatchMode):
 
 
 class _FlashAttention(TorchFunctionMode):
-    """Replaces attention on the meta device, which allocates the full attention matrix; other devices do not."""
+    """Replaces attention, which on the meta device, unlike on others, allocates the full attention matrix."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.scaled_dot_product_attention:

@@ -14,7 +14,7 @@ _LINK = "cannot write {path!r}: it is a symbolic link, and its target would be o
 
 
 class MetricsFile:
-    """Created with its first line, so that a stream that cannot start leaves an existing file unchanged."""
+    """The file is created with its first line, so that a stream that cannot start leaves an existing file unchanged."""
 
     def __init__(self, path: Path, others: Mapping[str, str | Path | None] | None = None) -> None:
         check_output_path(path, others or {})
@@ -36,7 +36,7 @@ class MetricsFile:
             raise RedlineError(f"cannot write {str(self._path)!r}: {error.strerror or error}.") from error
 
     def _remove_if_empty(self) -> None:
-        """On a full disk the file can be created but not written."""
+        """Removes the file if nothing was written, as on a full disk."""
         if self._path.is_file() and not self._path.stat().st_size:
             self._path.unlink()
 

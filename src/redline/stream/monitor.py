@@ -31,8 +31,8 @@ class Busy(Protocol):
 class Sample:
     """One measurement of a running stream.
 
-    `frames_per_s` and `busy_share` (of the device's time) cover the time since the previous sample, and latencies the
-    window; if `is_whole`, everything covers all frames. `peak_bytes` counts from the first frame.
+    `frames_per_s` and `busy_share` (of the device's time) cover the time since the previous sample, and latencies cover
+    the window; if `is_whole`, all values cover all frames. `peak_bytes` is the peak since the first frame.
     """
 
     time_s: float
@@ -132,7 +132,7 @@ class Monitor:
                     self._began_busy_s = self._busy.busy_s
                     self._memory.reset()
                 if now_s >= next_s:
-                    # Missed samples are not made up for, because rates over single ticks are meaningless.
+                    # Missed samples are skipped, because rates over single ticks are meaningless.
                     next_s += (1 + (now_s - next_s) // self._every_s) * self._every_s
                     self._take_sample(now_s)
                 if self._duration_s is not None and now_s - self._began_s >= self._duration_s:

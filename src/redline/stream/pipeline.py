@@ -1,8 +1,9 @@
 """Source → transform → sink: one thread reads, the caller's thread computes, one thread writes.
 
-A file loses no frame and keeps its order. With a live source, the model takes the newest frame, so that neither a slow
-model nor a slow sink makes the output old. An error in any thread ends all three and is raised by `run`. The recording
-of a live source is kept up to that moment, as far as the sink can; an unfinished copy of a file is deleted.
+A file loses no frame and keeps its order. With a live source, the model takes the newest frame and older ones are
+dropped, so that frames do not age in a queue if the model or the sink is slow. An error in any thread ends all three
+and is raised by `run`. The sink then keeps the recording of a live source up to that moment, if it can, and deletes an
+unfinished copy of a file.
 """
 
 import threading
@@ -41,7 +42,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Outcome:
-    """`complete`: the source ended by itself and was not stopped. `faults`: lost connections."""
+    """`complete` is True if the source ended by itself and was not stopped. `faults` counts lost connections."""
 
     complete: bool
     faults: int
@@ -137,7 +138,7 @@ class Pipeline:
 
     def _offer(self, frame: Frame) -> bool:
         if self._input.put(_Queued(frame, self._clock.now_s())):
-            # The next frame is read only when there is room, or it would age in the reader's hands.
+            # The next frame is read only when the queue has room, because it would age while the reader waits.
             self._input.wait_for_room()
             return True
         self.latency.drop(STOPPED)
@@ -163,7 +164,7 @@ class Pipeline:
                     self._log(f"the frame size changes from {size[1]}×{size[0]} to {frame.width}×{frame.height}.")
                 size = (frame.height, frame.width)
                 transform.prepare(*size)
-            # After the preparation, which does not count as this frame's own work.
+            # Measured after the preparation, which does not count as computation of this frame.
             begun_s = self._clock.now_s()
             transform.begin(frame)
             in_flight.append(_Begun(frame, queued.offered_s, begun_s))

@@ -88,7 +88,7 @@ class PipelineFrames:
         return PipelineProgram(self, steps, height, width)
 
     def working_bytes(self, height: int, width: int) -> int:
-        """Returns the maximum over the three networks; the decoder usually takes most."""
+        """Returns the maximum over the three networks; the decoder usually needs the most."""
         with quiet(), torch.device("meta"):
             networks = {
                 part: kind.from_config(config).to(self._dtypes[part]) for part, (kind, config) in self._configs.items()
@@ -133,7 +133,7 @@ class PipelineProgram(SampledProgram):
         frames = self._frames
 
         def predict(noisy: Tensor, times: Tensor) -> Tensor:
-            # A sampler step may leave another memory layout, for which a compiled network would be compiled again.
+            # A sampler step may change the memory layout, and a compiled network would be recompiled for it.
             return frames.denoise(noisy.contiguous() if frames.is_compiled else noisy, times, self._text)
 
         latents = self._sampler.sample(predict, self._noise_N, frames.to_latents(frame).contiguous())

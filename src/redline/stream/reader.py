@@ -15,9 +15,9 @@ from redline.stream.sources import Source, SourceFault
 
 @dataclass(frozen=True)
 class Backoff:
-    """The delays between reconnections. They start again at `first_s` once frames have come for `settled_s`.
+    """The delays between reconnections. The delay is reset to `first_s` once frames have been received for `settled_s`.
 
-    After `tries` failures in a row that did not settle, the source is given up; None never gives up.
+    After `tries` consecutive failures without a reset, the reader gives up; with None it never does.
     """
 
     first_s: float = 0.5
@@ -31,7 +31,7 @@ class Backoff:
             raise RedlineError(f"reconnection delays must not be negative and must not shrink: {self}.")
 
     def delay_s(self, attempt: int) -> float:
-        """`attempt` counts from 0. The exponent is bounded because a camera may be away for days."""
+        """Returns the delay before a retry; `attempt` counts from 0. The exponent is bounded for very long outages."""
         return min(self.longest_s, self.first_s * self.factor ** min(attempt, 64))
 
 

@@ -17,7 +17,7 @@ _TITLES = {"copy_in": "copy in", "copy_out": "copy out"}
 
 @dataclass(frozen=True)
 class StreamInfo:
-    """What ran. `device` is the name of the device, and `device_type` is cuda or cpu."""
+    """Describes the stream that ran. `device` is the name of the device, and `device_type` is cuda or cpu."""
 
     source: str
     sink: str
@@ -127,7 +127,7 @@ def _chart(
     drawn = [
         Curve(key, tuple(points), f"c{number % CURVE_COLORS}") for number, (key, points) in enumerate(curves.items())
     ]
-    # The title names a single curve, but not the cause of a drop.
+    # A single curve needs no legend, because the title names it. For drops, the legend names the cause.
     legend = tuple((curve.kind, curve.name) for curve in drawn) if len(drawn) > 1 or name == "drops" else ()
     return ChartCard(title, note, draw_curves(title, drawn, name, "seconds", label, (0.0, top)), legend)
 

@@ -12,7 +12,7 @@ from redline.stream.report_page import StreamInfo, write_page
 
 @dataclass(frozen=True)
 class StreamResult:
-    """What a stream did.
+    """The result of a finished stream.
 
     `output` is the video file or folder that was written, if any. `complete` means that the source ended by itself,
     and `interrupted` that a signal or `Stream.stop` ended the stream. `faults` counts lost connections of the source.

@@ -1,4 +1,5 @@
-"""The part that programs with a sampler share: the sampler's table and the noise, in buffers that stay in place."""
+"""The base class of programs with a sampler: the sampler's table and the noise, in buffers that keep their
+addresses."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,7 +11,7 @@ from redline.stream.settings import Settings
 
 
 class SampledProgram:
-    """`table` returns the sampler's table for settings; `shape` is that of one noise tensor."""
+    """`table` returns the sampler's table for settings; `shape` is the shape of one noise tensor."""
 
     def __init__(
         self, table: Callable[[Settings], StepTable], steps: int, shape: Sequence[int], device: torch.device
@@ -32,5 +33,5 @@ class SampledProgram:
 
 
 def copy_async(target: Tensor, values: Tensor) -> None:
-    """Copies to the target in stream order; pinned memory lets the copy queue up behind running work."""
+    """Copies to the target in stream order. Pinned memory lets the copy be queued without waiting for running work."""
     target.copy_(values.pin_memory() if target.is_cuda else values, non_blocking=True)

@@ -19,7 +19,7 @@ from redline.files.untrusted import shorten
 from redline.stream.settings import LiveSettings
 
 _STDIN = "-"
-# How often the end of the stream and additions to a file are checked.
+# The interval in seconds between checks for the end of the stream and for new lines in a file.
 _POLL_S = 0.1
 _LONGEST_LINE = 16 * 1024
 # How many of the bytes read last are compared to detect that a file was rewritten.
@@ -110,14 +110,14 @@ class SettingsReader:
             self._log(f"ignored {text.decode(errors='replace')!r}: the line has no end.")
 
     def _was_rewritten(self, read: bytes) -> bool:
-        """Returns whether a file no longer holds what was read last, as after `>` instead of `>>`."""
+        """Returns whether the bytes read last have changed in the file, as after `>` instead of `>>`."""
         if not stat.S_ISREG(os.fstat(self._file).st_mode):
             return False
         return os.pread(self._file, len(read), os.lseek(self._file, 0, os.SEEK_CUR) - len(read)) != read
 
 
 def _open(place: str) -> tuple[int, bool]:
-    """Returns the file descriptor, and whether more may come after its end."""
+    """Returns the file descriptor, and whether more data may come after the end was reached."""
     if place == _STDIN:
         with suppress(OSError, AttributeError, ValueError):
             return os.dup(sys.stdin.fileno()), False
@@ -127,7 +127,7 @@ def _open(place: str) -> tuple[int, bool]:
         kind = path.stat().st_mode
         if not (stat.S_ISREG(kind) or stat.S_ISFIFO(kind)):
             raise RedlineError(f"cannot read changes from {place!r}: it is neither a file nor a named pipe.")
-        # A pipe that is open for writing as well does not end when its writer closes it.
+        # A pipe is also opened for writing, because it then does not end when its writer closes it.
         return os.open(path, os.O_RDWR if stat.S_ISFIFO(kind) else os.O_RDONLY), True
     except OSError as error:
         raise RedlineError(f"cannot read changes from {place!r}: {error.strerror}.") from error

@@ -63,7 +63,7 @@ class Stream:
         precision: `auto`, `fp32`, `tf32`, `bf16` or `fp16`.
         plan: a plan, or its one-line form such as "fp16 + channels_last"; a shipped one by default.
         duration_s: stop after this time, counted from the first frame.
-        changes: a file or named pipe (`-` for stdin) with lines such as `strength=0.4 steps=2` to apply meanwhile.
+        changes: a file or named pipe (`-` for stdin) with lines such as `strength=0.4 steps=2` to apply during the run.
         key, key_file: the key that viewers need; the environment variable REDLINE_KEY is used if neither is given.
         certificate: a PEM file with which the browser page is served over https.
         metrics: a file to which one JSON line per second is written.
@@ -276,7 +276,7 @@ class Stream:
 def _initial_settings(
     model: LoadedModel, prompt: str, steps: int | None, strength: float | None, seed: int, control: tuple[float, ...]
 ) -> Settings:
-    # Zeros for the named entries that were not given, so that the page has a slider for each.
+    # Named entries that were not given are set to zero, so that the page has a slider for each.
     missing = len(model.frames.controls.names) - len(control)
     control = (*control, *[0.0] * max(0, missing))
     strength = model.strength if strength is None else strength

@@ -1,7 +1,8 @@
 """Copies of frames to the device and back, so that a frame is sent while the previous one is computed or returned.
 
 The captured CUDA graph reads its input from one static tensor and writes its output to another. A frame is copied to
-and from these on the device, so the copies to and from the host use other memory and can overlap with the graph.
+and from these tensors on the device, so the copies to and from the host use other memory and can overlap with the
+graph.
 """
 
 import time
@@ -78,7 +79,7 @@ class _InFlight:
 
 
 class CudaTransfers:
-    """`computing` is the stream of the work. The host waits only for the last event of a frame."""
+    """`computing` is the CUDA stream on which the work runs. The host waits only for the last event of a frame."""
 
     def __init__(self, static_input: Tensor, static_output: Tensor, computing: torch.cuda.Stream) -> None:
         self._input, self._output, self._computing = static_input, static_output, computing

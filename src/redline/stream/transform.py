@@ -38,6 +38,6 @@ class Transform(Protocol):
     def finish(self) -> Tensor:
         """Returns new pixels of the oldest frame in flight, uint8 (H, W, 3) on the CPU, of any size.
 
-        Another thread writes them later, so the next frame must not reuse their buffer.
+        Another thread writes them to the sink later, so the next frame must not reuse their buffer.
         """
         ...

@@ -1,4 +1,4 @@
-"""Finds configs: a file, or the name of a config that comes with Redline; and tells which kind of model it trains."""
+"""Finds config files by path or by the name of a bundled config, and determines which kind of model they train."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,7 +8,7 @@ from redline.errors import RedlineError
 from redline.files.untrusted import read_toml
 
 CONFIGS = Path(__file__).parent / "configs"
-# By kind: the model it trains, and the command.
+# Maps each kind of training to a name for its model and to its command.
 _KINDS = {
     "text": ("a language model", "redline train"),
     "drct": ("a super-resolution model", "redline train drct"),
@@ -17,9 +17,10 @@ _KINDS = {
 
 
 def find_config(name: str, kind: str | None = None) -> tuple[Path, str]:
-    """Returns the path and kind of a config file, or of the bundled config of that name (folders do not count).
+    """Returns the path and the kind of a config.
 
-    Raises if the bundled config is of another kind than asked for. Without `kind`, the contents of a file decide.
+    `name` is the path of a file or the name of a bundled config; a folder of that name is ignored. If `kind` is given,
+    a bundled config of another kind raises an error. Otherwise the contents of the config determine the kind.
     """
     if kind is not None and kind not in _KINDS:
         raise RedlineError(f"unknown kind of training {kind!r}: use one of {', '.join(_KINDS)}.")

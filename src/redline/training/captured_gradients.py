@@ -1,7 +1,7 @@
 """Captures the forward and backward pass of a batch as one CUDA graph, which replaces hundreds of kernel launches.
 
 The batch is copied into static input buffers. The loss and the gradients lie in the graph's memory pool, and the next
-replay overwrites them, so gradients do not accumulate over replays: a step is one batch.
+replay overwrites them. So gradients cannot accumulate over several batches: each step has exactly one batch.
 """
 
 from collections.abc import Callable
@@ -48,7 +48,7 @@ class CapturedGradients:
         self._gradients = [(weight, weight.grad) for weight in self._model.parameters() if weight.grad is not None]
 
     def _pass(self) -> Tensor:
-        # With gradients set to None, backward writes instead of accumulating, in every replay.
+        # Gradients must be None during the capture, so that every replay overwrites them instead of adding to them.
         self._model.zero_grad(set_to_none=True)
         with torch.enable_grad():
             loss = self._loss(*self._buffers)

@@ -30,7 +30,7 @@ from redline.training.compact import expanded
 from redline.training.ema import Ema
 
 FOLDER = "checkpoints"
-# Settings that may change on resume, with a warning: those to change when steps are no longer finite.
+# Settings that may change on resume, with a warning. Users change them if losses or gradients are no longer finite.
 CHANGED_WITH_WARNING = frozenset({"learning_rate", "warmup_steps", "clip_norm", "precision"})
 _MAGIC = b"RLCKPT02"
 _DIGEST_BYTES = 32
@@ -69,7 +69,10 @@ class Position:
 
 @dataclass(frozen=True)
 class State:
-    """What is saved and restored together. A checkpoint can be resumed only by a training with the same `identity`."""
+    """The objects that are saved and restored together.
+
+    A checkpoint can be resumed only by a training with the same `identity`.
+    """
 
     model: nn.Module
     ema: Ema | None
@@ -133,7 +136,7 @@ class SavedTraining:
     identity: Mapping[str, Any]
 
     def check_matches(self, known: Mapping[str, Any]) -> None:
-        """Raises for the first part of an identity, as far as it is known, that differs from the checkpoint's."""
+        """Compares `known`, a part of an identity, with the checkpoint's. Raises for the first entry that differs."""
         _changed(self.identity, json.loads(json.dumps(known)), known, self.path)
 
 
@@ -278,7 +281,7 @@ def _write(file: BinaryIO, content: dict[str, Any]) -> None:
     try:
         torch.save(content, hashing)
     except RuntimeError:
-        # torch.save still closes its archive, and the RuntimeError of that hides the original OSError.
+        # After a failed write, torch.save closes its archive, which raises a RuntimeError that hides the OSError.
         if hashing.error is not None:
             raise hashing.error from None
         raise

@@ -1,7 +1,7 @@
 """Compact checkpoints: 10 bytes per parameter instead of 16, for training states that are transferred.
 
-Weights stay fp32. The optimizer's moments are stored in bf16, and so is the difference between the averaged weights and
-the weights, which is small: its rounding error is far below that of storing the average itself in 16 bits. Training
+Weights stay fp32. The optimizer's moments are stored in bf16. Averaged weights are stored in bf16 as their difference
+from the weights: the difference is small, so its rounding error is far below that of an average in 16 bits. Training
 continues in fp32, so that rounding happens once per transfer and not in every step.
 """
 
@@ -23,7 +23,7 @@ def compacted(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def expanded(content: dict[str, Any]) -> dict[str, Any]:
-    """Returns the content that `compacted` was given, up to rounding; any other content unchanged."""
+    """Undoes `compacted`, up to rounding. Returns content that is not compact unchanged."""
     if not content.get(_KEY):
         return content
     model, difference = content["model"], content["ema"]

@@ -19,7 +19,7 @@ _NO_KERNEL = re.compile(r"(\S+) does not have a deterministic implementation")
 
 @contextmanager
 def deterministic(wanted: bool) -> Iterator[None]:
-    """Makes torch use deterministic kernels inside the block, and raise where there is none. False changes nothing."""
+    """If `wanted`, torch uses deterministic kernels inside the block, and raises for operations that have none."""
     if not wanted:
         yield
         return
@@ -28,7 +28,7 @@ def deterministic(wanted: bool) -> Iterator[None]:
     memory: Any = torch.utils.deterministic
     before, filled = torch.are_deterministic_algorithms_enabled(), memory.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True)
-    # A debugging aid that costs a write to all new memory.
+    # By default, torch then also fills all new memory: a debugging aid that costs an additional write.
     memory.fill_uninitialized_memory = False
     try:
         yield

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class Ema:
-    """`model` is a copy in evaluation mode whose weights are the average."""
+    """Keeps the averaged weights in `model`, a copy of the trained model in evaluation mode."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay

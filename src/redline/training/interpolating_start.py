@@ -1,8 +1,8 @@
 """Initializes a DRCT so that it starts as an interpolation.
 
-From random weights, the first steps only learn that the output resembles the input. To save them, a few channels pass
-the colours through: from the first convolution past the body and through the tail, whose upsampling starts as linear
-interpolation. The tail's LeakyReLU changes negative values, so each colour passes it twice, once negated:
+From random weights, the first steps only learn that the output resembles the input. To save these steps, a few channels
+carry the colours through the first convolution, around the body, and through the tail. Its upsampling starts as linear
+interpolation. The tail's LeakyReLU changes negative values, so each colour takes two channels, one of them negated:
 LeakyReLU(x) − LeakyReLU(−x) = 1.01·x. All other weights stay random, and all weights are trained.
 """
 
@@ -34,7 +34,7 @@ def start_as_interpolation(model: Drct) -> None:
 
 
 def _pass(convolution: nn.Module, mixing: Tensor, kernels: Tensor | None = None) -> None:
-    """Sets the first output channels to `mixing` of the first input channels, convolved with each kernel."""
+    """Makes the first output channels `mixing` times the first input channels, convolved with each kernel."""
     assert isinstance(convolution, nn.Conv2d) and convolution.bias is not None
     if kernels is None:
         kernels = torch.zeros(1, 3, 3)

@@ -62,6 +62,6 @@ def median_of(entries: list[dict[str, Any]], key: str) -> float | None:
 
 
 def _line(entry: dict[str, Any]) -> str:
-    # JSON has no infinity, which is the PSNR of equal images.
+    # JSON has neither NaN nor infinity (the PSNR of equal images), so both are written as null.
     finite = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in entry.items()}
     return json.dumps(finite, ensure_ascii=False) + "\n"

@@ -1,8 +1,8 @@
 """The training loop for every kind of model: steps, schedule, averaged weights, checkpoints, logging and interruption.
 
 If the optimizer can skip a step on the device, no step waits for the device: losses are summed there and read every
-`log_every` steps. A step whose loss or gradient is not finite changes no weight and is counted. Too many of them in a
-row end the training; the last checkpoint is good, because none is written while steps are being skipped.
+`log_every` steps. A step whose loss or gradient is not finite changes no weight and is counted; `skip_limit` such steps
+in a row end the training. While steps are being skipped, no periodic checkpoint replaces the last good one.
 """
 
 import math
@@ -31,7 +31,7 @@ from redline.training.schedule import Schedule
 from redline.training.settings import LoopSettings
 from redline.training.task import Task
 
-# The lock file of the training that uses a folder.
+# The lock file in the output folder, which only one training may use at a time.
 _OWNER = ".training"
 Entry = Mapping[str, Any]
 Record = Callable[[int], Callable[[Entry], None]]
@@ -96,7 +96,7 @@ def train(
     """
     with claimed(out / _OWNER, f"a training is running in {str(out)!r}: wait for it, or choose another folder."):
         if device.type == "cuda":
-            # The search for a batch size does not count.
+            # The peak memory must not include the search for a batch size.
             torch.cuda.reset_peak_memory_stats(device)
         checkpoints = Checkpoints(out / FOLDER, settings.keep_checkpoints)
         if not resume:
@@ -110,7 +110,7 @@ def train(
             task, settings, state, checkpoints, device, on_progress, clock, before, ceiling_flops_per_s, record
         )
         with unadvised(), warnings.catch_warnings(), stop_requests() as stop:
-            # A page of C++ output; the training has already warned about slow dtypes.
+            # This warning is a page of C++ output, and the training has already warned about slow dtypes.
             warnings.filterwarnings("ignore", "mkldnn_matmul failed")
             interrupted = loop.run(lambda: stop.requested)
         return Outcome(loop.result, loop.position, loop.figures, loop.peak_bytes, interrupted, stop.signal)
@@ -138,8 +138,9 @@ class _Loop:
         self.step, self.skipped = before.step, before.skipped
         self._base_s, self._began_s = before.elapsed_s, clock()
         self.figures, self._validated = self._last_figures()
-        # Both tensors stay on the device. `_sums`: losses, gradient norms, finite steps. `_row`: steps skipped in a
-        # row, overflows in a row (the loss scale adapts to them), and the largest number skipped in a row.
+        # Both tensors stay on the device. `_sums` holds the sums of losses, gradient norms and finite steps since the
+        # last log line. `_row` holds the steps skipped in a row, the overflows in a row (the loss scale adapts to
+        # them), and the largest number of steps skipped in a row since the last log line.
         self._sums = torch.tensor(before.unlogged_sums, dtype=torch.float32, device=device)
         in_a_row = (before.skipped_in_a_row, before.overflowed_in_a_row, before.skipped_in_a_row)
         self._row = torch.tensor(in_a_row, dtype=torch.float32, device=device)
@@ -188,7 +189,7 @@ class _Loop:
         self._save()
         if not interrupted:
             if self.step != self._validated:
-                # After saving, because validation is not part of the training state.
+                # The validation runs after saving, because it is not part of the training state.
                 self._validate()
             self._check_end()
         return interrupted
@@ -227,8 +228,8 @@ class _Loop:
     def _log(self) -> None:
         """Logs the mean over the steps since the last line; reading the sums waits for the device.
 
-        Called at fixed steps and at the end, never by the clock (as checkpoints are), so that equal trainings write
-        equal journals, resumed ones included.
+        It is called at fixed steps and at the end. Unlike checkpoints, it never follows the clock, so that equal
+        trainings write equal journals, even if they were interrupted and resumed.
         """
         steps = self.step - self._logged
         if not steps:
@@ -274,7 +275,10 @@ class _Loop:
         )
 
     def _check_end(self) -> None:
-        """Raises if the training ends with skipped steps or figures that are not finite: it has no result then."""
+        """Raises an error if the training has no usable result.
+
+        That is the case if a figure is NaN, or if the last steps were skipped and there are no finite figures.
+        """
         is_skipping = bool(self._row[0] > 0)
         is_lost = any(map(math.isnan, self.figures.values()))
         if is_lost or (is_skipping and not all(map(math.isfinite, self.figures.values() or (math.nan,)))):
@@ -285,8 +289,11 @@ class _Loop:
             )
 
     def _advice(self) -> str:
-        """Deletes checkpoints followed only by skipped steps, because their weights may be the cause, if older ones
-        exist. Returns what to do."""
+        """Returns what to do after steps that were not finite.
+
+        Deletes the checkpoints that only skipped steps followed, because their weights may be the cause. If there is no
+        older checkpoint, it keeps them.
+        """
         skipped = round(float(self._row[:2].sum()))
         kept = self.checkpoints.go_back_before(self.step - skipped if skipped else self.step + 1)
         if kept:
@@ -331,7 +338,7 @@ class _Loop:
         self.record(entry)
 
     def _last_figures(self) -> tuple[dict[str, float], int]:
-        """Returns the figures of the last validation in the journal and its step."""
+        """Returns the figures and the step of the last validation in the journal."""
         validations = [entry for entry in self.journal.entries if entry.get("validation")]
         last = validations[-1] if validations else {"step": 0}
         about = ("step", "elapsed_s", "validation")

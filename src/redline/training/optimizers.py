@@ -108,7 +108,7 @@ def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
 
 
 def _is_feature_matrix(weight: Tensor) -> bool:
-    """Excludes matrices such as convolution taps, gates of a few heads and scores."""
+    """Whether a weight is a feature matrix. Convolution taps, gates of a few heads and scores are too small."""
     return weight.ndim == 2 and min(weight.shape) >= _MIN_FEATURES
 
 

@@ -1,7 +1,7 @@
 """The learning-rate schedule: a linear warm-up, then a cosine decay over the steps or minutes of the training.
 
-With minutes, a training takes the same time on every machine, and the decay ends with it. With steps, it takes the same
-steps on every machine.
+With `minutes`, a training takes the same time on every machine, and the decay is complete after that time. With
+`steps`, it takes the same number of steps on every machine.
 """
 
 import math

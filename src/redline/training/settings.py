@@ -71,7 +71,7 @@ class LoopSettings:
 def read_config(source: ConfigSource, names: tuple[str, ...]) -> Iterator[Tables]:
     """Yields a copy of the tables of a config file or dict, and names the file in every error raised inside.
 
-    A table of `names` that the config leaves out is empty; any other table raises.
+    A table in `names` that the config leaves out is empty. A table that is not in `names` raises an error.
     """
     if isinstance(source, Mapping):
         yield _copied(source, names)
@@ -94,7 +94,7 @@ def _copied(document: Mapping[str, Any], names: tuple[str, ...]) -> Tables:
 
 
 def override(table: dict[str, Any], **values: Any) -> None:
-    """Puts the values that are not None in place of the table's. `steps` and `minutes` replace each other."""
+    """Sets the entries of a table to the values that are not None. `steps` removes `minutes`, and vice versa."""
     given = {name: value for name, value in values.items() if value is not None}
     if "steps" in given or "minutes" in given:
         table.pop("steps", None)
@@ -103,7 +103,7 @@ def override(table: dict[str, Any], **values: Any) -> None:
 
 
 def decode(kind: type[T], table: Mapping[str, Any], section: str) -> T:
-    """Returns a table as the dataclass `kind`. A single value stands for a list of one."""
+    """Converts a table to the dataclass `kind`. A single value is accepted in place of a list of one."""
     hints = typing.get_type_hints(kind, include_extras=True)
     for name in table:
         if name not in hints:
@@ -135,7 +135,7 @@ def _as_list(value: Any, hint: Any) -> Any:
 
 
 def _is_representable(value: Any) -> bool:
-    """TOML has infinities, NaN and integers of any size; the limits of msgspec let them pass or overflow."""
+    """Returns False for infinities, NaN and integers beyond 64 bits, which msgspec may accept or overflow on."""
     if isinstance(value, float):
         return math.isfinite(value)
     return not isinstance(value, int) or abs(value) < 1 << 63

@@ -1,4 +1,4 @@
-"""Initial weights from another DRCT, of the same scale or another.
+"""Initializes a DRCT with the weights of another one, whose scale may differ.
 
 All layers but the upsampling have the same shapes at any scale, so a ×2 model can start from the weights of a ×4 model.
 The upsampling weights are copied only if the scales are equal.
@@ -18,7 +18,7 @@ _UPSAMPLING = "upsample."
 
 @dataclass(frozen=True)
 class StartingWeights:
-    """The file of initial weights, by name and checksum, and the model in it."""
+    """The name and the checksum of a file of initial weights, and the name of the model in it."""
 
     name: str
     sha256: str

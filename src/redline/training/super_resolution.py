@@ -65,8 +65,8 @@ class DrctLoopSettings(LoopSettings):
     """`compile` compiles the groups. On a GPU, `fused_ops` uses Redline's kernels, and `cuda_graph` captures the
     forward and backward pass as one CUDA graph.
 
-    `frequency_weight` is the weight of an L1 loss on the Fourier transform, added to the L1 loss from the share
-    `frequency_from` of the training on.
+    `frequency_weight` is the weight of an L1 loss on the Fourier transform. It is added to the L1 loss on pixels once
+    the share `frequency_from` of the training is done.
     """
 
     optimizer: Literal["adamw", "adam"] = "adamw"
@@ -134,7 +134,7 @@ class DrctTask(Task):
         self.settings, self.device = settings, device
         self.items_per_step = settings.data.batch
         self.precision = resolve_precision(settings.loop.precision, device)
-        # Before reading the photos, which takes a while, so that initial weights of the wrong shape raise at once.
+        # The model is built before the photos are read, so that initial weights of the wrong shape raise at once.
         with torch.random.fork_rng([]):
             torch.manual_seed(settings.loop.seed)
             model = Drct(settings.model.config)
@@ -147,7 +147,7 @@ class DrctTask(Task):
         model = model.to(device)
         self.model: nn.Module = model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
         if settings.loop.fused_ops and device.type == "cuda":
-            # Plain attention writes all scores to memory, forward and backward.
+            # The automatic choice avoids plain attention, which writes all scores to memory, forward and backward.
             for module in model.modules():
                 if isinstance(module, SwitchableModule):
                     module.implementation = "auto"
@@ -167,7 +167,7 @@ class DrctTask(Task):
         """Duration, logging and the location of the photos may change on resume."""
         free = {*FREE_TO_CHANGE, "compile", "fused_ops", "cuda_graph", "photos", "validation", "weights"}
         settings = {key: value for table in asdict(self.settings).values() for key, value in table.items()}
-        # Later settings count only if they are used, so that older checkpoints can be resumed.
+        # Settings in `_ADDED_LATER` are left out if they have no effect, so that older checkpoints can be resumed.
         free |= {name for name, default in _ADDED_LATER.items() if settings[name] == default}
         free |= set() if settings["frequency_weight"] else {"frequency_from"}
         kept = {name: value for name, value in settings.items() if name not in free}

@@ -1,6 +1,6 @@
 """A copy of the model in bf16 or fp16 for the computation, beside the fp32 master weights.
 
-A step changes a weight by less than the precision of bf16, so the optimizer updates fp32 masters, and the copy follows
+Most steps change a weight by less than bf16 can resolve, so the optimizer updates fp32 masters, and the copy follows
 after every step. Gradients are accumulated in fp32, so that many small batches lose nothing. In fp16 the loss scale
 adapts to overflows; a model that keeps overflowing is switched to bf16 with a warning.
 """
@@ -25,7 +25,7 @@ class LossScale(AdaptiveGradScaler):
     _SAVED = ("current", "steps", "skipped", "switched", "_overflows_in_a_row", "_clean_in_a_row")
 
     def unscale(self, optimizer: Optimizer) -> bool:
-        """Divides the gradients by the scale and adapts it. Returns whether a gradient was not finite."""
+        """Divides the gradients by the loss scale, then adapts it. Returns whether a gradient was not finite."""
         self.steps += 1
         self._overflowed = not self.switched and self._unscale(optimizer)
         self.skipped += self._overflowed
@@ -41,7 +41,7 @@ class LossScale(AdaptiveGradScaler):
 
 
 class WorkingCopy(Arithmetic):
-    """`model` is the low-precision copy; the module it was copied from holds the masters."""
+    """Computes with `model`, a low-precision copy; the original module holds the fp32 masters."""
 
     def __init__(self, masters: nn.Module, precision: str) -> None:
         self.precision = precision

@@ -16,7 +16,7 @@ from redline.upscale.padding import PaddedSide
 def bounded_alpha(enlarged: Iterable[Tensor], alpha: Tensor, columns: PaddedSide, scale: int) -> Iterator[Tensor]:
     """Clamps upscaled tiles (1, 3, scale · tile height, scale · tile width) of a band of alpha (1, tile height, W)."""
     padded = alpha[..., columns.positions_on(alpha.device)]
-    # An edge moves by less than a pixel, so the range of the direct neighbours is enough.
+    # Upscaling moves an edge by less than a pixel, so the range over the direct neighbours is enough.
     highest, lowest = _max_of_neighbours(padded), -_max_of_neighbours(-padded)
     for left, tile in zip(columns.side.starts, enlarged, strict=True):
         inside = slice(left, left + columns.side.cut.tile)
@@ -25,7 +25,7 @@ def bounded_alpha(enlarged: Iterable[Tensor], alpha: Tensor, columns: PaddedSide
 
 
 def bounded_whole_alpha(enlarged: Tensor, alpha: Tensor, scale: int, wrap: bool = False) -> Tensor:
-    """Clamps upscaled alpha (B, 1, scale · H, scale · W) of whole images (B, 1, H, W); its channels may be repeated."""
+    """Clamps upscaled alpha (B, C, scale · H, scale · W) of whole images, whose own alpha is (B, 1, H, W)."""
     padded = pad(alpha, (1, 1, 1, 1), mode="circular" if wrap else "replicate")
     highest, lowest = _max_of_neighbours(padded), -_max_of_neighbours(-padded)
     low, high = (_repeated(bound[..., 1:-1, 1:-1], scale) for bound in (lowest, highest))

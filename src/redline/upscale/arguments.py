@@ -3,10 +3,11 @@
 `redline upscale IN OUT` works as `redline stream IN OUT` does, but a mistyped source must not become an output that
 nobody asked for. So the last of several paths is the output only in these cases:
 
-- of two, if it does not exist and the first does;
-- of three or more, if it does not exist and ends in a slash: a folder to be made. One without a slash and without an
-  ending is refused, because it could be either;
-- of two, or of several and a folder, if a journal says that an earlier run wrote it from one of the others.
+- There are two paths. The last one does not exist, and the first one does.
+- There are three or more paths. The last one does not exist and ends in a slash, which means a folder to create. A path
+  without a slash and without a suffix is refused, because it could be a mistyped source or a new folder.
+- The last path is a folder, or one of only two paths, and a journal says that an earlier run wrote it from one of the
+  other paths.
 
 A single image is not journalled. If the second of two paths has the size of an enlarged first one, repeating
 `redline upscale IN OUT` would enlarge OUT: the command is refused, and the error says how to write it.
@@ -27,7 +28,7 @@ from redline.upscale.journal import NAME
 
 @dataclass(frozen=True)
 class Arguments:
-    """`note` says how the arguments were understood, where there was a choice."""
+    """The sources and the output. If the arguments were ambiguous, `note` says how they were understood."""
 
     sources: tuple[Path, ...]
     out: Path | None
@@ -35,7 +36,7 @@ class Arguments:
 
 
 def read_arguments(given: Sequence[str], out: Path | None) -> Arguments:
-    """`given` as typed: a slash at the end of a path counts. With `--out`, all of them are sources."""
+    """Reads the paths as typed, because a slash at the end of a path counts. With `--out`, all of them are sources."""
     paths = tuple(Path(text) for text in given)
     if out is not None or len(paths) < 2:
         return Arguments(paths, out)
@@ -66,7 +67,7 @@ def _refuse_possible_output(source: Path, last: Path) -> None:
     """Raises if `last`, or an image in the folder `last`, can be the result of an earlier run on the image `source`."""
     try:
         is_possible = any(_is_enlarged(path, source) for path in _named_like(source, last))
-    except OSError:  # a folder that cannot be read is one failure among others
+    except OSError:  # an unreadable folder is reported later, when it is searched
         return
     if is_possible:
         write = "write into" if last.is_dir() else "overwrite"
@@ -81,7 +82,7 @@ def _named_like(source: Path, last: Path) -> list[Path]:
 
 
 def _is_enlarged(image: Path, source: Path) -> bool:
-    """Whether the width and the height of an image are the same multiple of the source's."""
+    """Returns whether the width and the height of an image are the same multiple of the source's."""
     try:
         # Reads headers only. The result of a large source may exceed the limit on sources.
         with open_image(source, sys.maxsize) as small, open_image(image, sys.maxsize) as large:
@@ -92,7 +93,10 @@ def _is_enlarged(image: Path, source: Path) -> bool:
 
 
 def _was_made_from(made: Path, source: Path) -> bool:
-    """Whether the journal of an earlier run says so; of folders, of a file in one and a file in the other."""
+    """Returns whether the journal of an earlier run says that `made` was written from `source`.
+
+    For folders, one file in `made` that was written from a file in `source` is enough.
+    """
     journal = (made if made.is_dir() else made.parent) / NAME
     whole, origin = made.resolve(), source.resolve()
     try:

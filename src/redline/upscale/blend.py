@@ -24,7 +24,7 @@ class Blender:
 
     def __init__(self, rows: Side, columns: Side, scale: int, device: torch.device | str = "cpu") -> None:
         self._rows, self._columns, self._scale = rows, columns, scale
-        # Both may be set between two rows of tiles, to continue on another device or to repeat a row.
+        # Callers may set `device` and `carried` between two rows of tiles, to change the device or to repeat a row.
         self.device = torch.device(device)
         self.carried: Tensor | None = None
 
@@ -34,7 +34,7 @@ class Blender:
         return (tile if row == len(starts) - 1 else starts[row + 1] - starts[row]) * self._scale
 
     def blend(self, row: int, tiles: Iterable[Tensor]) -> Iterator[tuple[slice, Tensor]]:
-        """Yields the finished rows from left to right: their columns in the padded image, and (…, rows, columns)."""
+        """Yields the finished rows in strips from left to right: each strip's columns and pixels (…, rows, columns)."""
         finished, before, after = self.finished_rows(row), self.carried, None
         row_weights = _weights(self._rows, self._scale, self.device)[row][:, None]
         last_row = row == len(self._rows.starts) - 1
@@ -51,7 +51,7 @@ class Blender:
         self.carried = after
 
     def _strips(self, tiles: Iterable[Tensor]) -> Iterator[tuple[slice, Tensor]]:
-        """Yields the columns that no further tile of the row adds to."""
+        """Yields strips of columns that are complete, because no further tile of the row adds to them."""
         starts = [start * self._scale for start in self._columns.starts]
         weights = _weights(self._columns, self._scale, self.device)
         unfinished: Tensor | None = None
@@ -81,7 +81,7 @@ def enlarge_by_tiles(
 def enlarge_each_by_tiles(
     image: Tensor, enlarge_each: EnlargeEach, scale: int, shape: TileShape, batch: int, wrap: bool = False
 ) -> Tensor:
-    """Like `enlarge_by_tiles`, for a function that may have several batches in flight, also of different rows."""
+    """Like `enlarge_by_tiles`, but `enlarge_each` may have several batches in flight, also of different rows."""
     rows, columns = pad_side(image.shape[-2], shape.rows, wrap), pad_side(image.shape[-1], shape.columns, wrap)
     blender = Blender(rows.side, columns.side, scale, image.device)
     bands = (image[..., rows.positions_on(image.device)[top : top + shape.rows.tile], :] for top in rows.side.starts)

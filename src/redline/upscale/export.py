@@ -25,7 +25,7 @@ from redline.upscale.onnx_network import PREFIX, Onnx, providers_for
 from redline.upscale.settings import UpscaleSettings
 from redline.upscale.tiling import smallest_tile
 
-# An exported graph computes the same; the changes of int8 must not be visible.
+# The required PSNR: an fp32 file must closely match the network, and the changes of int8 must not be visible.
 EXACT = Gate("picture_psnr", 70.0)
 ROUNDED = Gate("picture_psnr", 40.0)
 
@@ -106,7 +106,7 @@ def export_onnx(
         if calibration:
             rounded = path.with_name("int8.onnx")
             batches = calibration_batches([[tiles] for tiles in calibration], ["tiles"])
-            # Convolutions stay in float: their input is a sum of many layers, and their output the pixels.
+            # Convolutions stay in float: their inputs are sums of many layers, and their outputs become pixels.
             options = {"symmetric": False, "external": False, "choose": normalized_linears}
             quantize_static(path, rounded, _counted(batches, tell), "minmax", 99.9, **options)
             path = rounded
@@ -127,7 +127,7 @@ def export_onnx(
 
 
 def _counted(batches: Sequence[dict[str, Any]], tell: Tell) -> Iterator[dict[str, Any]]:
-    """Yields the batches and reports progress: a batch is taken when the previous one has been run."""
+    """Yields the batches and reports progress. The caller takes a batch after it has run the previous one."""
     for done, batch in enumerate(batches):
         tell("calibrating", done, len(batches))
         yield batch
@@ -154,7 +154,7 @@ def _with_facts(path: Path, network: Network, tile: int, precision: str) -> byte
     import onnx
 
     model: Any = onnx.load(str(path))
-    for node in model.graph.node:  # traces with local paths
+    for node in model.graph.node:  # removes stack traces, which contain local paths
         del node.metadata_props[:]
     facts = {
         "scale": network.scale,

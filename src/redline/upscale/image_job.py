@@ -22,9 +22,9 @@ class ImageJob:
 
     def __init__(self, task: Task, tile_runner: TileRunner, settings: ImageSettings) -> None:
         self.task = task
-        # Read before the file is opened, so that a file replaced meanwhile does not count as the one that was read.
+        # Taken before the file is opened, so that a file that is replaced in between is detected as changed.
         self.source_state = task.source_state()
-        # Set when work on the image begins; until then it may wait in the queue.
+        # The time when work on the image began; None while the image waits in the queue.
         self.started: float | None = None
         self.source = _open_source(task, settings)
         self.scale = tile_runner.network.scale
@@ -48,7 +48,7 @@ class ImageJob:
 
     @property
     def band_pixels(self) -> int:
-        """The pixels of one row of tiles, which are blended at a time."""
+        """The number of pixels of one row of tiles, which is blended as a whole."""
         return self.rows.side.cut.tile * self.columns.side.padded
 
     def blend_in_main_memory(self) -> None:
@@ -61,7 +61,7 @@ class ImageJob:
         return self.source.rows(first, last + 1)[(positions - first).numpy()]
 
     def inside(self, row: int) -> slice:
-        """Returns which of the rows finished by a row of tiles belong to the image, or to this part of it."""
+        """Returns the slice of the rows finished by a row of tiles that belongs to the image, or to this part of it."""
         if row < self.first:
             return slice(0, 0)
         begin, count = self.rows.side.starts[row] * self.scale, self.blender.finished_rows(row)

@@ -42,14 +42,14 @@ _WAITING_BANDS = 2
 
 @dataclass(frozen=True)
 class _Band:
-    """The samples of a row of tiles, or its finished rows; without samples, the end or failure of the image."""
+    """The samples of a row of tiles, or its finished rows. `samples` is None if the image has failed."""
 
     image: ImageJob
     row: int = 0
     samples: PendingCopy | None = None
     last: bool = False
     error: str = ""
-    # Alpha with one value everywhere is copied without the network.
+    # Whether alpha has one value everywhere; such alpha is filled in without the network.
     has_flat_alpha: bool = False
 
 
@@ -64,7 +64,7 @@ class ImageRun:
         advance: Callable[[Task, float, int], None] = lambda _task, _done, _total: None,
     ) -> None:
         self._tile_runner, self._settings, self._tell, self._advance = tile_runner, settings, tell, advance
-        # Rows of tiles with this many pixels did not fit on the device.
+        # The smallest number of pixels of a row of tiles that did not fit on the device.
         self._too_large = sys.maxsize
         self._outcomes: list[Outcome] = []
         self._open: set[ImageJob] = set()
@@ -101,7 +101,7 @@ class ImageRun:
                     samples = image.band(0)
             except (RedlineError, OSError):
                 continue
-            # In main memory, where a row of any width fits.
+            # The planes stay in main memory, where a row of any width fits.
             colour, _ = self._planes(torch.from_numpy(samples))
             next(iter(self._tiles(colour[None], image.columns)))
             return
@@ -148,7 +148,7 @@ class ImageRun:
             while (rows := self._try_rows(band, samples)) is None:
                 self._make_room(image)
         except OutOfMemory as error:
-            # The images that follow may fit again.
+            # Restores the batch size and the tiles, because the next images may fit.
             self._tile_runner.taken_at_once = taken_at_once
             band.samples.release()
             image.has_failed = True
@@ -161,7 +161,7 @@ class ImageRun:
         self._advance(image.task, max(rows - image.first, 0), image.last - image.first)
 
     def _counted(self, band: _Band, tiles: Iterable[Tensor], share: float) -> Iterator[Tensor]:
-        """Yields the tiles of a row and reports progress; all of them together are `share` of the row's work."""
+        """Yields the tiles of a row and reports progress. `share` is the fraction of the row's work in these tiles."""
         count = len(band.image.columns.side.starts)
         for number, tile in enumerate(tiles, 1):
             yield tile
@@ -187,7 +187,7 @@ class ImageRun:
         share = 1.0 if alpha is None or band.has_flat_alpha else 0.5
         tiles: Iterable[Tensor] = self._counted(band, self._tiles(colour[None], image.columns), share)
         if alpha is not None:
-            # All colour before all alpha, so that a change of precision always happens at the same tile.
+            # Computes all colour before all alpha, so that a change of precision always happens at the same tile.
             place = image.blender.device
             of_colour = [tile.to(place) for tile in tiles]
             of_alpha = self._alpha_tiles(alpha, image, band.has_flat_alpha)

@@ -30,7 +30,7 @@ _TYPES: dict[str, Any] = {
 
 
 class Journal:
-    """`made_as` describes everything that determines the result of a task."""
+    """The journal of a folder. `made_as` returns a description of everything that determines a task's result."""
 
     def __init__(self, folder: Path, made_as: Callable[[Task], str]) -> None:
         self.path = folder / NAME
@@ -56,9 +56,9 @@ class Journal:
             return False
 
     def tiles(self, tasks: Iterable[Task], chosen_for: str | None = None) -> Tiles | None:
-        """Returns the tiles of the earlier run of one of these tasks: other tiles would give slightly different pixels.
+        """Returns the tiles of an earlier run of one of these tasks: other tiles would give slightly different pixels.
 
-        Ignores tiles that were chosen for images of other sizes, if `chosen_for` is given.
+        If `chosen_for`, a digest of image sizes, is given, tiles that were chosen for other sizes are ignored.
         """
         for task in tasks:
             entry = self._lines.get(str(task.target.resolve()), {})
@@ -71,7 +71,7 @@ class Journal:
         return None
 
     def record(self, task: Task, source_state: tuple[int, int] | None, tiles: Tiles) -> None:
-        """`source_state` is that from before the source was read."""
+        """Records a finished task. `source_state` is the state of the source before it was read."""
         size, made_from = task.target.stat().st_size, self._made_from(task, source_state)
         noted = {"tile": tiles.sizes, "batch": tiles.batch, "for": tiles.chosen_for}
         noted |= {"bytes": size, "sha256": _digest(task.target)}

@@ -28,8 +28,8 @@ class Outcome:
 class Listener:
     """Callbacks for a run, which may come from any thread.
 
-    `started` gets all tasks, `say` a message, `finished` the outcome of a file, `image_progress` how many rows of tiles
-    of an image are done and of how many, and `video_progress` the progress of a video.
+    `started` receives all tasks, `say` a message, `finished` the outcome of a file, `image_progress` the finished and
+    the total number of rows of tiles of an image, and `video_progress` the progress of a video.
     """
 
     say: Callable[[str], None] = lambda _text: None

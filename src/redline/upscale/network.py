@@ -64,7 +64,7 @@ def bundled_weights() -> dict[str, Path]:
 
 
 def find_weights(model: str | Path) -> Path:
-    """Returns the weight file of a bundled network's name, or the path itself."""
+    """Returns the weight file of the bundled network with this name, or the given path."""
     bundled, path = bundled_weights(), Path(model)
     if not path.exists() and str(model) in bundled:
         return bundled[str(model)]
@@ -101,7 +101,7 @@ def _load_with_spandrel(weights: dict[str, Tensor], path: Path, digest: str, ref
     spandrel = import_module("spandrel")
     try:
         found = spandrel.ModelLoader().load_from_state_dict(weights)
-    except Exception as error:  # it raises many types, some without a message
+    except Exception as error:  # spandrel raises many types, some without a message
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(f"{str(refused).rstrip('.')}, and spandrel does not know it either ({reason}).") from error
     if not isinstance(found, spandrel.ImageModelDescriptor):

@@ -23,7 +23,7 @@ _PROVIDER_ORDER = {"cpu": ("cpu",), "cuda": ("cuda", "cpu"), "tensorrt": ("tenso
 
 
 class Onnx(nn.Module):
-    """Called like the exported network. Tiles may be on any device, to which the result returns."""
+    """Runs the exported network. Tiles may be on any device; the result is on the same device."""
 
     def __init__(self, path: Path, providers: list[tuple[str, dict[str, str]]]) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Onnx(nn.Module):
         options.log_severity_level = 3
         try:
             self.session = onnxruntime.InferenceSession(str(path), options, providers=providers)
-        except Exception as error:  # it raises many types
+        except Exception as error:  # ONNX Runtime raises many types
             raise ModelError(f"cannot load {str(path)!r}: it is not an ONNX model, or damaged.") from error
 
     @property
@@ -60,7 +60,7 @@ class Onnx(nn.Module):
         (name,) = (item.name for item in self.session.get_inputs())
         try:
             (result,) = self.session.run(None, {name: tiles.detach().float().cpu().contiguous().numpy()})
-        except Exception as error:  # it raises many types
+        except Exception as error:  # ONNX Runtime raises many types
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise ModelError(f"ONNX Runtime cannot run the exported network: {reason}.") from error
         return torch.from_numpy(result).to(tiles.device)
@@ -84,7 +84,7 @@ def load_onnx_network(
 
 
 def _checked_facts(facts: dict[str, str], origin: str) -> dict[str, str]:
-    """The metadata, with every key that `redline export` writes; raises `ModelError` that names the first bad one."""
+    """Returns the metadata; raises `ModelError` for the first key that is missing or not valid."""
     if not facts:
         raise ModelError(f"{origin!r} was not written by `redline export`: it has no metadata of it.")
     for key in (*_SIZES, *_TEXTS):
@@ -101,7 +101,7 @@ def _checked_facts(facts: dict[str, str], origin: str) -> dict[str, str]:
 
 
 def providers_for(provider: str, device: torch.device) -> list[tuple[str, dict[str, str]]]:
-    """Returns the provider and those that run what it does not support."""
+    """Returns the provider and the providers for the nodes that it does not support."""
     import onnxruntime
 
     if provider not in _PROVIDERS:

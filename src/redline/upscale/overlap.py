@@ -1,8 +1,8 @@
-"""Reading, working and writing at the same time, in order, with a bounded number of items in between.
+"""Reads, works and writes at the same time, in order, with a bounded number of items in between.
 
-Reading and writing have a thread each and the work stays in the caller's, where a GPU's context and Ctrl-C are. A
-stage waits only on a channel, and a failure anywhere stops both channels, so every stage ends and the first failure
-is raised once.
+Reading and writing have a thread each. The work stays in the caller's thread, which has the GPU's context and receives
+Ctrl-C. A stage waits only on a channel, and a failure anywhere stops both channels, so every stage ends and the first
+failure is raised once.
 """
 
 from collections.abc import Callable, Generator
@@ -17,7 +17,7 @@ B = TypeVar("B")
 
 
 def overlap(read: Generator[A, None, None], work: Callable[[A], B], write: Callable[[B], None], waiting: int) -> None:
-    """Sends all that `read` gives through `work` to `write`, in order; `waiting` items may stand before each stage."""
+    """Passes the items of `read` through `work` to `write`, in order; up to `waiting` items queue between stages."""
     before: Channel[A] = Channel(waiting)
     behind: Channel[B] = Channel(waiting)
     failures: list[BaseException] = []

@@ -32,7 +32,7 @@ class PaddedSide:
 
 
 def pad_side(length: int, cut: Cut, wrap: bool = False) -> PaddedSide:
-    """Pads by reflection to the end of the last tile, or on both ends with the opposite side if the texture wraps."""
+    """Pads by reflection to the end of the last tile. A texture that wraps is continued at both ends instead."""
     before = cut.around if wrap else 0
     side = cut_side(length + 2 * before, cut)
     positions = (wrapped if wrap else reflected)(-before, side.padded - before, length)

@@ -34,7 +34,7 @@ Finished = Callable[[Outcome, Tiles], None]  # the outcome of a file, and the ti
 
 # One stream computes and one copies.
 _DEFAULT_STREAMS = 2
-# All workers calibrate on the first readable one of these images.
+# The number of images that workers receive to calibrate on; all workers use the first readable one.
 _CALIBRATION_IMAGES = 16
 
 
@@ -89,7 +89,7 @@ class Upscaling:
         return [outcomes[task] for task in tasks]
 
     def _tiles_of_earlier_run(self, tasks: Sequence[Task], journal: Journal | None, digest: str) -> Tiles | None:
-        """Other tiles would give slightly different pixels, so a resumed run of the same images uses the same ones."""
+        """Returns the tiles of the run that is resumed, because other tiles would give slightly different pixels."""
         if not self.settings.resume:
             return None
         parts = (tiles_of_parts(task.target, self.made_by) for task in tasks if task.is_video)
@@ -189,7 +189,7 @@ class Upscaling:
         return TileRunner(self.network, self.plan, self.machine.device, tiling, batch, self._say, streams)
 
     def _say(self, text: str) -> None:
-        self.listener.say(text)  # which may be another one in the next run
+        self.listener.say(text)  # looked up here, because the next run may have another listener
 
     def _report_configuration(self, tiling: Tiling, batch: int, workers: str = "") -> None:
         tiles = f"{batch} tile{'s' if batch > 1 else ''} of {tiling} at a time"

@@ -40,7 +40,7 @@ class UpscaleSettings:
     """`None` means automatic: tile and batch size from the available memory, two streams, a bundled plan."""
 
     weights: Path | None = None
-    # Must agree with the weights. The bundled ones are ×4 by default.
+    # The scale of the weights; it selects the bundled weights, which are ×4 by default.
     scale: int | None = None
     device: str = "auto"
     precision: str = "auto"
@@ -88,7 +88,7 @@ class UpscaleSettings:
             given = getattr(self, name)
             for value in given if isinstance(given, tuple) else (given,):
                 if value is not None and value < least:
-                    # The overlap is not an option; presets set it.
+                    # The overlap has no command-line option, because presets set it.
                     option = name if name.endswith("_px") else "--" + name.removesuffix("_bytes").replace("_", "-")
                     raise RedlineError(f"{option} must be at least {least}, not {value}.")
 
@@ -113,14 +113,14 @@ PRESETS = {
 
 
 def with_preset(settings: UpscaleSettings, preset: str) -> UpscaleSettings:
-    """Returns the settings with the values of the preset where they have the default value."""
+    """Returns the settings with the values of the preset in place of default values."""
     if preset not in PRESETS:
         raise RedlineError(f"unknown preset {preset!r}: choose {', '.join(PRESETS)}.")
     plain = UpscaleSettings()
     chosen = {k: v for k, v in PRESETS[preset].items() if getattr(settings, k) == getattr(plain, k)}
     if settings.plan is not None or settings.is_onnx:
         chosen.pop("precision", None)
-    # An ONNX file has a fixed tile, and with a memory limit the tile is chosen by it.
+    # An ONNX file has a fixed tile, and a memory limit determines the tile itself.
     if settings.is_onnx or settings.memory_bytes is not None:
         chosen.pop("tile", None)
     return replace(settings, **chosen)

@@ -18,7 +18,7 @@ _IMAGE_SUFFIXES = {suffix for form in FORMATS.values() for suffix in form.suffix
 _INSTEAD = {suffix: ".png" for form in FORMATS.values() if not form.writable for suffix in form.suffixes}
 _INSTEAD |= {".3gp": ".mp4", ".f4v": ".mp4"}
 _VIDEO_FALLBACK_SUFFIX = ".mkv"
-# How many of the skipped files of a folder a message names.
+# The largest number of skipped files that a message names.
 _NAMED = 10
 # The names of FFmpeg's demuxers for still images and text.
 _STILLS = ("_pipe", "image2", "tty")
@@ -201,7 +201,7 @@ def _refuse_twice(tasks: Sequence[Task]) -> None:
 
 
 def _with_problems(named: list[Task], inside: list[Task]) -> list[Task]:
-    """Returns all tasks. Of two files in a folder with the same target, only the one that keeps its name is done."""
+    """Returns all tasks. Of several tasks with the same target, all but one get a problem; a kept name has priority."""
     first: dict[Path, Task] = {}
     for task in [*named, *sorted(inside, key=lambda task: task.source.name != task.target.name)]:
         first.setdefault(task.target, task)

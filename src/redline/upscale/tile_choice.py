@@ -1,10 +1,10 @@
 """Chooses tile shapes and the batch size from the available memory and the measured memory use of a tile.
 
-Overlaps are computed twice, and so is the padding beyond the edge of an image. Large tiles waste less on overlaps and
-more on padding, so the shape that fits in memory and needs the fewest computed pixels for the given images is used; its
-width and height are chosen independently. Images of another aspect ratio get a shape of their own if that saves more
-than capturing another CUDA graph costs. The batch size is chosen in the same way if incomplete batches are filled up.
-The memory use is measured on two small tiles in eager fp32; what a plan saves is left as a reserve.
+The network computes overlaps twice, and computes padding beyond the edge of an image. Large tiles waste less on
+overlaps and more on padding. The chosen shape fits in memory and needs the fewest computed pixels for the given images;
+its width and height are chosen independently. Images of another aspect ratio get a shape of their own if that saves
+more than capturing another CUDA graph costs. The batch size is chosen in the same way if incomplete batches are filled
+up. The memory use is measured on two small tiles in eager fp32; memory that a plan saves is left as a reserve.
 """
 
 from collections import Counter
@@ -22,12 +22,12 @@ from redline.notation import format_bytes
 from redline.upscale.network import Network
 from redline.upscale.tiling import Cut, TileShape, Tiling, count_tiles, smallest_tile
 
-# Larger tiles gain little. A GPU has more memory and loses more with every batch that it waits for.
+# Larger tiles gain little. The limit is higher for a GPU, which has more memory and loses more time per batch.
 _LARGEST_TILE_PIXELS = {"cpu": 512**2, "cuda": 1280 * 1024}
 MOST_SHAPES = 6
 # The share of all pixels that one more shape must save; less than this disappears in timing noise.
 _WORTH_A_SHAPE = 0.01
-# The candidate lengths of a tile: every so many pixels, and the most common lengths of the images.
+# The candidate lengths of a tile: lengths in steps of this size, and the most common lengths of the images.
 _STEP_PX, _MOST_LENGTHS = 16, 64
 # A group of images may be split by aspect ratio, width or height, at this many places each.
 _ORDERS: tuple[Callable[[tuple[int, int]], float], ...] = (lambda s: s[0] / s[1], lambda s: s[0], lambda s: s[1])
@@ -67,7 +67,7 @@ def measure_cost(network: Network, device: torch.device | str) -> TileCost:
     step = max(network.window, 16)
     module = network.module.to(device)
     if torch.device(device).type == "cuda":
-        # Workspaces that libraries allocate in their first call would count for the first tile alone.
+        # A first call, in which libraries allocate workspaces that would otherwise count for the first tile alone.
         with torch.no_grad():
             module(torch.rand(1, 3, step, step, device=device))
     peaks = []
@@ -80,7 +80,7 @@ def measure_cost(network: Network, device: torch.device | str) -> TileCost:
     if torch.device(device).type == "cuda":
         torch.cuda.empty_cache()  # other workers may query the free memory
     (small, low), (large, high) = peaks
-    # A coarse memory reading must not give less than the input and the output themselves.
+    # A coarse memory reading may be too low, so a pixel costs at least its part of the input and the output.
     least = 4 * 3 * (1 + 2 * network.scale**2)
     per_pixel = max((high - low) / (large - small), least) * _FRAGMENTATION[torch.device(device).type]
     return TileCost(max(0, int(low - per_pixel * small)), per_pixel)
@@ -101,7 +101,7 @@ def choose_tiles(
     kind: str = "cpu",
     limits: ShapeLimits = _UNLIMITED,
 ) -> tuple[Tiling, int]:
-    """Returns the tiling and the batch size for images of these sizes. Tiles are cut like `like`, in other lengths."""
+    """Returns the tiling and the batch size for images of these sizes. `like` sets all but the length of the tiles."""
     least = smallest_tile(like.margin, like.ramp, like.align)
     fitting_pixels = int(max(budget_bytes - cost.fixed_bytes, 0) / cost.bytes_per_pixel) // (batch or 1)
     if fitting_pixels < least**2:
@@ -143,7 +143,7 @@ def with_batch(
 
 @dataclass(frozen=True)
 class _Group:
-    """Images (by index) that share a shape, and how many pixels it computes for them and for its capture."""
+    """Images (by index) that share a shape, and how many pixels the network computes for them and for the capture."""
 
     members: tuple[int, ...]
     shape: TileShape
@@ -166,7 +166,7 @@ class _ShapeSearch:
         self._capture_pixels = passes * filled_to
 
     def shapes(self, most: int) -> tuple[TileShape, ...]:
-        """Starts with one shape for all images, and splits the group that saves most while it saves enough."""
+        """Starts with one shape for all images. Splits the group whose split saves most, as long as it saves enough."""
         groups = [self._group(range(len(self.sizes)))]
         worth = _WORTH_A_SHAPE * groups[0].pixels
         split_groups: dict[_Group, tuple[_Group, _Group] | None] = {}

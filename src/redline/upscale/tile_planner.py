@@ -30,7 +30,7 @@ _UNREADABLE_SIDE_PX = 100_000
 
 
 class TilePlanner:
-    """Raises `RedlineError` when it is made if the requested tile is smaller than the overlap allows."""
+    """Chooses tiles. Creating it raises `RedlineError` if the requested tile is smaller than the overlap allows."""
 
     def __init__(self, settings: UpscaleSettings, network: Network, plan: Plan, device: torch.device | str) -> None:
         self._settings, self._network, self._device = settings, network, torch.device(device)
@@ -49,7 +49,8 @@ class TilePlanner:
     def choose(self, sizes: Sizes, tiles: Tiles | None = None, sharing: int = 1) -> tuple[Tiling, int]:
         """Returns the tiling and the batch size for images of these sizes.
 
-        Uses `tiles` as far as given. `sharing` workers divide the memory of the device among them.
+        Uses the sizes and the batch size in `tiles` if they are given. `sharing` workers divide the memory of the
+        device among them.
         """
         memory_bytes = self._settings.memory_bytes
         if tiles is not None and tiles.batch and memory_bytes is None:
@@ -77,7 +78,7 @@ class TilePlanner:
             return Tiles(((exported, exported),), settings.tile_batch or 1)
         if settings.tile_sizes is None:
             return replace(earlier, batch=settings.tile_batch or earlier.batch) if earlier else None
-        # A tile larger than the largest image would compute padding.
+        # The tile is limited to the largest image, because a larger tile would compute padding.
         widest, tallest = (max(self._smallest, max(side)) for side in zip(*sizes, strict=True))
         limited = tuple((min(width, widest), min(height, tallest)) for width, height in settings.tile_sizes)
         wanted = self.tiling(limited).sizes

@@ -48,7 +48,7 @@ class OutOfMemory(ModelError):
 
 
 class TileRunner:
-    """Called with tiles (N, 3, H, W) in [0, 1] on any device; returns (N, 3, scale · H, scale · W) on its own."""
+    """Upscales tiles (N, 3, H, W) in [0, 1] from any device to (N, 3, scale · H, scale · W) on `device`."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class TileRunner:
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
-            # Outside of the handler, because its traceback keeps the tensors of the failed attempt alive.
+            # Called outside of the handler, because the traceback keeps the tensors of the failed attempt alive.
             self.shrink(*tiles.shape[-2:])
 
     def checked(self, tiles: Tensor) -> Tensor:
@@ -136,7 +136,7 @@ class TileRunner:
             except RedlineError:
                 raise
             except Exception as error:
-                # A third-party network may mix its input with constants of another dtype.
+                # In a lower precision, a third-party network may fail because it mixes its input with another dtype.
                 if is_out_of_memory(error) or not self._use_safer_precision(f"it does not run ({_first_line(error)})"):
                     raise
 
@@ -149,7 +149,7 @@ class TileRunner:
             if not any(name in self.plan for name in _SAFER):
                 return fast if "tf32" in self.plan else _without_tf32(fast)
             squares = squares_to_judge(tiles, self.network.window)
-            # Without compilation and graph capture, which would be repeated for the shape of the squares.
+            # Judged without compilation and graph capture, which would be repeated for the shape of the squares.
             plain = Plan.of([rung for rung in self.plan.rungs if rung.stage < Stage.COMPILE])
             judged = fast if plain == self.plan else plain.apply(self.network.module, samples=squares, gates=(GATE,))
             with torch.no_grad():
@@ -174,7 +174,7 @@ class TileRunner:
 
     @property
     def advice(self) -> str:
-        """What the user can do when even one tile does not fit."""
+        """The advice for the user if even one tile does not fit."""
         return "free some memory" if self.device.type == "cpu" else "free some memory, or use --device cpu"
 
     @property
@@ -203,7 +203,7 @@ class TileRunner:
         self.say(f"out of memory: continuing with tiles of {after}")
 
     def _inside(self, height: int, width: int) -> TileShape:
-        """Returns the tiles that tiles of this size are split into after the halvings so far."""
+        """Returns the shape of the tiles into which a tile of this size is split after the halvings so far."""
         return TileShape(self._halved(height), self._halved(width))
 
     def _halved(self, length: int) -> Cut:

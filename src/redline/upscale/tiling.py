@@ -4,7 +4,8 @@ The network cannot see beyond a tile, so the outermost `margin` positions of a t
 in the middle of the overlap, one tile fades out and the other fades in along a Hann window. All tiles start at
 multiples of `align`, so that the windows of a windowed model lie as they would in the whole image.
 
-Weights are multiples of 1/2048, so products of a row and a column weight and their sum, 1, are exact in fp32.
+Weights are multiples of 1/2048. So the product of a row weight and a column weight is exact in fp32, and the products
+at each position sum to exactly 1.
 
 Sizes are (width, height).
 """
@@ -140,7 +141,7 @@ class Tiling:
     """The tile shapes of a run, and the batch size that incomplete batches are filled up to.
 
     There are few shapes, because each one is captured or compiled separately. An image uses the shape with the fewest
-    computed pixels, so its result depends on nothing else.
+    computed pixels, so the choice depends only on the size of the image.
     """
 
     shapes: tuple[TileShape, ...]

@@ -1,4 +1,4 @@
-"""The Python API of upscaling: `Upscaler`, which the command line is a thin layer over."""
+"""The Python API of upscaling: `Upscaler`. The command line is a thin layer over it."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -43,11 +43,11 @@ class Upscaler:
     Args:
         model: The name of a bundled network such as ``"drct-small-x4"``, or the path of a weight file (``.pth``,
             ``.safetensors`` or exported ``.onnx``). By default the bundled network for ``scale``.
-        scale: The factor, 4 by default. Weights have a factor of their own; another one raises.
+        scale: The factor, 4 by default. It must match the factor of the weights.
         preset: ``"speed"``, ``"balanced"``, ``"memory"`` or ``"quality"``; other arguments take precedence.
         precision: ``"auto"``, ``"fp32"``, ``"fp16"``, ``"bf16"`` or ``"int8"``.
         plan: A plan of the ladder: an object, its one-line form, or the path of a TOML file.
-        provider: What runs an ONNX file: ``"cpu"``, ``"cuda"`` or ``"tensorrt"``.
+        provider: The execution provider for an ONNX file: ``"cpu"``, ``"cuda"`` or ``"tensorrt"``.
         tile: The side of a tile, or its width and height; by default chosen from the available memory.
         tile_batch: How many tiles are computed at a time; by default chosen from the available memory.
         streams: CUDA streams: one computes, the others copy.
@@ -57,7 +57,7 @@ class Upscaler:
         wrap: Treat images as seamless textures, whose edges continue on the opposite side.
         strip: Leave out metadata, except what defines the colours.
         quality: The quality of JPEG, WebP and AVIF files, 1 to 100.
-        max_pixels: Images with more pixels raise.
+        max_pixels: The largest number of pixels of an image; larger images raise.
         codec: The video codec: ``"auto"``, ``"h264"``, ``"hevc"``, ``"av1"``, ``"ffv1"``, …
         crf: The quality of the video encoder; lower is better.
         keep_going: Write what can be read of a damaged video instead of failing.
@@ -208,7 +208,7 @@ class Upscaler:
             return []
         sources = [Path(path) for path in ([paths] if isinstance(paths, (str, Path)) else paths)]
         out = None if out is None else Path(out)
-        # Reading the model takes seconds. Before it is read, only the names of the results may be wrong.
+        # Finds problems before the model is read, which takes seconds. Only the scale in the names may be wrong yet.
         tasks = find_tasks(sources, out, self.settings.scale or _DEFAULT_SCALE, format)
         if all(task.problem for task in tasks):
             return [Outcome(task, error=task.problem) for task in tasks]
@@ -244,7 +244,7 @@ class Upscaler:
         return large[0] if tensor.ndim == 3 else large
 
     def _upscale_samples(self, samples: np.ndarray) -> np.ndarray:
-        """(H, W, C) of uint8 or uint16, with the same result as for a file."""
+        """Upscales samples (H, W, C) of uint8 or uint16, with the same result as for a file."""
         session, task = self._session, ArrayTask.of(samples)
         with session.on_device():
             runner = session.prepare((session.planner.with_padding((samples.shape[1], samples.shape[0])),))
@@ -254,7 +254,7 @@ class Upscaler:
         return task.results[0]
 
     def _upscale_floats(self, batch: Tensor) -> Tensor:
-        """(B, C, H, W) in [0, 1] to float32, without rounding to integers."""
+        """Upscales a batch (B, C, H, W) in [0, 1] to float32, without rounding to integers."""
         session, wrap = self._session, self.settings.images.wrap
         if not batch.numel():
             raise RedlineError(f"a batch of shape {tuple(batch.shape)} has no pixels.")

@@ -14,7 +14,7 @@ A = TypeVar("A")
 
 
 class WholeImages:
-    """Called with images (B, 3, H, W) in [0, 1] and a function of the result (B, 3, scale · H, scale · W).
+    """Upscales images (B, 3, H, W) in [0, 1] and applies a function to the result (B, 3, scale · H, scale · W).
 
     The result is on the device, or in main memory after the device ran out of memory. When memory runs out, both the
     upscaling and the function are repeated.
@@ -31,7 +31,7 @@ class WholeImages:
             except Exception as error:
                 if not is_out_of_memory(error) and not (isinstance(error, OutOfMemory) and self._can_leave):
                     raise
-            # Outside of the handler, because its traceback keeps the tensors of the failed attempt alive.
+            # Called outside of the handler, because the traceback keeps the tensors of the failed attempt alive.
             self._make_room(images)
 
     def _enlarge(self, images: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def reflected(first: int, last: int, length: int) -> Tensor:
-    """Returns the source of each position from `first` to `last` − 1 in an image reflected at its edge pixels."""
+    """Returns the source index of each position from `first` to `last` − 1 in an image reflected at its edge pixels."""
     positions = torch.arange(first, last)
     if length == 1:
         return torch.zeros_like(positions)

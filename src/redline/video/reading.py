@@ -37,7 +37,7 @@ _ONE_FILE = {"protocol_whitelist": "file", "format_whitelist": _FORMATS}
 
 @contextmanager
 def opened(path: Path) -> Iterator[InputContainer]:
-    """Opens a local video for reading and closes it. Raises RedlineError if it is not one."""
+    """A context that opens a local video and closes it at the end. Raises RedlineError if it is not a video."""
     with open_video(path) as container:
         yield container
 
@@ -45,7 +45,8 @@ def opened(path: Path) -> Iterator[InputContainer]:
 def open_video(path: Path) -> InputContainer:
     """Opens a local video, and no other file that it may refer to. Raises RedlineError if it is not a video."""
     try:
-        # "file:" keeps a name with a colon from being read as a protocol; tags need not be valid UTF-8 to be kept.
+        # "file:" prevents FFmpeg from parsing a name with a colon as a protocol. Tags that are not valid UTF-8 are
+        # kept.
         return av.open(f"file:{path}", options=_ONE_FILE, metadata_errors="surrogateescape")
     except (av.FFmpegError, OSError) as error:
         raise RedlineError(_why_not(path, error)) from error
@@ -80,15 +81,15 @@ def _threads(pixels: int, each: int) -> int:
 
 
 def enable_frame_threads(stream: VideoStream) -> int:
-    """Lets the decoder work on several frames at a time if it supports that. Returns on how many, or 1."""
+    """Enables frame threads if the decoder supports them. Returns how many frames it decodes at a time, or 1."""
     context = stream.codec_context
     count = frame_threads()
     if count < 2 or context.name not in _ONE_SLICE:
         return 1
     stream.thread_type = "FRAME"
     context.thread_count = count
-    # Without this, a reordered frame may be returned before its thread finds the damage, and is then not marked. An
-    # error is raised in packet order, before any spoiled frame.
+    # Without this, a reordered frame may be returned before its thread finds the damage, and is then not marked. With
+    # it, an error is raised in packet order, before any spoiled frame.
     context.options = {**context.options, "err_detect": "explode"}
     return count
 

@@ -15,7 +15,7 @@ _RIFF, _RIFF_KINDS = b"RIFF", (b"AVI ", b"AVIX")
 
 
 def missing_bytes(path: Path) -> int:
-    """Returns how many bytes are missing at the end of the file; 0 if the container does not tell."""
+    """Returns how many bytes are missing at the end of the file; 0 if this is unknown."""
     size_bytes = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(4 * 192)
@@ -133,7 +133,7 @@ def _end_of_ts(file: BinaryIO, size_bytes: int, offset: int, length: int) -> int
 
 
 def _length(file: BinaryIO) -> int | None:
-    """Reads a variable-length integer of 1 to 8 bytes; the leading zero bits of the first give the length.
+    """Reads a variable-length integer of 1 to 8 bytes; the leading zero bits of the first byte give the length.
 
     Returns None if all bits are ones, which means unknown.
     """

@@ -1,6 +1,7 @@
 """JPEG compression artifacts in torch: quantized 8 × 8 DCT blocks and chroma subsampling.
 
-Without entropy coding, so that it runs on the device for a whole batch, with a quality for each image.
+Entropy coding is lossless and therefore omitted, so that a whole batch is processed on the device, with a quality for
+each image.
 """
 
 import math

@@ -21,7 +21,7 @@ from redline.datasets.device_copy import copy_to_device
 
 # Photos are sampled at twice the frame's resolution and averaged, against aliasing and flicker.
 _OVERSAMPLING = 2
-# At the edge of the moving object, interpolation mixes two motions.
+# Within this distance of the moving object's edge, where interpolation mixes two motions, motion counts as unknown.
 _EDGE_PX = 2.0
 
 
@@ -61,7 +61,7 @@ class Scene:
         return F.avg_pool2d(background + cover * (object_image - background), _OVERSAMPLING)
 
     def motion(self, frame: int) -> tuple[Tensor, Tensor]:
-        """Returns the position of each pixel in the previous frame (B, H, W, 2) and 1 where it is known (B, H, W)."""
+        """Returns each pixel's position in the previous frame (B, H, W, 2) and a mask of known motion (B, H, W)."""
         u_BHW2 = self._positions()
         if frame == 0:
             return u_BHW2, torch.zeros_like(u_BHW2[..., 0])

@@ -16,13 +16,14 @@ from redline.evaluation.drift.cases import Case, CaseFrame
 from redline.evaluation.drift.controls import Model
 from redline.evaluation.drift.metrics import NAMES, frame_metrics
 
-# The probe of the response: its strength, and a grid coarse enough that any restoration keeps it.
+# The change of the input that measures the response: its strength, and the size of its grid, which is coarse enough
+# that any restoration keeps it.
 _PROBE = 0.1
 _PROBE_CELLS = 4
 _PROBES = 20
 # A shorter run has too few frames to compare its start and end, or to settle after a cut.
 LEAST_FRAMES = 64
-# Frames after the start, and after a cut, that may differ from what follows.
+# The number of frames after the start, and after a cut, for which the output may not have settled.
 SETTLING = 8
 
 Row = dict[str, float]
@@ -33,8 +34,8 @@ NewModel = Callable[[], Model]  # returns a model without a previous output
 class CaseRun:
     """One row of metrics per frame; NaN if a metric is unknown.
 
-    `restarted` has the last frames as processed by models that started 8 to 16 frames before, and `alone` some of
-    them as processed by a model without a previous frame.
+    `restarted` has the metrics of the last frames for models that started 8 to 16 frames before, and `alone` has those
+    of some of these frames for a model without a previous frame.
     """
 
     case: str
@@ -48,7 +49,7 @@ class CaseRun:
 
     @property
     def first(self) -> range:
-        """The first tenth of the frames after settling; after a cut, that of the new scene."""
+        """The first tenth of the frames after settling; with a cut, the first tenth of the new scene."""
         begin = min(SETTLING + (self.cut or 0), len(self.rows) - 2)
         return range(begin, begin + max(1, (len(self.rows) - begin) // 10))
 
@@ -61,7 +62,7 @@ class CaseRun:
 def run_case(new_model: NewModel, case: Case, progress: Callable[[int], None] = lambda frame: None) -> CaseRun:
     """Runs a model over all frames. The response is measured on some frames by a second, slightly changed input."""
     collected: list[Tensor] = []
-    # A video may end long before the requested number of frames.
+    # At least one frame in 16 is probed, because a video may end long before the requested number of frames.
     every = max(1, min(case.frames // _PROBES, LEAST_FRAMES // 4))
     model, before = new_model(), None
     for index, shown in enumerate(case.inputs()):

@@ -1,6 +1,6 @@
 """The cases of a drift evaluation: a moving camera, a still one, a hard cut, or any video.
 
-For clips made from photos the clean image and every motion are known; for a video only its frames are.
+For clips made from photos, the clean image and every motion are known; for a video, only its frames are known.
 """
 
 from collections.abc import Callable, Iterator

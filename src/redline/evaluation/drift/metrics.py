@@ -1,7 +1,7 @@
 """The metrics of a frame: colours, contrast, detail, structure, flicker and gain.
 
 Colours, contrast and detail are compared with the clean image if it is known, else with the input. The metrics of a
-frame stay on the device in one tensor, so that no frame synchronizes with it.
+frame stay on the device in one tensor, so that measuring a frame does not synchronize with the device.
 """
 
 import torch

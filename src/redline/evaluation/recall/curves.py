@@ -82,7 +82,7 @@ def _powers(low: float, high: float) -> list[float]:
 
 
 def short_count(count: int) -> str:
-    """Formats 2,048 as 2K, and only exact multiples so."""
+    """Formats exact multiples of 2**10 and 2**20 with a unit, for example 2,048 as 2K."""
     for unit, size in (("M", 2**20), ("K", 2**10)):
         if count % size == 0:
             return f"{count // size}{unit}"

@@ -18,7 +18,7 @@ from redline.evaluation.recall.text_needles import tokenized_sample
 from redline.machine.host_memory import available_host_bytes
 from redline.notation import format_bytes
 
-# Tokens per batch by default: of whole texts, or of the pieces of a memory model.
+# The default number of tokens per batch, counted over whole texts or, for a memory model, over one piece of each text.
 _TOKENS = 2**16
 # The largest number of tokens of a batch that is processed in pieces.
 _WAITING = 2**24
@@ -33,7 +33,8 @@ Status = Callable[[str], None]
 
 @dataclass(frozen=True)
 class RecallRow:
-    """The result of a task at one length. `asked` is the number of answers: symbols, or whole answers in text.
+    """The result of a task at one length. `asked` is the number of expected answers: single symbols, or whole answers
+    in text tasks.
 
     `state_bytes` is the size of the model's state or cache of one text at its end.
     """
@@ -48,7 +49,7 @@ class RecallRow:
 
 @dataclass(frozen=True)
 class LossRow:
-    """The mean loss of `tokens` tokens at positions `first` to `last` (the number of tokens before them)."""
+    """The mean loss of `tokens` tokens at positions `first` to `last`; a position is the number of preceding tokens."""
 
     first: int
     last: int
@@ -78,7 +79,7 @@ def evaluate(
 
 
 def check_counts(samples: int, batch: int | None, seed: int) -> None:
-    """Raises for values that `evaluate` does not accept."""
+    """Raises ModelError for values that `evaluate` does not accept."""
     if samples < 1:
         raise ModelError(f"samples must be at least 1, not {samples}.")
     if batch is not None and batch < 1:
@@ -88,7 +89,7 @@ def check_counts(samples: int, batch: int | None, seed: int) -> None:
 
 
 def check_tasks(model: Cached, tasks: Sequence[Recall], lengths: Sequence[int], tokenizer: Any) -> None:
-    """Raises for a length or task that `evaluate` cannot run."""
+    """Raises ModelError for a length or task that `evaluate` cannot run."""
     free_bytes = available_host_bytes()
     for length in lengths:
         if length < 1:

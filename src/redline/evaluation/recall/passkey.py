@@ -1,7 +1,7 @@
 """Needles in text, after the published S-NIAH tasks: the model must repeat a passkey, a number or a word.
 
 The text is bytes, so the task does not depend on a tokenizer. `passkey` hides a number among repetitions of the same
-sentences; `number` hides it among random words; `word` hides a random word among them.
+sentences; `number` hides it among random words; `word` hides a random word among random words.
 """
 
 from dataclasses import dataclass

@@ -30,7 +30,8 @@ PRECISIONS = ("fp32", "bf16")
 
 @dataclass(frozen=True)
 class ImageScores:
-    """The scores of one image. `made` says that its small image was made by bicubic reduction instead of being read."""
+    """The scores of one image. `made` is True if its small image was made by bicubic reduction instead of being
+    read."""
 
     name: str
     width_px: int
@@ -89,10 +90,11 @@ def evaluate_folder(
     Args:
         weights: A weight file, or the word `"bicubic"`, which needs a scale.
         folder: Large images, with or without small ones.
-        scale: The factor; weights have their own, and another one raises.
+        scale: The factor. Weights have their own, and a different value raises RedlineError.
         precision: `"fp32"` or `"bf16"` (autocast).
         device: `"auto"`, `"cpu"`, `"cuda"` or `"cuda:1"`.
-        progress: Called with the scores of an image, how many images are done, and of how many; first with None.
+        progress: Called with the scores of an image (None in the first call), the number of completed images, and the
+            total.
     """
     if precision not in PRECISIONS:
         raise RedlineError(f"unknown precision {precision!r}: use one of {', '.join(PRECISIONS)}.")

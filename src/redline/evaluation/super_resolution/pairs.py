@@ -1,4 +1,4 @@
-"""Test sets of large images, each with its small one.
+"""Test sets of large images, each with its small version.
 
 A folder may have three layouts: `name_HR.png` beside `name_LR.png`; folders `HR` and `LR` with the same names; or large
 images only, which are reduced by bicubic. Large images are cropped to a multiple of the scale, as in papers.
@@ -16,7 +16,8 @@ from redline.errors import RedlineError
 
 @dataclass(frozen=True)
 class Pair:
-    """A large image and its small one, both (3, H, W) of uint8. `made` says that the small one was made by bicubic."""
+    """A large image and its small one, both (3, H, W) of uint8. `made` is True if the small one was made by bicubic
+    reduction."""
 
     name: str
     high: Tensor

@@ -1,8 +1,8 @@
 """PSNR and SSIM as super-resolution papers compute them.
 
-On luma of 8-bit images (ITU-R BT.601 in 16…235, like Matlab's `rgb2ycbcr` of floats), with `scale` pixels cropped at
-each edge. SSIM uses an 11×11 Gaussian with σ = 1.5, only where it fits completely. Other choices change the figures by
-tenths of a decibel, which is how much papers differ.
+Both are computed on luma of 8-bit images (ITU-R BT.601 in 16…235, like Matlab's `rgb2ycbcr` of floats), with `scale`
+pixels cropped at each edge. SSIM uses an 11×11 Gaussian window with σ = 1.5, only where it fits completely. Other
+choices change the scores by tenths of a decibel, which is as much as papers differ.
 """
 
 import math

@@ -44,7 +44,7 @@ def _visible_attention_backward(*given: Any, **__: Any) -> int:
     return _visible_attention(*given, products=5)
 
 
-# The counter passes shapes, unless a formula has this attribute, which makes it pass the tensors.
+# The counter passes shapes to a formula, or the tensors themselves if the formula has this attribute.
 vars(_visible_attention)["_get_raw"] = vars(_visible_attention_backward)["_get_raw"] = True
 
 

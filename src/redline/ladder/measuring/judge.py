@@ -14,9 +14,10 @@ from redline.ladder.workload import Inputs, Workload
 TRAINING_STEPS = 3
 # The output must change by more than this between two inputs, relative to its norm.
 _SENSITIVITY = 1e-6
-# The maximum error of the difference between two outputs, relative to the norm of that difference.
+# The difference between the outputs of two inputs must equal that of the reference up to this relative error.
 _MAX_DIFFERENCE_ERROR = 0.5
-# The gate of integer outputs if a model also returns floats, unless the workload has an agreement gate.
+# The default gate for the integer outputs of a model that also returns floats; an agreement gate of the workload
+# replaces it.
 AGREEMENT = Gate("agreement", 0.99)
 
 
@@ -103,7 +104,7 @@ def _kind(result: Any) -> str:
 
 
 def _check_inputs(workload: Workload, first: int, second: int, results: Sequence[Any]) -> None:
-    """Raises WorkloadError if two outputs are equal because of the inputs."""
+    """Raises WorkloadError if the inputs are the reason for equal outputs: they are empty, or equal themselves."""
     device = str(tensors_of(results[0])[0].device)
     one, other = (tensors_of(workload.fresh_inputs(seed, device)) for seed in (first, second))
     if one and not any(tensor.numel() for tensor in one):

@@ -20,7 +20,7 @@ Samples = Mapping[str, Sequence[float]]
 
 @dataclass(frozen=True)
 class TrialSpec:
-    """What all arms of a climb share: the workload with its input shapes, the device, and the reference outputs."""
+    """The settings that all arms share: the workload with its input shapes, the device, and the reference outputs."""
 
     address: str
     shapes: Mapping[str, Mapping[str, Any]]
@@ -31,7 +31,7 @@ class TrialSpec:
     # Seconds of sampling in one comparison, and the minimum and maximum number of turns.
     sampling_s: float = 6.0
     turns: tuple[int, int] = (12, 60)
-    # The workload in messages and measurements, if its address is only known to this run.
+    # The name of the workload in messages and measurements, if its address is valid only during this run.
     name: str = ""
 
     @property

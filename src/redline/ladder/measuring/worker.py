@@ -104,14 +104,14 @@ class Bench:
     ) -> dict[str, Any]:
         """Runs the untouched model in strict fp32 or fp64, checks its outputs and saves them.
 
-        Returns what is known of the workload.
+        Returns facts about the workload, such as its FLOPs and its digest.
         """
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
         workloads = {label: load_workload(address, options) for label, options in shapes.items()}
         first = next(iter(workloads.values()))
         _check_same_model(workloads, device)
-        # Uses a model of its own, because a model may change with every call.
+        # FLOPs are counted on a separate model, because a model may change with every call.
         flops = self._check_and_count_flops(workloads, device, seeds, dtype)
         run = _reference_job(first, device, dtype).finish()
         outputs: dict[str, Any] = {}
@@ -214,7 +214,7 @@ class Bench:
             batches = [workload.fresh_inputs(seed, str(self.device)) for seed in seeds]
             self.wait()
             if setup_s:
-                start = time.perf_counter()  # a later shape counts only what it adds, such as a recompilation
+                start = time.perf_counter()  # a later shape adds only its own set-up, such as a recompilation
             if workload.training and label in expected:
                 mark = functools.partial(self._mark, setup_s, label, start)
                 first = losses_and_gradients(self.run, batches[:TRAINING_STEPS], mark)
@@ -291,9 +291,9 @@ class Bench:
         self.wait()
 
     def _least_bytes(self, label: str) -> float:
-        """Returns the minimum of bytes that a step must move: the inputs, and the weights once.
+        """Returns the least number of bytes that a step must move: the inputs, and the weights once.
 
-        Training reads each weight, writes its gradient, and writes the weight.
+        A training step reads each weight, writes its gradient, and writes the new weight.
         """
         passes = 3 if self.job.training else 1
         inputs = sum(t.nbytes for t in tensors_of(self.batches[label][0]))

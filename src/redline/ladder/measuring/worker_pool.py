@@ -15,7 +15,7 @@ from redline.machine.processes import Child, ChildExited, ChildTimeout, last_lin
 
 
 class WorkerFailed(RedlineError):
-    """A worker could not answer. `kind`: unavailable, refused, oom, timeout, crash, error or workload."""
+    """A worker could not answer. `kind`: unavailable, refused, oom, timeout, crash, error, workload or lost."""
 
     def __init__(self, kind: str, message: str, pid: int | None = None) -> None:
         super().__init__(message)
@@ -55,7 +55,7 @@ class Worker(Child):
 
 
 class WorkerPool:
-    """A context manager around the fork server; at its end no process and no file is left."""
+    """A context manager around the fork server; on exit it ends all workers and deletes their files."""
 
     def __init__(self, environment: dict[str, str] | None = None) -> None:
         self._environment = environment or {}
@@ -69,7 +69,7 @@ class WorkerPool:
         self.scratch = Path(self._scratch.name)
         environment = {
             **os.environ,
-            # Lets the preload ask whether there is a GPU without starting CUDA, which a fork could not inherit.
+            # torch asks NVML whether there is a GPU, so the fork server does not start CUDA, which no fork inherits.
             "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
             # Empty caches, so that the compile times of a climb are those of a first run.
             "TORCHINDUCTOR_CACHE_DIR": str(self.scratch / "inductor"),
@@ -88,7 +88,7 @@ class WorkerPool:
             if self._reader.readline() != b"ready\n":
                 raise RedlineError(f"the fork server did not start: {last_line(log_path) or 'no message'}.")
         except BaseException:
-            self._process.kill()  # it would create folders in the scratch folder while it imports torch
+            self._process.kill()  # otherwise it may create files in the scratch folder during its removal
             self.__exit__()
             raise
         return self

@@ -24,7 +24,7 @@ _PRECISIONS: Mapping[str, Mapping[str, str]] = {
 
 @dataclass(frozen=True)
 class ChosenPlan:
-    """A plan, and the shipped rungs that cannot run here with the reason of each."""
+    """A plan; `left_out` holds the shipped rungs that cannot run here, with the reason for each."""
 
     plan: Plan
     left_out: Mapping[str, str] = field(default_factory=dict)

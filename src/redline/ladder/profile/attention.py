@@ -23,7 +23,7 @@ from redline.ladder.profile.subject import Subject
 from redline.ladder.profile.tracker import FORWARD, OUTSIDE, Tracker
 
 _PRODUCTS = {"aten::bmm", "aten::baddbmm", "aten::mm"}
-# Products with weights under other names; their results are not followed.
+# Operators that multiply by weights; their results are not followed.
 _PROJECTIONS = {"aten::addmm", "aten::linear", "aten::convolution", "aten::_scaled_mm", "aten::_int_mm"}
 _SOFTMAXES = {"aten::_softmax": "written out", "aten::_safe_softmax": "SDPA math"}
 _FUSED = {

@@ -26,7 +26,7 @@ class _Parents:
 
     @property
     def parents(self) -> set[str]:
-        # The colon prevents collisions with names of the counter.
+        # The prefix keeps names of layers apart from `Global`, which the counter uses for the total.
         return {_EVERYTHING, f"layer:{self._tracker.current.layer}"}
 
     def __enter__(self) -> "_Parents":

@@ -23,7 +23,7 @@ REPEATS = 7
 
 @dataclass(frozen=True)
 class LayerTime:
-    """One layer; `self_s` excludes the layers inside it, `total_s` includes them. FLOPs are those of `self_s`."""
+    """One layer; `self_s` excludes the layers inside it, `total_s` includes them. `flops` excludes them."""
 
     name: str
     type: str

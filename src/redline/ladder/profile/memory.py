@@ -49,7 +49,7 @@ class Memory:
     gradient_bytes: int
     optimizer_bytes: int
     input_bytes: int
-    # The peak of the bytes of all tensors, and the bytes at the peak by kind.
+    # The largest total size of all tensors at one time, and its parts by kind.
     counted_peak_bytes: int | None
     at_peak: Mapping[str, int]
     # From the CUDA allocator.

@@ -103,7 +103,7 @@ class Tracker:
         self._mark()
 
     def _mark(self) -> None:
-        # The backward pass runs in another thread with its own numbers, and its nodes are not run by this pass.
+        # Only the forward pass counts: the backward pass runs in another thread, which numbers its nodes separately.
         if _phase() == FORWARD:
             self._numbers.append(torch.autograd._get_sequence_nr())
             self._paths.append(self._stack[-1].path if self._stack else ())

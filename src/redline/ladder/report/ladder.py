@@ -116,7 +116,7 @@ def worst_score(scores: Sequence[Score]) -> Score | None:
             return (True, True, 0.0)
         spent, allowed = score.value, score.limit
         if score.better == "higher":
-            # A similarity of 1 is perfect, so its distance from 1 is compared.
+            # A similarity is perfect at 1, so distances from 1 are compared.
             similarity = score.limit < 1
             spent, allowed = (1 - spent, 1 - allowed) if similarity else (allowed, spent)
         return (False, not score.passed, spent / allowed if allowed > 0 else 0.0)
@@ -176,7 +176,7 @@ def _row(m: Measurement, over_start: float | None, baseline: Measurement | None,
 def _break_even(
     m: Measurement, over_start: float | None, baseline: Measurement | None, cold_s: Mapping[str, float]
 ) -> float | None:
-    """Returns the break-even calls, from a set-up without compiler cache, because that is the cost of first use."""
+    """Returns the number of calls that repay a set-up without compiler cache, which is the cost of first use."""
     if baseline is None or over_start is None or over_start <= 1 or m.role == "baseline":
         return None
     shape = m.shapes[0]

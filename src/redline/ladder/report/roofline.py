@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from redline.ladder.measurement import Measurement
 from redline.ladder.report.recorded_machine import RecordedMachine
 
-# A floor above the measured time by more than this factor is not noise.
+# If the floor exceeds the measured time by more than this factor, the ceilings do not apply; less can be noise.
 _MAX_SHARE = 1.2
 
 
@@ -26,7 +26,7 @@ class Roofline:
     ceiling_flops_per_s: float
     ceiling_bytes_per_s: float
     floor_s: float
-    # The floor divided by the median time; 1 is the ceiling.
+    # The floor divided by the median time; 1 means that the step runs at the ceiling.
     share: float
     bound: str  # "arithmetic" or "memory"
 
@@ -45,7 +45,7 @@ def place(measurement: Measurement, shape: str | None = None) -> Roofline | None
     arithmetic_s, memory_s = flops / peak, least_bytes / bandwidth
     floor_s = max(arithmetic_s, memory_s)
     if floor_s > _MAX_SHARE * seconds:
-        return None  # the engine has faster kernels than those that measured the ceiling
+        return None  # the plan runs faster kernels than the benchmark of the ceilings
     return Roofline(
         achieved_flops_per_s=flops / seconds,
         achieved_bytes_per_s=least_bytes / seconds,

@@ -96,7 +96,7 @@ class Observation:
 
 
 class _Observer(TorchFunctionMode):
-    """Records attention among the torch functions called from Python; `stack` contains the calling modules."""
+    """Records the attention calls among all torch calls from Python; `stack` holds the modules that are running."""
 
     def __init__(self, stack: list[tuple[str, tuple[Any, ...], dict[str, Any]]], seen: Observation) -> None:
         super().__init__()
@@ -198,7 +198,7 @@ def attend(
 ) -> Tensor:
     """Returns softmax((query @ keyᵀ · scale + bias).masked_fill(blocked, fill)) @ value, with a fused kernel of torch.
 
-    `causal` states that `blocked` or `bias` is the causal mask if there are as many queries as keys.
+    `causal` guarantees that `blocked` or `bias` is the causal mask whenever there are as many queries as keys.
     """
     if isinstance(scale, Tensor):
         query, scale = (query * scale).to(query.dtype), 1.0
@@ -224,7 +224,7 @@ def _mask(bias: Tensor | None, blocked: Tensor | None, fill: float, dtype: torch
         return None if bias is None else bias.to(dtype)
     if bias is not None:
         return torch.where(blocked, fill, bias).to(dtype)
-    # With a finite fill, a query with all keys blocked has uniform weights, so the mask cannot be boolean.
+    # With a finite fill, a query whose keys are all blocked has uniform weights, unlike with a boolean mask.
     return blocked.logical_not() if fill == MINUS_INFINITY else torch.where(blocked, fill, 0.0).to(dtype)
 
 

@@ -14,13 +14,13 @@ from torch import fx, nn
 
 from redline.ladder.rewrites.attention import MINUS_INFINITY, PRODUCTS, attend
 
-# With a finite fill this low, adding it to a score and overwriting the score give the same fp32 result.
+# A finite fill may be at most this: then adding it to a score and overwriting the score give the same fp32 softmax.
 _LOWEST_FILL = -1e8
 _CASTS = frozenset({"float", "to", "type_as", "type", "half", "bfloat16", "double", "contiguous"})
 
 
 class NoMatch(Exception):
-    """A softmax is not attention that can be rewritten; the message is the reason."""
+    """The softmax does not belong to attention that can be rewritten; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Scores:
     scales: tuple[tuple[str, Any], ...] = ()
     biases: tuple[Any, ...] = ()
     blocked: tuple[fx.Node, ...] = ()
-    # True for each condition that selects the keys to attend to instead of the keys to block.
+    # True for each condition in `blocked` that selects the keys to attend to instead of the keys to block.
     inverted: tuple[bool, ...] = ()
     fill: float = MINUS_INFINITY
 

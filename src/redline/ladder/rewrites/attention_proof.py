@@ -29,12 +29,12 @@ def prove(
     matches: list[Match],
     gradients: bool,
 ) -> None:
-    """Runs both on the recorded and on random arguments in fp32; raises `NoMatch` if the results differ."""
+    """Runs original and rewritten code in fp32 on recorded and random arguments; raises `NoMatch` if they differ."""
     twin = copy.deepcopy(module).float()
     twin.__class__ = original
     try:
         old, new = _without_dropout(untouched, matches), _without_dropout(graph, [])
-        # With dropout no two runs agree, so the traced code without dropout replaces the original.
+        # With dropout no two runs agree, so the comparison uses the traced code without dropout as the original.
         random = len(old.nodes) != len(untouched.nodes) or _uses_dropout(untouched)
         plain = function_of(module, old) if random else original.forward
         rewritten = function_of(module, new)
@@ -120,7 +120,7 @@ def _run(
         total = torch.stack([(t * w).sum() for t, w in zip(output, weights, strict=True)]).sum()
         found = torch.autograd.grad(total, wanted, allow_unused=True)
         zeros = [torch.zeros_like(w) if g is None else g for g, w in zip(found, wanted, strict=True)]
-        # Scaled to the norm of the output, so that one relative error covers both.
+        # Scaled to the norm of the output, so that one relative error covers outputs and gradients.
         size = torch.cat([t.detach().flatten() for t in output]).norm()
         scale = size / torch.cat([g.flatten() for g in zeros]).norm().clamp_min(1e-30)
         return [*(t.detach() for t in output), *(g * scale for g in zeros)]

@@ -36,7 +36,7 @@ class Seen:
 
 
 class Limit(NamedTuple):
-    """The largest input that int8 represents, and the rank of the inputs."""
+    """The largest input value that int8 represents, and the number of dimensions of the inputs."""
 
     value: float
     rank: int

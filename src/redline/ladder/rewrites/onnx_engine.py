@@ -18,7 +18,7 @@ from redline.errors import RungError
 from redline.ladder.rewrites.per_shape import FlatModel, flat_tensors
 from redline.quiet import quiet
 
-# Called between export and session: reads the model file, and writes the file that replaces it.
+# Called after the export with the exported file, the file to write instead, and the names of the inputs.
 Rewrite = Callable[[Path, Path, Sequence[str]], None]
 
 
@@ -32,7 +32,7 @@ class Node:
 
 
 class OnnxEngine:
-    """A session for one combination of input shapes, exported with and first run on `args` and `kwargs`."""
+    """A session for one combination of input shapes; `args` and `kwargs` are used for the export and the first run."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class OnnxEngine:
             binding.bind_input(name, "cuda", index, _onnx_type(t.dtype), tuple(t.shape), t.data_ptr())
         for name, t in zip(self._outputs, results, strict=True):
             binding.bind_output(name, "cuda", index, _onnx_type(t.dtype), tuple(t.shape), t.data_ptr())
-        # The session uses its own stream, so torch must be finished before it starts. It returns when it is done.
+        # The session runs on its own stream, so torch's kernels must finish first. The call returns after its kernels.
         torch.cuda.current_stream(self._device).synchronize()
         self._session.run_with_iobinding(binding)
         return results
@@ -92,7 +92,7 @@ class OnnxEngine:
 def _export(model: nn.Module, tensors: Sequence[Tensor], path: Path) -> None:
     try:
         with quiet(), torch.no_grad():
-            # Exported here and not by torch.onnx, which falls back to tracing if control flow depends on data.
+            # Calls torch.export itself, because torch.onnx falls back to tracing if control flow depends on data.
             graph = torch.export.export(model, tuple(tensors), strict=False)
             program = torch.onnx.export(graph, dynamo=True, verbose=False)
             assert program is not None

@@ -15,9 +15,9 @@ from redline.errors import RungError
 from redline.machine.cpu_features import cpu_flags
 from redline.quiet import quiet
 
-# Without "entropy": ONNX Runtime uses as many bins as levels, so it never clips.
+# "entropy" is not supported: ONNX Runtime gives it as many histogram bins as int8 levels, so that it never clips.
 METHODS = ("minmax", "percentile")
-# Without convolutions: ONNX Runtime has no kernel for dynamic ones with signed weights.
+# Convolutions are omitted: ONNX Runtime has no kernel for dynamic int8 convolutions with signed weights.
 _DYNAMIC_OPERATORS = ["MatMul", "Gemm", "Attention", "LSTM"]
 _INT8_OPERATORS = {
     "ConvInteger",

@@ -123,6 +123,6 @@ def weights_before(model: nn.Module) -> int:
 
 
 def without_replaced(job: Job) -> Job:
-    """Drops parameters that are no longer in the model from the job, so that their memory is freed."""
+    """Removes the parameters that the model no longer has from the job, so that their memory is freed."""
     alive = {id(p) for p in job.model.parameters()}
     return replace(job, parameters={name: p for name, p in job.parameters.items() if id(p) in alive})

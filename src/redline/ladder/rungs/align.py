@@ -19,12 +19,12 @@ from redline.ladder.job import Job
 from redline.ladder.rung import Rung, Stage, option
 from redline.machine.machine import Machine
 
-# Modules that work on each element: extra channels stay separate, and the next layer has zero weights for them.
+# Elementwise modules: extra channels do not mix with the others, and the next layer has zero weights for them.
 _ELEMENTWISE = (
     nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish,
     nn.Hardswish, nn.Hardtanh, nn.Hardsigmoid, nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Softsign, nn.Dropout,
 )  # fmt: skip
-# Modules that work on each channel, which is sufficient between convolutions.
+# Modules that process each channel separately, which is sufficient between convolutions.
 _CHANNELWISE = (
     nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.Upsample, nn.Dropout2d,
     nn.ZeroPad2d, nn.ReflectionPad2d, nn.ReplicationPad2d,
@@ -152,7 +152,7 @@ class Align(Rung):
 
 
 def find_unaligned(model: nn.Module, multiple: int) -> list[nn.Conv2d | nn.Linear]:
-    """Returns the layers that padding would change, without subclasses and grouped, quantized or hooked layers."""
+    """Returns the layers that padding would change; skips subclasses and grouped, quantized or hooked layers."""
     found = []
     for module in model.modules():
         if isinstance(module, Padded):
@@ -180,7 +180,7 @@ def _swap(model: nn.Module, new: Mapping[nn.Module, nn.Module]) -> nn.Module:
 
 
 def _join(module: nn.Module) -> PaddedSequential | None:
-    """Returns a PaddedSequential with the same children if a padded tensor can be passed on in it."""
+    """Returns a PaddedSequential with the same children, or None if no padded tensor can be passed on between them."""
     if type(module) is not nn.Sequential or module._forward_pre_hooks or module._forward_hooks:
         return None
     joints: set[int] = set()

@@ -67,7 +67,7 @@ class Autocast(Rung):
 
     def apply(self, job: Job) -> Job:
         wrapped = Autocasting(job.model, job.device.type, DTYPES[self.dtype])
-        # Recorded before compilation, because a hook inside a compiled call would break the graph.
+        # Runs the hooks before compilation, because a hook inside a compiled call would break the graph.
         dtypes = _layer_dtypes(wrapped, job.samples[0], job.device) if job.samples else None
         return replace(job.with_evidence(self.name, dtypes), model=wrapped, precision=self.dtype)
 

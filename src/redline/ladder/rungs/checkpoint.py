@@ -28,7 +28,7 @@ _CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 @dataclass
 class _Record:
-    """Counts of the wrapped blocks: runs in eager mode, and traces by the compiler, whose graphs cannot count runs."""
+    """Counts the eager runs of the wrapped blocks, and their traces, because compiled code cannot count its runs."""
 
     wrapped: list[str] = field(default_factory=list)
     forwards: int = 0
@@ -62,7 +62,7 @@ def _is_block(module: nn.Module) -> bool:
 
 
 def find_layers(blocks: dict[str, nn.Module]) -> dict[str, nn.Module]:
-    """Returns the children of blocks that contain layers (attention, MLP)."""
+    """Returns the direct children with weights (attention, MLP) of the blocks, except single layers of torch."""
     return {
         f"{name}.{child_name}": child
         for name, block in blocks.items()
@@ -74,7 +74,7 @@ def find_layers(blocks: dict[str, nn.Module]) -> dict[str, nn.Module]:
 def _checkpointed(cls: type[nn.Module], record: _Record, selective: bool) -> type[nn.Module]:
     """Returns a subclass that runs the same forward under a checkpoint."""
 
-    # Called while the compiler traces. Does not read the block's name: a guard on it would recompile each block.
+    # The compiler calls this while it traces. Reading the block's name would add a guard that recompiles each block.
     @torch.compiler.assume_constant_result
     def note_trace() -> bool:
         record.traces += 1
@@ -118,7 +118,7 @@ class Checkpoint(Rung):
     stage: ClassVar[Stage] = Stage.MEMORY
     summary: ClassVar[str] = "activations recomputed in the backward pass instead of saved"
     inference: ClassVar[bool] = False
-    # Saving the random state reads it from the GPU, which a CUDA graph capture forbids.
+    # A checkpoint reads the random state from the GPU to save it, which a CUDA graph capture forbids.
     excludes: ClassVar[frozenset[str]] = frozenset({"compress_activations", "cuda_graph"})
 
     granularity: str = option("block", "unit of recomputation", ("block", "layer", "selective"))

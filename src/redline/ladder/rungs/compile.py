@@ -33,13 +33,13 @@ from redline.quiet import quiet
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 # The minimum number of blocks of one class in a list that `regional` compiles.
 _MIN_REPEATS = 3
-# torch runs code uncompiled once it was recompiled this often.
+# The number of compilations allowed per block; beyond its recompile limit, torch runs code uncompiled.
 _COMPILATIONS_PER_REGION = 8
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """The state that the proof needs; other rungs read whether the compiled model uses CUDA graphs."""
+    """The evidence for the proof; other rungs read `uses_cuda_graphs`."""
 
     uses_cuda_graphs: bool
     regions: int
@@ -79,7 +79,7 @@ class Compile(Rung):
     def fallbacks(self, verdict: str, training: bool) -> "tuple[tuple[Rung, ...], ...]":
         """Returns regional compilation if compiling the whole model failed or took too long.
 
-        Not for modes that autotune kernels: autotuning takes as long for the blocks.
+        Returns nothing for modes that autotune kernels, because autotuning the blocks takes as long as the whole model.
         """
         broke = verdict in ("failed", "unmeasured")
         return ((replace(self, regional=True),),) if broke and not (self.regional or self.autotunes) else ()
@@ -113,7 +113,7 @@ class Compile(Rung):
         with quiet():
             compiler = importlib.import_module("torch._inductor.compile_fx")  # its imports emit deprecation warnings
             if cuda:
-                # Emits its once-per-process advice to enable TF32 now, inside `quiet`: that is the rung tf32.
+                # Triggers the once-per-process advice to enable TF32 while `quiet` hides it: TF32 is the rung tf32.
                 getattr(compiler, "_warn_tf32_disabled", bool)()
         if type(job.model).__module__.startswith("torch."):
             # Dynamo skips a root module that is one of torch's own classes and would compile nothing.
@@ -128,8 +128,8 @@ class Compile(Rung):
         evidence = Compiled(cuda and self.uses_cuda_graphs, len(regions), _graphs(), _breaks())
         wrappers, contexts = job.wrappers, job.contexts
         if self.regional and job.training:
-            # A context around whole steps, because blocks compile again for the backward pass and for evaluation
-            # without gradients, even if the input shapes are known.
+            # The context covers whole steps, because blocks are compiled again for the backward pass and for
+            # evaluation without gradients, even if the input shapes are known.
             contexts = (*contexts, functools.partial(_recompile_limit, len(regions)))
         elif self.freeze or self.regional:
             wrappers = (
@@ -199,7 +199,7 @@ def _recompile_limit(regions: int) -> Iterator[None]:
     # Imported here because the compiler is large and most plans do not need it.
     from torch._dynamo import config as tracer
 
-    # Not `config.patch`, which takes ten times as long: this context is entered at every training step.
+    # Sets the attribute itself, because `config.patch` takes ten times as long, and every training step enters this.
     before = tracer.recompile_limit
     tracer.recompile_limit = max(before, regions * _COMPILATIONS_PER_REGION)
     try:
@@ -221,7 +221,7 @@ def _compiler_settings(freeze: bool, regions: int) -> Iterator[None]:
 
 
 def _while_compiling(function: Callable[..., Any], freeze: bool, regions: int) -> Callable[..., Any]:
-    """Applies compiler settings during the first call with each combination of inputs, the only calls that compile."""
+    """Applies compiler settings to the first call with each combination of inputs; later calls do not compile."""
     seen: set[Any] = set()
 
     def run(*args: Any, **kwargs: Any) -> Any:

@@ -28,7 +28,8 @@ from redline.notation import format_bytes
 _FORMATS = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
 # int8 has one scale per group of this many elements, so that an outlier affects only its group.
 _GROUP = 256
-# The largest code of each format encodes infinity, which masks contain; the next encodes the largest finite value.
+# The largest code of each format encodes infinity, because attention masks contain it. The next smaller code encodes
+# the largest finite value.
 _INFINITY = {"fp8": 448.0, "int8": 127.0}
 _LARGEST = {"fp8": 416.0, "int8": 126.0}
 
@@ -50,7 +51,7 @@ class Packed:
         wide = flat.float().view(1, -1)
         if form == "int8":
             wide = nn.functional.pad(wide, (0, -flat.numel() % _GROUP)).view(-1, _GROUP)
-        # Infinities do not affect the scale. No value is read back from the device. NaN spreads over its group.
+        # Excludes infinities from the scale without synchronizing with the device. A NaN makes its whole group NaN.
         largest = wide.abs().masked_fill_(wide.isinf(), 0.0).amax(1, keepdim=True)
         scale = (largest / _LARGEST[form]).clamp_min(torch.finfo(torch.float32).tiny)
         steps = (wide / scale).clamp_(-_INFINITY[form], _INFINITY[form])
@@ -101,7 +102,7 @@ class Compression:
             yield
             return
         self.tensors = self.bytes_before = self.bytes_after = self.largest_small_bytes = 0
-        # Weak references: packed activations live as long as the graph that needs them.
+        # Weak references, so that packed activations are freed together with the autograd graph.
         self._seen: WeakValueDictionary[Any, Packed] = WeakValueDictionary()
         # Collected at every step, because other rungs move and convert the weights.
         kept = (*self.model.parameters(), *self.model.buffers())
@@ -179,7 +180,7 @@ class CompressActivations(Rung):
     stage: ClassVar[Stage] = Stage.MEMORY
     summary: ClassVar[str] = "activations saved for the backward pass in bf16, fp8 or int8"
     inference: ClassVar[bool] = False
-    # A checkpoint saves its tensors in its own hooks, out of reach of the hooks of this rung.
+    # Inside a checkpoint, its own saved-tensor hooks replace the hooks of this rung.
     excludes: ClassVar[frozenset[str]] = frozenset({"checkpoint"})
 
     format: str = option("bf16", "format of saved activations", tuple(_FORMATS))

@@ -84,7 +84,7 @@ class CudaGraph(Rung):
         recorder: GraphCapturer,
     ) -> GraphedCallable:
         tally.capturers[:] = [recorder]
-        # The optimizer of the step is created just before its wrappers.
+        # The last optimizer is that of this step, because it is created just before the step is wrapped.
         state = TrainingState(model, optimizers[-1]) if optimizers else None
         return GraphedCallable(
             function,

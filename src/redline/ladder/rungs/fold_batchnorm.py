@@ -99,9 +99,9 @@ def find_pairs(job: Job) -> Found:
 
 
 def _traced_pairs(job: Job) -> tuple[list[Pair] | None, str]:
-    """Returns pairs that run once and whose BatchNorm is the only user of the layer; None if tracing fails."""
+    """Returns pairs that run once and in which only the BatchNorm uses the layer's output; None if tracing fails."""
     in_sequentials = "inside nn.Sequential only"
-    # Traces a copy that shares the weights, because the user's code may store the proxies of the tracer.
+    # Traces a copy that shares the weights, because user code may store the tracer's proxies.
     weights = [*job.model.parameters(), *job.model.buffers()]
     model = copy.deepcopy(job.model, {id(tensor): tensor for tensor in weights})
     optional = [p for p in inspect.signature(model.forward).parameters.values() if p.default is not p.empty]
@@ -192,7 +192,7 @@ def _confirmed_pairs(model: nn.Module, pairs: list[Pair], sample: Inputs, device
     finally:
         for handle in handles:
             handle.remove()
-    # An output that no BatchNorm received was used elsewhere.
+    # A layer whose last output reached no BatchNorm is also used elsewhere.
     return {pair for pair in agreed - broken if pair[0] not in outputs}
 
 

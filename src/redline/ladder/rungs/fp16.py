@@ -100,7 +100,8 @@ def find_overflow(model: nn.Module, samples: tuple[Inputs, ...], device: torch.d
 def _copied(model: nn.Module, weight: Callable[[nn.Parameter], nn.Parameter]) -> nn.Module:
     """Copies the model, because a forward pass in training mode updates the statistics of BatchNorm.
 
-    Weights are large and a forward pass does not change them, so `weight` decides which of them are copied.
+    `weight` maps each weight to that of the copy. It may return the same object, because a forward pass does not change
+    weights, and copies of them are large.
     """
     return copy.deepcopy(model, {id(own): weight(own) for own in model.parameters()})
 

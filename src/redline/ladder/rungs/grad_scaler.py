@@ -113,7 +113,7 @@ class AdaptiveGradScaler:
         with torch.no_grad():
             self.model._apply(_fp16_to_bf16)
         for module in self.model.modules():
-            # The boundary around the model and autocast store the dtype that they convert to.
+            # `Boundary` and `Autocasting` store the dtype that they convert to.
             if vars(module).get("dtype") is torch.float16:
                 vars(module)["dtype"] = torch.bfloat16
         for parameter in self.model.parameters():

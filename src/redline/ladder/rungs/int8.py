@@ -126,7 +126,7 @@ class Int8(Rung):
         quantize, layers = self._quantizer(job, self._layers(job))
         for name, layer in layers.items():
             quantize(name, layer)
-            # Modules of Redline choose their implementation now, because they cannot do so inside a compiled call.
+            # Packs Redline's own modules now: packing synchronizes with the device, which a compiled call cannot do.
             if isinstance(layer, SwitchableModule):
                 layer.pack(job.device)
         remarks = []

@@ -38,7 +38,8 @@ _REPEATS = 10
 class _Prefer:
     """Gives one kernel priority during a call; the others stay enabled for shapes it does not support.
 
-    Changes only the priority order, which is much cheaper than `torch.nn.attention.sdpa_kernel` with all its settings.
+    Sets only the priority order, and enables the kernel if necessary. `torch.nn.attention.sdpa_kernel` sets every
+    switch, which is much slower.
     """
 
     def __init__(self, backend: str) -> None:
@@ -115,7 +116,7 @@ class Sdpa(Rung):
             return replace(self, backend="default")
         machine = Machine.detect(str(job.device))
         dtype = self.dtype if self.dtype != "auto" else ("bf16" if "bf16" in machine.hardware_dtypes else "fp32")
-        # The model is rewritten to find the shapes of its attention calls, and restored: `apply` rewrites it.
+        # Rewrites the model temporarily, to find the shapes of its attention calls; `apply` rewrites it again.
         switching = switch_to_fused(job)
         rewriting = fuse(job.model, observe(job), job.training)
         try:

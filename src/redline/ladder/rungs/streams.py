@@ -27,7 +27,7 @@ from redline.machine.pinned_copies import CudaDevice, PendingCopy, PinnedCopies,
 
 
 class Pipeline:
-    """Called with inputs in host memory; returns outputs in host memory."""
+    """Calls a function on inputs in host memory, chunk by chunk, and returns outputs in host memory."""
 
     def __init__(self, function: Callable[..., Any], copies: PlainCopies, chunks: int, tally: dict[str, int]) -> None:
         self.function = function
@@ -78,7 +78,7 @@ class Pipeline:
 
 
 def _pieces(tensors: list[Tensor], chunks: int) -> Iterator[tuple[int, list[Tensor]]]:
-    """Yields the inputs split into nearly equal chunks along dimension 0, or whole if their sizes there differ."""
+    """Yields chunks of the inputs along dimension 0, each with its row count; a single one if they cannot be split."""
     rows = {tensor.shape[0] if tensor.ndim else -1 for tensor in tensors}
     count = rows.pop() if len(rows) == 1 else -1
     if count < chunks or chunks == 1:

@@ -24,7 +24,7 @@ from redline.machine.machine import Machine
 # The functions behind the attributes of torch.backends; the attributes are several times slower to read.
 _read = torch._C._get_fp32_precision_getter
 _write = torch._C._set_fp32_precision_setter
-# A switch that is "none" uses the value of ("cuda", "all"); if that is "none", too, the value of _EVERYTHING.
+# A switch set to "none" inherits from ("cuda", "all"), which inherits from _EVERYTHING if it is "none", too.
 _SWITCHES = (("cuda", "all"), ("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn"))
 _EVERYTHING = ("generic", "all")
 
@@ -40,9 +40,9 @@ class Seen:
 
 
 def _own_settings() -> tuple[str, ...]:
-    """Returns the own value of each switch.
+    """Returns the value that each switch has itself, without inheritance.
 
-    A switch set to "none" reads as its parent, so the parents are set to "none" while reading.
+    Reading a switch set to "none" returns its parent's value, so the parents are set to "none" while reading.
     """
     everything = _read(*_EVERYTHING)
     if everything != "none":

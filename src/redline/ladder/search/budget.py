@@ -1,4 +1,4 @@
-"""The time that is left of a climb, and how much of it one trial may take."""
+"""The time left in a climb, and the time limit of each trial."""
 
 import time
 from collections.abc import Iterable
@@ -7,23 +7,24 @@ from redline.ladder.measurement import Measurement
 from redline.ladder.plan import Plan
 from redline.ladder.rung import Rung
 
-# The share of the time left that one trial may take; less for a search for kernels, which can take many minutes.
+# The share of the remaining time that one trial may take. A search for kernels gets a smaller share, because it can
+# take many minutes.
 _SHARE, _SHARE_OF_A_SEARCH = 0.35, 0.15
 _LEAST_S = 5.0
 # A set-up of a known duration gets this many times that duration, so that it is not stopped shortly before its end.
 _PATIENCE = 2.0
-# A search that did not end is only tried again with at least this share of its time limit: other kernels (those of half
-# precision, for example) are found faster, but hardly in less than half the time.
+# After a search for kernels hit its time limit, another one starts only with at least this share of that limit: it can
+# be faster (in half precision, for example), but hardly by more than a factor of two.
 _WORTH_ANOTHER_SEARCH = 0.5
 
 
 class Budget:
-    """Time limits of trials. Without `total_s` the climb has no end, and `trial_s` is the only limit."""
+    """Time limits of trials. Without `total_s` the climb has no limit, and each trial is limited by `trial_s` alone."""
 
     def __init__(self, total_s: float | None, trial_s: float, started_s: float | None = None) -> None:
         self._total_s, self._trial_s = total_s, trial_s
         self._started_s = time.monotonic() if started_s is None else started_s
-        # The longest time that a search for kernels was given without reaching its end.
+        # The longest time limit that a search for kernels has exceeded.
         self.search_s = 0.0
 
     @property
@@ -42,7 +43,7 @@ class Budget:
         return min(60.0, 0.2 * (self._total_s or 0.0))
 
     def for_trial_s(self, added: Plan | Rung, known_s: float = 0.0) -> float:
-        """Returns the time limit of a trial: a share of what is left, or more if it is known to take `known_s`."""
+        """Returns the time limit of a trial: a share of the remaining time, or more if its set-up takes `known_s`."""
         share = _SHARE_OF_A_SEARCH if searches_kernels(added) else _SHARE
         fair_s = max(share * self.left_s, min(_PATIENCE * known_s, self.left_s - self._reserved_s))
         return max(_LEAST_S, min(self._trial_s, fair_s))
@@ -57,7 +58,7 @@ def searches_kernels(added: Plan | Rung) -> bool:
 
 
 def known_compile_s(plan: Plan, rows: Iterable[Measurement]) -> float:
-    """Returns the longest set-up of a compiled plan so far, or 0 if this plan is not compiled."""
+    """Returns the longest set-up so far of plans that compile without a search for kernels; 0 if `plan` does not."""
     if not _only_compiles(plan):
         return 0.0
     compiled = (row for row in rows if row.setup_s and _only_compiles(Plan.parse(row.plan)))
@@ -65,5 +66,5 @@ def known_compile_s(plan: Plan, rows: Iterable[Measurement]) -> float:
 
 
 def _only_compiles(plan: Plan) -> bool:
-    """Whether the plan compiles without searching for kernels, which has no typical duration."""
+    """Whether the plan compiles without searching for kernels; the duration of a search is hard to predict."""
     return "compile" in plan and not any(rung.autotunes for rung in plan.rungs)

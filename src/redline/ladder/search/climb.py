@@ -1,4 +1,4 @@
-"""Climbs: searches the optimizations that make a workload faster or smaller, and keeps those that are proven to."""
+"""The climb: tries optimizations of a workload, and keeps those that measurably reduce its time or its memory."""
 
 import os
 from collections.abc import Sequence
@@ -89,7 +89,7 @@ def climb(
 def _write_files(climbed: Climbed, folder: Path | None) -> Climbed:
     if folder is None:
         return climbed
-    # Imported here, because the report's templates are not needed without files.
+    # Imported here, because only a climb that writes files needs the report's templates.
     from redline.ladder.report import write_report
 
     files = {

@@ -22,11 +22,11 @@ class Climbed:
     plan: Plan
     measurements: tuple[Measurement, ...]
     machine: Machine
-    # A sentence that says whether the plan reached the target, and one that says what was resumed; empty if not asked.
+    # Sentences that say whether the plan reached the target, and what was resumed; empty without a target or `resume`.
     target: str = ""
     missed_target: bool = False
     resumed: str = ""
-    # The files that were written, by what they are.
+    # The paths of the written files by their kind, such as "report".
     files: Mapping[str, Path] = field(default_factory=dict)
 
     @property

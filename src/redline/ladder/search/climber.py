@@ -1,4 +1,4 @@
-"""The order of a climb: baselines, one rung at a time, second looks, an ablation, and the final race.
+"""The order of a climb: baselines, one rung at a time, second looks, ablation, final race.
 
 Every measurement is written to disk as it is made, so that a climb that was killed can be resumed.
 """
@@ -133,7 +133,7 @@ class Climber:
         trials.setups.discard()
 
     def _upcoming(self, role: str, additions: list[Plan]) -> Iterator[Plan]:
-        """The additions to time next, up to one that a resumed climb knows: that one may change the incumbent."""
+        """Yields the next additions to time, up to one with a resumed result, which may change the incumbent."""
         for added in additions:
             if self.log.knows(role, str(added), str(self.plan)):
                 return
@@ -141,7 +141,7 @@ class Climber:
                 yield added
 
     def _try(self, role: str, added: Plan) -> None:
-        """Tries a rung on top of the incumbent plan, and what the rung suggests instead if it fails."""
+        """Tries a rung on top of the incumbent plan; if it fails, tries the fallbacks that the rung suggests."""
         trials = self.trials
         candidate = trials.candidate(added)
         if candidate == self.plan:
@@ -175,7 +175,7 @@ class Climber:
         return ""
 
     def _second_look(self) -> None:
-        """Tries again, once, what was dropped before a compiler was kept: it may help under the compiler."""
+        """Tries rungs once more that were dropped before a compiler was kept: they may help under the compiler."""
         asked = {row.rung for row in self.log.rows if row.role == "second look"}
         rows = [row for row in self.log.rows if row.role == "trial"]
         kept_late = [i for i, row in enumerate(rows) if row.verdict == "kept" and _stage(row) >= Stage.COMPILE]
@@ -186,10 +186,10 @@ class Climber:
         ]
         self._try_all("second look", [added for added in early if not any(r.name in self.plan for r in added.rungs)])
 
-    # What each rung is worth in the end
+    # Ablation
 
     def _ablate(self) -> None:
-        """Removes each kept rung once, and drops those that are worth nothing in the whole plan."""
+        """Measures the plan without each of its rungs, and drops the rungs that add no gain to the whole plan."""
         trials = self.trials
         rungs = self.plan.rungs if len(self.plan.rungs) > 1 else ()
         for index, rung in enumerate(rungs):
@@ -198,7 +198,7 @@ class Climber:
                 upcoming = rungs[index:][: [*known, True].index(True)]
                 trials.prepare([(one, self.plan.without(one.name)) for one in upcoming])
             if rung.name not in self.plan:
-                continue  # the incumbent plan was lost meanwhile, and this rung with it
+                continue  # an earlier plan without this rung has replaced the incumbent
             smaller = self.plan.without(rung.name)
             if self.budget.is_spent:
                 trials.record("ablation", smaller, "unmeasured", "the budget was spent", rung=str(rung))

@@ -36,10 +36,10 @@ def run_race(
 ) -> Measurement:
     """Records a row per racer, and returns the winner's, whose verdict is "kept". Eager always races.
 
-    A rival with a rung that the user left out (`barred`, by name or as written) is measured, but cannot win.
+    `barred` lists rungs that may not be used, by name or with options: a rival with one is measured, but cannot win.
     """
     others = [rival for rival in rivals if rival not in (Plan(), plan)]
-    # The climbed plan is set up before its rivals: if memory is short, it is a rival that does not run.
+    # The climbed plan is set up before its rivals, so that a rival is dropped if memory is short.
     arms, notes = _open_racers(setups, spec, log, [Plan(), *([plan] if plan.rungs else []), *others])
     try:
         taken, more = _take_turns(arms, spec)
@@ -129,7 +129,7 @@ def _open_racers(
 def _winner(
     arms: Sequence[Arm], taken: Sequence[Samples], allowed: Sequence[bool], objective: Objective, favourite: Plan
 ) -> int:
-    """The index of eager, unless the climbed plan is better beyond the noise, or a rival is better than both."""
+    """Returns the index of eager, unless the climbed plan is better beyond the noise, or a rival beats both."""
     order = sorted(range(1, len(arms)), key=lambda i: arms[i].plan != favourite)
     best = 0
     for index in order:

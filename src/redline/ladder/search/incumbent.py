@@ -25,8 +25,8 @@ class Incumbent:
     def arm(self) -> Arm:
         """Returns the running plan, and sets it up first if necessary.
 
-        If the plan does not run again, the plan before it takes its place, and `WorkerFailed` is raised because the
-        trial that asked was of the lost plan.
+        If the plan does not run again, the plan before it becomes the incumbent, and `WorkerFailed` is raised, because
+        the caller compares with the plan that was lost.
         """
         if self._arm is not None and self._arm.plan == self.plan:
             return self._arm
@@ -47,7 +47,7 @@ class Incumbent:
         return arm
 
     def take_over(self, arm: Arm) -> None:
-        """Uses the process of a candidate that was kept, which runs already."""
+        """Adopts the running process of a candidate that was kept."""
         self.close()
         self._arm = arm
 

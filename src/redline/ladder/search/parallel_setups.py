@@ -14,7 +14,7 @@ from redline.ladder.plan import Plan
 from redline.machine.machine import Machine
 
 _MOST = 4
-# A compiler has threads of its own: with fewer cores than this for each, set-ups only slow each other down.
+# A compiler runs several threads: with fewer cores per set-up than this, parallel set-ups only slow each other down.
 _CORES_EACH = 4
 # Host memory of a process with torch, CUDA, a compiler and a copy of a large model.
 _HOST_BYTES_EACH = 12 * 2**30
@@ -24,16 +24,16 @@ _TIMEOUT_FACTOR = 1.5
 
 
 class ParallelSetups:
-    """Opens the arms of a climb, ahead of their turn where the machine has the cores and the memory for it."""
+    """Opens the arms of a climb, several at once if the machine has the cores and the memory for it."""
 
     def __init__(self, pool: WorkerPool, spec: TrialSpec, machine: Machine) -> None:
         self._pool, self._spec, self._machine = pool, spec, machine
         self._ready: dict[Plan, Arm | WorkerFailed] = {}
 
     def at_once(self, peak_bytes: int) -> int:
-        """How many plans can run beside the incumbent if each needs `peak_bytes` of device memory."""
+        """Returns how many plans can run beside the incumbent if each needs `peak_bytes` of device memory."""
         if not self._machine.is_cuda:
-            return 1  # the plans would compete for the cores that they compute on
+            return 1  # on a CPU, parallel set-ups would compete for the same cores
         machine, peak_bytes = self._machine, max(peak_bytes, 1)
         on_device = int(_SHARE_OF_MEMORY * machine.device_bytes // peak_bytes) - 1
         on_host = int(_SHARE_OF_MEMORY * machine.host_bytes // _HOST_BYTES_EACH) - 1
@@ -56,7 +56,7 @@ class ParallelSetups:
             arm.notes += note if others else ()
             return arm
 
-        # Not a `with` block, which would wait for the threads: an interrupt ends the workers, and so the threads.
+        # A `with` block would wait for the threads after an interrupt; they end by themselves when their workers end.
         threads = ThreadPoolExecutor(max(1, len(timeouts_s)))
         try:
             self._ready = dict(zip(timeouts_s, threads.map(set_up, timeouts_s), strict=True))
@@ -71,7 +71,7 @@ class ParallelSetups:
         if isinstance(found, WorkerFailed) and found.kind not in ("oom", "crash", "error"):
             raise found
         if found is not None:
-            self.discard()  # it may have failed for lack of memory: it gets the machine to itself
+            self.discard()  # it may have failed for lack of memory, so it is set up alone
         try:
             return open_arm(self._pool, self._spec, plan, seeds, timeout_s)
         except WorkerFailed as failure:
@@ -97,5 +97,5 @@ class ParallelSetups:
 
 
 def may_run_in_parallel(plans: Sequence[Plan]) -> list[Plan]:
-    """The plans that time nothing while they are set up."""
+    """Returns the plans whose set-up does not time kernels."""
     return [plan for plan in plans if not any(rung.autotunes for rung in plan.rungs)]

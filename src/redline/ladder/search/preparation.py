@@ -19,7 +19,7 @@ from redline.machine.machine import Ceilings, Machine
 
 @dataclass(frozen=True)
 class WorkloadFacts:
-    """What the reference run found out about a workload; `items` and `flops` are per step, by input shape."""
+    """Facts about a workload from its reference run; `items` and `flops` are per step, by input shape."""
 
     name: str
     training: bool
@@ -33,7 +33,7 @@ class WorkloadFacts:
 
 
 def address_of(workload: str | Workload, pool: WorkerPool) -> str:
-    """The address under which the trial processes find the workload; one in memory is saved in the pool's folder."""
+    """Returns the workload's address for the trial processes; saves a `Workload` object in the pool's folder."""
     if isinstance(workload, str):
         return workload
     return save_workload(workload, Path(tempfile.mkdtemp(prefix="workload-", dir=pool.scratch)))
@@ -61,7 +61,7 @@ def machine_from_dict(data: Mapping[str, Any]) -> Machine:
 
 
 def prepare_trials(pool: WorkerPool, settings: Settings, machine: Machine) -> tuple[TrialSpec, WorkloadFacts]:
-    """Runs the untouched model on every judging seed, and returns what all trials of this workload share."""
+    """Runs the untouched model on every judging seed; returns the settings of all trials and the workload's facts."""
     references, facts = _run_references(pool, settings, machine.device)
     spec = TrialSpec(
         settings.workload,

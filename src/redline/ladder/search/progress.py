@@ -13,7 +13,7 @@ _EVERY_S = 10.0
 
 
 class _Printer:
-    """Prints a line per measurement to stderr; where stderr is not a terminal, at most one line in ten seconds."""
+    """Prints each measurement to stderr if it is a terminal, otherwise events, at most one line in ten seconds."""
 
     def __init__(self) -> None:
         self._printed_s = float("-inf")

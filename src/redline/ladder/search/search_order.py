@@ -30,13 +30,13 @@ def candidates(settings: Settings, machine: Machine, training: bool) -> Iterator
 
 def may_try(name: str, settings: Settings, training: bool) -> bool:
     chosen = {rung.name for rung in settings.only}
-    # A name without options leaves out every variant; with options, only that variant.
+    # `without` excludes every variant of a rung that it lists without options, and otherwise only the listed variant.
     left_out = {rung.name for rung in settings.without if rung == RUNGS[rung.name]()}
     return not _why_unfit(name, settings, training) and name not in left_out and (not chosen or name in chosen)
 
 
 def check_asked(settings: Settings, training: bool) -> None:
-    """Raises if a rung was asked for by name that this workload cannot use."""
+    """Raises if the user asked for a rung that this workload cannot use."""
     for rung in settings.only:
         if reason := _why_unfit(rung.name, settings, training):
             raise RedlineError(f"{reason}: leave it out of the rungs to try.")

@@ -12,13 +12,13 @@ from redline.ladder.rung import Rung
 from redline.ladder.search.target import Target
 from redline.notation import parse_seconds
 
-# One input shape is the options of the workload's function, such as {"batch": 8}. A mapping gives each shape its label.
+# An input shape is given as options of the workload's function, such as {"batch": 8}. A mapping has labels as its keys.
 Shapes = Mapping[str, Mapping[str, Any]] | Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What to measure and how; `only`, `without`, `target`, `budget_s`, `ablate` and `resume` concern a climb alone."""
+    """What to measure and how; `only`, `without`, `target`, `budget_s`, `ablate` and `resume` apply only to a climb."""
 
     workload: str
     folder: Path | None = None
@@ -51,12 +51,12 @@ def read_rungs(rungs: Sequence[Rung | str]) -> tuple[Rung, ...]:
 
 
 def read_duration(value: str | float) -> float:
-    """`"5m"` or a number of seconds, in seconds."""
+    """Converts a duration such as `"5m"`, or a number of seconds, to seconds."""
     return parse_seconds(value) if isinstance(value, str) else float(value)
 
 
 def read_shapes(shapes: Shapes | None) -> Mapping[str, Mapping[str, Any]]:
-    """The shapes by label; a list of shapes is labelled by its options (`batch=8,size=224`)."""
+    """Returns the shapes by label; in a list, the label of a shape is its options (`batch=8,size=224`)."""
     if isinstance(shapes, Mapping):
         return shapes or {"": {}}
     return {",".join(f"{key}={value}" for key, value in shape.items()): shape for shape in shapes or ({},)}

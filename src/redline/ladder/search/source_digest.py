@@ -15,12 +15,12 @@ from redline.ladder.workload_prefixes import find_prefix
 
 
 def digest_sources(address: str) -> dict[str, str]:
-    """Returns a digest per file, relative to the folder that imports start from; empty for a bundled workload."""
+    """Returns a digest by file, with paths relative to the import root; empty for a bundled workload."""
     if prefix := find_prefix(address):
         settings = Path(prefix.rest_of(address))
         return {settings.name: _digest(settings.read_bytes())} if settings.is_file() else {}
     base, waiting = _find(address.rpartition(":")[0])
-    # Of an installed workload, only its own package is followed.
+    # If the workload is in an installed package, only the files of this package count.
     own = base / waiting[0].relative_to(base).parts[0] if waiting and _is_installed(base) else base
     found: dict[str, str] = {}
     while waiting:
@@ -46,7 +46,7 @@ def _digest(content: bytes) -> str:
 
 
 def _find(place: str) -> tuple[Path, list[Path]]:
-    """Returns the folder that imports start from, and the files that run when the workload is imported."""
+    """Returns the import root (the entry of `sys.path`), and the files that run when the workload is imported."""
     if place.endswith(".py"):
         file = Path(place).resolve()
         return file.parent, [file]

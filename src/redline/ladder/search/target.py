@@ -32,7 +32,7 @@ class Target:
         return self.size_bytes is not None and row.peak_bytes <= self.size_bytes
 
     def sentence(self, row: Measurement) -> str:
-        """Says whether the row reached the target, and what it reached."""
+        """Returns a sentence that says whether the row reached the target, with the measured value."""
         verb = "was" if self.reached(row) else "was not"
         if self.size_bytes is not None:
             return f"{format_bytes(self.size_bytes)} {verb} reached: the peak is {format_bytes(row.peak_bytes)}"

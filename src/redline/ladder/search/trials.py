@@ -22,13 +22,13 @@ from redline.ladder.search.settings import Settings
 class Trials:
     """Measures plans against the incumbent. Every failure becomes a row with its reason.
 
-    An "added" plan is a rung, or a few rungs that only make sense together, to be added to the incumbent plan.
+    The parameter `added` is a plan of the rungs to add to the incumbent plan: one, or a few that only work together.
     """
 
     def __init__(self, settings: Settings, pool: WorkerPool, budget: Budget, progress: Progress) -> None:
         self._settings, self._budget, self._progress = settings, budget, progress
         self.announce("running the untouched model for reference")
-        # Before the ceilings, which take seconds: a wrong address should fail at once.
+        # Runs before the ceilings are measured, which takes seconds, so that a wrong address fails at once.
         self.spec, facts = prepare_trials(pool, settings, ask_machine(pool, settings.device, measure=False))
         self.announce("reading the machine")
         self.machine = ask_machine(pool, settings.device)
@@ -80,7 +80,7 @@ class Trials:
         )
 
     def prepare(self, changes: Sequence[tuple[Plan | Rung, Plan]]) -> None:
-        """Sets up the first few of these plans in parallel, each given with what it changes in the incumbent."""
+        """Sets up the first few plans in parallel; `changes` are pairs (rungs added or removed, resulting plan)."""
         self.setups.discard()
         room = self.setups.at_once(max(row.peak_bytes for row in self.log.rows))
         parallel = may_run_in_parallel([plan for _, plan in changes])
@@ -89,13 +89,13 @@ class Trials:
             return
         self.announce(f"setting up {len(next_ones)} plans side by side")
         try:
-            self.incumbent.arm()  # first, so that it is not the one that runs out of memory
+            self.incumbent.arm()  # first, so that another plan fails if memory is short
         except WorkerFailed:
             return
         self.setups.prepare({plan: self.limit_s(change, plan) for change, plan in next_ones})
 
     def measure(self, role: str, added: Plan, candidate: Plan, retry: bool = True) -> Measurement:
-        """Measures the candidate against the incumbent, or recalls what a resumed climb measured."""
+        """Measures the candidate against the incumbent, or recalls the measurement of a resumed climb."""
         known = self.log.recall(role, str(added), str(self.plan))
         if known is not None:
             return self.report(known)
@@ -133,7 +133,7 @@ class Trials:
             close(arm)
             if self.incumbent.lost_process(failure) and retry:
                 return self.measure(role, added, candidate, retry=False)
-            # Without an arm the set-up took too long; with one the plan hangs, whatever the budget.
+            # If there is no arm yet, the set-up was too slow. Otherwise the plan hangs, whatever the budget.
             out_of_budget = arm is None and failure.kind == "timeout" and limit_s < self._settings.timeout_s
             if failure.kind == "timeout" and searches_kernels(added):
                 self._budget.search_s = max(self._budget.search_s, limit_s)
@@ -175,7 +175,7 @@ class Trials:
             close(arm)
 
     def _open_beside(self, candidate: Plan, timeout_s: float) -> tuple[Arm | None, Arm]:
-        """The incumbent and the candidate; the candidate alone (None, arm) on a GPU with too little memory for both."""
+        """Returns both arms; if a GPU has too little memory for both, None in place of the incumbent's arm."""
         incumbent = self.incumbent.arm()
         try:
             return incumbent, self.setups.open(candidate, timeout_s=timeout_s)
@@ -186,7 +186,7 @@ class Trials:
         return None, self.setups.open(candidate, timeout_s=timeout_s)
 
     def _baseline_run(self, role: str, candidate: Plan) -> Measurement | None:
-        """The baseline that has already timed this candidate against eager, if there is one."""
+        """Returns the `compile` baseline that has already timed this candidate against eager, if there is one."""
         if self.plan.rungs or role != "trial":
             return None
         row = next((r for r in self.log.rows if r.role == "compile" and r.plan == str(candidate)), None)
@@ -194,7 +194,7 @@ class Trials:
         return row if done else None
 
     def _reuse_baseline(self, role: str, added: Plan, candidate: Plan) -> Measurement | None:
-        """Records plain torch.compile with the result of the second baseline, instead of running it again."""
+        """Records a candidate that was a `compile` baseline with the result of that run; does not time it again."""
         row = self._baseline_run(role, candidate)
         if row is None:
             return None
@@ -209,7 +209,7 @@ class Trials:
 
 
 def _describe_failure(failure: WorkerFailed, out_of_budget: bool) -> tuple[str, str]:
-    """The verdict and the reason."""
+    """Returns the verdict and the reason."""
     if out_of_budget:
         return "unmeasured", f"{failure} to stay within the budget"
     verdict = failure.kind if failure.kind in ("unavailable", "refused") else "failed"

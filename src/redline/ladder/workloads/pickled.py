@@ -89,7 +89,7 @@ def _by_value(parts: Iterable[Any]) -> Iterator[None]:
 
 
 def _is_importable(name: str) -> bool:
-    """Whether a new process with the same `sys.path` finds the module; `__main__` is written by value in any case."""
+    """Whether a new process with the same `sys.path` finds the module; True for `__main__`, always written by value."""
     package = name.partition(".")[0]
     finders = [finder.find_spec for finder in sys.meta_path if hasattr(finder, "find_spec")]
     return package == "__main__" or any(find(package, None) is not None for find in finders)

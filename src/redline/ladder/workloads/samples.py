@@ -1,4 +1,4 @@
-"""Batches for a model of which a user gave only a few: the samples themselves, and random variations of them."""
+"""Batches that are derived from a few samples of the user: the samples themselves, and random variations of them."""
 
 from collections.abc import Sequence
 
@@ -9,12 +9,13 @@ from torch.utils import _pytree as pytree
 from redline.errors import WorkloadError
 from redline.ladder.workload import Inputs
 
-# Of a tensor's standard deviation: how far a variation shifts and scales each example, and how much noise it adds.
+# Standard deviations of the random changes: each example is shifted and scaled, and noise is added. Shift and noise are
+# in units of the tensor's standard deviation.
 _SHIFT, _SCALE, _NOISE = 0.3, 0.3, 0.3
 
 
 class SampleInputs:
-    """Gives the batch of a seed: the first seeds of calibration, judging and timing are the samples themselves.
+    """Returns the batch of a seed: for the first seeds of calibration, judging and timing, the samples themselves.
 
     All other batches are variations. The final race judges plans on variations alone, which no trial has seen.
     """
@@ -31,7 +32,7 @@ class SampleInputs:
             )
 
     def __call__(self, seed: int) -> Inputs:
-        # Seeds are numbered from 0, 10, 20 (the final race) and 100.
+        # Seeds start at 0 (timing), 10 (judging), 20 (final race) and 100 (calibration).
         index = seed % 10
         sample = self.samples[index % len(self.samples)]
         if seed // 10 != 2 and index < len(self.samples):
@@ -47,7 +48,7 @@ def _to_cpu(leaf: object) -> object:
 
 
 def _varies(tensor: Tensor) -> bool:
-    """Whether variations of a tensor differ: not for masks, constants, and sorted integers such as positions."""
+    """Whether `_vary` changes a tensor; masks, constants, and sorted integers such as positions stay as they are."""
     if tensor.numel() < 2 or tensor.is_complex() or len(torch.unique(tensor.flatten()[:4096])) <= 2:
         return False
     if tensor.is_floating_point():

@@ -1,8 +1,8 @@
 """Saves and loads decoder weights in the Hugging Face layout: `config.json` and safetensors, sharded or in one file.
 
-On disk query, key and value projections are three tensors, and gate and up two. `Decoder` fuses each group into one
-parameter, so a tensor on disk is a range of rows of a parameter. Names and shapes of all tensors are checked before any
-data is read: all tensors of the files must be used, and none may be missing.
+On disk, the query, key and value projections are three tensors, and the gate and up projections are two. `Decoder`
+fuses each group into one parameter, so a tensor on disk is a range of rows of a parameter. The names and shapes of all
+tensors are checked before any data is read: no tensor may be missing, and no tensor may be left over.
 """
 
 import json

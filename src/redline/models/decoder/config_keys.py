@@ -62,7 +62,7 @@ _WITHOUT_EFFECT_NAMES = re.compile(
 _BOOKKEEPING = re.compile(
     r"^_|^(unsloth|axolotl|tokenizer)|^transformers\.|^(finetuning_task|prefix|task_specific_params)$|^tf_legacy_"
 )
-# Keys of the four families of which only these values are supported.
+# The supported values of keys that the four families use.
 _USUAL: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu", "swish"),
     "mlp_bias": (False, None),
@@ -72,8 +72,8 @@ _USUAL: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (False, None),
     "tie_encoder_decoder": (False, None),
 }
-# Keys that other exporters write for properties that all four families share; any other value means another
-# architecture. Strings are compared in lower case, lists entry by entry.
+# Keys with which other exporters describe properties that all four families share, and the values that describe these
+# families. Any other value means another architecture. Strings are compared in lower case, lists entry by entry.
 _ALIKE: dict[str, tuple[Any, ...]] = {
     key: (*values, None)
     for keys, values in (
@@ -106,7 +106,7 @@ _ALIKE: dict[str, tuple[Any, ...]] = {
 }
 _MOST_NAMED = 10
 _QUERY_KEY_NORM = ("qk_norm", "use_qk_norm", "qk_layernorm", "use_query_key_norm")
-# Parts of names that suggest arithmetic that the weights do not show.
+# Parts of names of settings that may change the computation without changing the names or shapes of the weights.
 _ARITHMETIC = re.compile(
     r"rope|rotary|yarn|(^|_)ntk|alibi|positional|(?<!max_)position_(bias|emb|enc|type)|interleav|theta|base_freq|freq_base"
     r"|norm(s|ed|alize|alization)?(_|$)|scal(e|ed|ar|ing)|multiplier|factor|coef|soft_?cap|clamp|sink|glu(_|$)"
@@ -115,9 +115,9 @@ _ARITHMETIC = re.compile(
     r"|quant|(^|_)bits(_|$)|compress|logit|softmax|(^|_)causal$|prefix_lm|bidirectional|temperature|early_exit"
     r"|(^|_)loops?(_|$)|recurren|(^|_)(tied?|shared?|skip)_(layer|block|weight)|layer_(sharing|skip)"
 )
-# Sizes, which the weights show.
+# Names of sizes. These match `_ARITHMETIC`, but a wrong size is found by comparing the shapes of the weights.
 _SIZE = re.compile(r"(attn|attention)_head(s|_size|_dim)?$|(ffn|mlp|dim|size|width)_multiplier$")
-# Other names of settings that are read; accepted if their value is the same.
+# Other names of settings that are read; accepted if the value equals that of the setting.
 _SAME = {
     **dict.fromkeys(
         ("layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon", "rmsnorm_eps", "rms_norm_epsilon"),

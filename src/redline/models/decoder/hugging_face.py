@@ -42,7 +42,7 @@ _READ = frozenset(
         "layer_types",
     ]
 )
-# More layers than this are an error in the file and would exhaust memory before a missing weight is found.
+# A larger number of layers is an error in the file, and would exhaust memory before a missing weight is found.
 _MOST_LAYERS = 10_000
 # The defaults of transformers for 'max_position_embeddings'.
 _DEFAULT_CONTEXT = {"llama": 2048, "mistral": 131_072, "qwen2": 32_768, "qwen3": 32_768}
@@ -53,7 +53,7 @@ _LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_positi
 def read_config(document: Mapping[str, Any], origin: str, strict: bool = False) -> DecoderConfig:
     """Reads the config of a supported family; missing keys have the defaults of transformers.
 
-    With `strict`, every unknown key raises, also one whose value turns its feature off.
+    With `strict`, every unknown key raises, even if its value turns its feature off.
     """
     family = document.get("model_type")
     if not isinstance(family, str) or family not in FAMILIES:
@@ -121,7 +121,7 @@ def _finite(key: str, value: Any) -> float:
 
 
 def _rope(document: Mapping[str, Any], origin: str, strict: bool) -> tuple[float, Scaling | None]:
-    """Returns base and scaling, from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before)."""
+    """Returns base and scaling, from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (older)."""
     for key in ("rope_parameters", "rope_scaling"):
         if not isinstance(document.get(key), dict | None):
             raise ValueError(

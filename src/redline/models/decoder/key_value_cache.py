@@ -34,7 +34,7 @@ class LayerCache:
     window: int | None
 
     def write(self, rows_B1: Tensor, slots_BS: Tensor, k_BSGD: Tensor, v_BSGD: Tensor) -> None:
-        # Under autocast the dtype can differ from the cache's.
+        # Under autocast the dtype of the new keys and values can differ from that of the cache.
         self.keys_BCGD[rows_B1, slots_BS] = k_BSGD.to(self.keys_BCGD.dtype)
         self.values_BCGD[rows_B1, slots_BS] = v_BSGD.to(self.values_BCGD.dtype)
 
@@ -60,7 +60,7 @@ class KeyValueCache:
             ring = length if window is None else min(window, length)
             slots = -(-(ring + 1) // _SLOTS_MULTIPLE) * _SLOTS_MULTIPLE
             shape = (batch, slots, config.key_value_heads, config.head_dim)
-            # Zeros, because masked slots enter the sum with weight zero and a NaN would propagate.
+            # Zeros, because masked slots are multiplied by a weight of zero, and zero times NaN would be NaN.
             keys, values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
             layers.append(LayerCache(keys, values, ring, window))
         return cls(tuple(layers), torch.zeros(batch, dtype=torch.int64, device=device), length)
@@ -111,7 +111,8 @@ class KeyValueCache:
         pasts: list[Past] = []
         masks: dict[tuple[int, int | None], Tensor] = {}
         for layer in self.layers:
-            # If the chunk is longer than the ring only its last tokens are kept: writes to one slot have no order.
+            # If the chunk is longer than the ring, only its last tokens are written, because the order in which several
+            # tokens are written to one slot is undefined.
             kept = (index < counts_B[:, None]) & (index >= counts_B[:, None] - layer.ring)
             slots_BS = torch.where(kept, positions_BS % layer.ring, layer.keys_BCGD.shape[1] - 1)
             if not most:
@@ -143,7 +144,7 @@ def held_positions(lengths_B: Tensor, layer: LayerCache) -> Tensor:
 
 @dataclass(frozen=True)
 class StepPast:
-    """One new token per row: writes it, then attends to the whole buffer with a bias that masks empty slots."""
+    """The past of one new token per row: writes it, then attends to the buffer with a bias that masks empty slots."""
 
     layer: LayerCache
     rows_B1: Tensor
@@ -153,7 +154,7 @@ class StepPast:
     def attend(self, q_BSHD: Tensor, k_BSGD: Tensor, v_BSGD: Tensor) -> Tensor:
         self.layer.write(self.rows_B1, self.slots_B1, k_BSGD, v_BSGD)
         groups = k_BSGD.shape[2]
-        # The query heads of a key head are passed as its queries, so that keys are not repeated.
+        # The query heads that share a key head are passed as several queries of one head, so keys are not repeated.
         q_BGRD = q_BSHD[:, 0].unflatten(1, (groups, -1))
         keys, values = self.layer.keys_BCGD.transpose(1, 2), self.layer.values_BCGD.transpose(1, 2)
         mixed = F.scaled_dot_product_attention(q_BGRD, keys, values, attn_mask=self.bias_B11C)
@@ -176,7 +177,7 @@ class FusedStepPast:
 
 @dataclass(frozen=True)
 class StartPast:
-    """The first tokens of every row: causal attention among them, as in training."""
+    """The past of the first tokens of every row: computes causal attention among them, as in training."""
 
     layer: LayerCache
     rows_B1: Tensor
@@ -189,10 +190,10 @@ class StartPast:
 
 @dataclass(frozen=True)
 class LevelPast:
-    """What new tokens attend to if all rows have the same length and no ring has wrapped around.
+    """The past of new tokens if all rows have the same length and no ring has wrapped around.
 
-    Writes the new tokens after the cached ones; each attends to all of the first `slots` slots up to its own. Padding
-    comes last, so that no token attends to it.
+    Writes the new tokens after the cached ones. Each new token attends to all slots up to its own; `slots` is the
+    number of cached tokens and new entries. Padding comes last, so that no token attends to it.
     """
 
     layer: LayerCache
@@ -208,7 +209,7 @@ class LevelPast:
 
 @dataclass(frozen=True)
 class ChunkPast:
-    """The general case of later tokens: attends to cached and new tokens, then writes the new ones into the ring."""
+    """The past of new tokens in all other cases: attends to cached and new tokens, then writes the new ones."""
 
     layer: LayerCache
     rows_B1: Tensor

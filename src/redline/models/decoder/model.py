@@ -111,7 +111,7 @@ class Decoder(nn.Module):
         return self.head(last_BW)
 
     def prepare(self, cache: KeyValueCache) -> None:
-        """Does nothing; all of a decoder's step runs on the device."""
+        """Does nothing, because the whole step of a decoder runs on the device."""
 
     def step(self, tokens_B: Tensor, cache: KeyValueCache) -> Tensor:
         """Processes one token per row without synchronization; returns logits (B, V)."""

@@ -1,7 +1,7 @@
 """Saves and loads DRCT weights. The config is inferred from their shapes; any mismatch raises.
 
-Names and shapes on disk are those of the original implementation, so files are interchangeable. There the weights of
-the 1×1 convolutions have two more dimensions, and two derived buffers are saved with the weights.
+Names and shapes on disk are those of the original implementation, so files are interchangeable. In these files, the
+weights of the 1×1 convolutions have two more dimensions, and two derived buffers are saved with the weights.
 """
 
 import re

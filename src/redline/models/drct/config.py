@@ -11,7 +11,7 @@ _MOST_GROUPS, _LARGEST_WINDOW = 64, 64
 
 @dataclass(frozen=True)
 class DrctConfig:
-    """The defaults are DRCT; DRCT-L has 12 groups. Attention windows have `window` × `window` tokens."""
+    """The defaults are those of DRCT; DRCT-L has 12 groups. Attention windows have `window` × `window` tokens."""
 
     scale: int = 4
     groups: int = 6
@@ -37,7 +37,10 @@ class DrctConfig:
 
     @classmethod
     def of(cls, scale: int = 4, groups: int = 6, width: int = 180, growth: int = 32, **others: int) -> "DrctConfig":
-        """Sets heads and MLP widths by the paper's rule; heads are the largest divisor ≤ 6 if it does not divide."""
+        """Sets heads and MLP widths by the paper's rule.
+
+        If the number of heads by this rule does not divide a block's width, the largest divisor up to 6 is used.
+        """
         widths = [width + growth * i for i in range(BLOCKS_PER_GROUP)]
         heads = tuple(6 - w % 6 if w % (6 - w % 6) == 0 else max(h for h in range(1, 7) if w % h == 0) for w in widths)
         mlp_widths = tuple(w * (2 if i < 3 else 1) for i, w in enumerate(widths))

@@ -1,10 +1,11 @@
 """DRCT's groups for inference on CPUs: tokens are ordered window by window from the first block to the last.
 
-Only attention mixes tokens, so all other layers work on any order of rows; blocks with shifted windows reorder them.
-Heads are zero-padded to multiples of 16 channels: with 46 or 122 channels, torch's fused attention in bf16 takes two to
-three times as long. As in `gpu_inference.py`, the MLP's second layer is folded into the 1×1 convolution after it.
+Only attention mixes tokens, so all other layers work on any order of rows; blocks with shifted windows reorder the
+rows. Heads are zero-padded to multiples of 16 channels: with 46 or 122 channels, torch's fused attention in bf16 takes
+two to three times as long. As in `gpu_inference.py`, the MLP's second layer is folded into the 1×1 convolution after
+it.
 
-All layers remain `nn.Linear` and `nn.LayerNorm` modules, so that rungs that rewrite these still find them.
+All layers remain `nn.Linear` and `nn.LayerNorm` modules, so that rungs that rewrite such modules still find them.
 """
 
 import torch

@@ -1,11 +1,11 @@
 """DRCT's groups for inference on GPUs: the same computation on rows that are padded for tensor cores.
 
 No width of DRCT is a multiple of 8 (180, 212, 244, …), nor is any head dimension (30, 53, 122, …). Here every part of a
-row (the first 180 channels and each 32 that a block adds) and every head begins at a multiple of 8; the padding in rows
-and weights is zero. A group keeps one wide row per token, into which each block writes the channels that it adds, so
-that nothing is concatenated. LayerNorms are folded into the linear layers after them, and each kernel computes the
-moments of its output for the next one. The MLP's second layer is folded into the 1×1 convolution after it:
-A(x + Fh) = Ax + (AF)h. Convolutions use channels_last, as the rows do.
+row (the first 180 channels, and the 32 that each block adds) and every head begins at a multiple of 8; the padding in
+rows and weights is zero. A group keeps one wide row per token, into which each block writes the channels that it adds,
+so that nothing is concatenated. LayerNorms are folded into the linear layers after them, and each kernel computes the
+moments of its output for the next one. The MLP's second layer F is folded into the 1×1 convolution A after it, by
+A(x + Fh) = Ax + (AF)h. Convolutions use the channels_last format, in which the channels of a token are contiguous too.
 
 M rows are the tokens of all images. `channel_indices` are the positions of the original's channels in a padded row.
 """
@@ -146,7 +146,7 @@ class PackedBlock(nn.Module):
         residual_MN: Tensor | None = None,
         share: float = 1.0,
     ) -> None:
-        """Writes the activated output of the 1×1 convolution, or `share` times it plus the residual if one is given."""
+        """Writes the 1×1 convolution's output: activated, or multiplied by `share` and added to a given residual."""
         qkv = self.qkv(x_MK, moments_P2M).view(*shape_BHW, -1)
         mixed = window_attention_expanded(qkv, self.bias, self.shift)
         between = x_MK.new_empty((moment_parts(x_MK.shape[1]), 2, x_MK.shape[0]), dtype=torch.float32)
@@ -227,7 +227,8 @@ class ChannelsLastPixelShuffle(nn.Module):
 
     def forward(self, x_BKHW: Tensor) -> Tensor:
         batch, height, width, features = (x_BKHW.shape[0], *x_BKHW.shape[2:], x_BKHW.shape[1] // self.factor**2)
-        # Each pixel has `factor` rows of factor · features channels; exchanges these rows with the pixels of a line.
+        # Each pixel holds `factor` rows of factor · features channels. Swapping the row and pixel dimensions gives the
+        # lines of the enlarged image.
         lines = x_BKHW.permute(0, 2, 3, 1).reshape(batch, height, width, self.factor, self.factor * features)
         grown = lines.transpose(2, 3).reshape(batch, height * self.factor, width * self.factor, features)
         return grown.permute(0, 3, 1, 2)

@@ -36,7 +36,7 @@ def load_lsd(path: str | Path) -> Lsd:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     check_tensors(tensors, str(path), path.stat().st_size)
     config = _config(header, str(path))
-    # Checked first, because building the number of blocks that a damaged header names could take very long.
+    # Checked first, because a damaged header may name so many blocks that building them would take very long.
     if config.blocks * len(config.multipliers) > len(tensors):
         raise ModelError(f"{str(path)!r} should be an {config} by its header, but has only {len(tensors)} weights.")
     try:

@@ -80,7 +80,7 @@ class LsdConfig:
 
     @property
     def multiple_px(self) -> int:
-        """Heights and widths that are multiples of this, and at least twice it, need no padding."""
+        """Heights and widths need no padding if they are multiples of this number and at least twice as large."""
         return self.patch * 2 ** (len(self.multipliers) - 1)
 
     def padding_px(self, side: int) -> int:

@@ -30,7 +30,7 @@ PROCESS, PREDICTION = "flow", "sample"
 
 
 class _Recomputing(nn.Module):
-    """With `recomputes`, checkpoints its parts: activations and autocast's weight copies are recomputed in backward."""
+    """If `recomputes` is set, backward recomputes the activations of the parts and autocast's weight copies."""
 
     recomputes: bool = False
 

@@ -2,8 +2,8 @@
 
 `create_block_mask` evaluates the mask for every pair of tokens and cannot be compiled inside a checkpointed region.
 This module looks at the first and last token of each block only. Positions increase within a document and document
-numbers increase along a row, so a block with a visible token is never skipped; a listed block without one only costs
-time.
+numbers increase along a row, so a block with a visible token is never skipped. A block without a visible token may be
+listed, which only costs time.
 
 B: batch, S: tokens in a row, N: blocks in a row.
 """
@@ -25,10 +25,10 @@ MaskFunction = Callable[[Any, Any, Any, Any], Any]
 
 @dataclass(frozen=True)
 class BlockMasks:
-    """`near` covers the tokens of a document inside the window, `beyond` those that have left it.
+    """`near` covers the tokens of a document inside the window, `beyond` the tokens that have left it.
 
-    Built once for all layers and outside of them: block masks built inside a layer that is compiled and checkpointed
-    caused illegal memory accesses on a GPU (torch 2.11).
+    The masks are built once for all layers and outside of them: block masks built inside a layer that is compiled and
+    checkpointed caused illegal memory accesses on a GPU (torch 2.11).
     """
 
     near: BlockMask

@@ -26,8 +26,8 @@ from redline.nn.packing import Packing
 from redline.nn.rms_norm import RMSNorm
 from redline.nn.swiglu import SwiGLU
 
-# Weights are initialized with this standard deviation over the square root of the width: 0.02 at a width of 768, and
-# more in narrow models, which need it to learn.
+# The standard deviation of the initial weights is this number divided by the square root of the width: 0.02 at a width
+# of 768, and more in narrow models, which need larger weights to learn.
 _INITIAL_STD = 0.55
 _LOWEST_SCORE = -20.0
 
@@ -35,8 +35,8 @@ _LOWEST_SCORE = -20.0
 def kept_share(score_BS: Tensor) -> Tensor:
     """Returns the mean of the scores mapped linearly: 0 at `_LOWEST_SCORE` and below, 1 at a score of 0.
 
-    Linear instead of σ(score), whose gradient vanishes below −5: needed and unneeded tokens would both end up there,
-    because attention can compensate a low score by a large product of query and key.
+    The map is linear because the gradient of σ(score) vanishes below −5. With σ, the scores of both needed and unneeded
+    tokens would end up there, because attention can compensate a low score by a large product of query and key.
     """
     return (1 - score_BS / _LOWEST_SCORE).clamp_min(0).mean()
 
@@ -102,8 +102,8 @@ class TitanModel(nn.Module):
     def forward(self, tokens_BS: Tensor, documents: Tensor | Packing | None = None, keep_all: bool = False) -> Tensor:
         """Returns logits (B, S, V) for the next token; `documents` numbers each token's document.
 
-        `keep_all` attends to every token that left the window, as if the bank had unlimited slots; training and packed
-        documents need it. Otherwise the bank has its fixed number of slots, as in `advance`.
+        With `keep_all`, tokens also attend to every token that left the window, as if the bank had unlimited slots;
+        training and packed documents need this. Otherwise the bank has its fixed number of slots, as in `advance`.
         """
         return self.head(self._hidden(tokens_BS, documents, keep_all)[0])
 
@@ -148,7 +148,7 @@ class TitanModel(nn.Module):
         """Processes the first `counts_B` tokens of each row; returns the logits (B, V) after each row's last token."""
         self._check(tokens_BS)
         counts: list[int] = counts_B.tolist()
-        # Batches the tokens up to the shortest row's end, then those of the remaining rows, and so on.
+        # Processes all rows in one batch up to the end of the shortest row, then the remaining rows, and so on.
         done, ends = 0, sorted(set(counts) - {0})
         logits: Tensor | None = None
         for end in ends:
@@ -178,7 +178,7 @@ class TitanModel(nn.Module):
         return logits
 
     def piece(self, most: int) -> int:
-        """Returns the largest number of whole segments, in tokens, that is at most `most`."""
+        """Returns the number of tokens in as many whole segments as `most` tokens contain."""
         return most // self.config.segment * self.config.segment
 
     def until_piece(self, cache: MemoryCache) -> int | None:
@@ -187,7 +187,7 @@ class TitanModel(nn.Module):
         return missing.pop() if len(missing) == 1 else None
 
     def prepare_piece(self, tokens: int, cache: MemoryCache) -> None:
-        """Does the part of `take_in` that is not captured in the CUDA graph."""
+        """Does the part of `take_in` that is not captured in the CUDA graph: updates the positions."""
         cache.advance_positions([tokens] * len(cache.positions))
 
     def take_in(self, tokens_BS: Tensor, cache: MemoryCache) -> Tensor:

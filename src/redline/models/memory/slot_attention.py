@@ -1,10 +1,10 @@
 """Attention over a window of recent tokens and a bank of slots, in one softmax.
 
-Text is divided into segments. A token attends to its own segment up to itself and to the `window_segments` segments
-before it. A segment that leaves the window is offered to the slot bank; from then on, tokens attend to the slots that
-the bank kept. All tokens of a segment therefore see the same bank, and no token is seen twice. Positions count from the
-document's start. Keys and values pass a short convolution, so that a slot holds a token with its local context; queries
-and keys are normalized.
+Text is divided into segments. A token attends to itself, to earlier tokens of its segment, and to the `window_segments`
+segments before it. A segment that leaves the window is offered to the slot bank; from then on, tokens attend to the
+slots that the bank kept. All tokens of a segment therefore see the same bank, and no token is seen twice. Positions
+count from the document's start. Keys and values pass a short convolution, so that a slot holds a token with its local
+context; queries and keys are normalized.
 
 There are two modes. Without a state, whole sequences are processed at once, with several documents in a row, and all
 tokens that left the window are kept; training needs this, because a bank that evicts while it learns does not converge.
@@ -85,7 +85,7 @@ class SlotAttention(SwitchableModule):
     def forward(
         self, x_BSD: Tensor, positions: TokenPositions, state: WindowState | None = None
     ) -> tuple[Tensor, WindowState | None, Tensor | None]:
-        """Returns the output, the new state if a state was given, and else the scores of all tokens."""
+        """Returns the output, the new state (None without a given state), and the scores (None with a given state)."""
         if state is None:
             out, score = self._whole(x_BSD, positions)
             return out, None, score
@@ -144,7 +144,7 @@ class SlotAttention(SwitchableModule):
     def _advance_by_window(
         self, x_BSD: Tensor, positions: TokenPositions, state: WindowState
     ) -> tuple[Tensor, WindowState]:
-        """Processes many tokens at once: attends to the ring buffer in text order, followed by the new tokens."""
+        """Processes many tokens at once: they attend to the ring buffer in text order, then to the new tokens."""
         span, positions_BS = self.config.span, positions.positions_BS
         query, key, value, _, recent = self._project(x_BSD, state.recent_BTC, None)
         query, key = positions.rotation.rotate(query, key)
@@ -153,7 +153,7 @@ class SlotAttention(SwitchableModule):
         keys, values = (torch.cat(pair, 1) for pair in zip(ordered, (key, value), strict=True))
         held_positions = torch.cat((held_BL, positions_BS), 1)
         out = attention_of_last_tokens(query, keys, values, held_positions, self.config.segment, span)
-        last_BT = positions_BS[:, -span:] % span  # the ring keeps the later of two tokens in one row
+        last_BT = positions_BS[:, -span:] % span  # of the tokens that share a row, the ring keeps the last
         state = replace(
             state,
             recent_BTC=recent,

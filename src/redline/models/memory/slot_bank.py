@@ -80,10 +80,10 @@ class SlotBank:
         """Returns the bank after writing the best ⌈ratio · C⌉ candidates, the best first.
 
         With `adaptive`, writes only candidates with σ(score) above one half. A candidate is merged into the most
-        similar slot if their cosine similarity reaches `threshold`, else written to an empty slot, else it replaces the
-        slot with the lowest score. Only the sequences in `due_B` change.
+        similar slot if their cosine similarity exceeds `threshold`. Otherwise it is written to an empty slot, or
+        replaces the slot with the lowest score if its own score is higher. Only the sequences in `due_B` change.
         """
-        # Minus epsilon, because 0.07 · 100 is 7.000000000000001.
+        # An epsilon is subtracted before rounding up, because 0.07 · 100 is 7.000000000000001 in floating point.
         count = math.ceil(ratio * score_BC.shape[1] - 1e-9)
         best = score_BC.topk(min(count, score_BC.shape[1]), dim=1)
         wanted_BC = best.values > 0 if adaptive else torch.ones_like(best.values, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""Attention of whole sequences within a window of segments, and to biased tokens beyond it, in one softmax.
+"""Attention of whole sequences to a window of segments and, with a bias, to tokens beyond it, in one softmax.
 
 The reference processes blocks of queries. On a CUDA device flex attention skips masked blocks, and Redline's Triton
 kernels are faster still where they are available.
@@ -143,8 +143,8 @@ def _deterministic_beyond(
     """Computes `_beyond` with a deterministic gradient of the bias.
 
     The gradient of a score bias is summed over queries in no fixed order. This function weights the values by exp(bias)
-    instead. A second pass over the weights alone gives the normalizer; appended to the values, the weights would exceed
-    the head dimension that the kernels support.
+    instead. A second pass over the weights alone computes the normalizer. Appending the weights to the values would
+    save this pass, but exceed the head dimension that the kernels support.
     """
     # Scaled so that the largest weight is 1; otherwise all weights could underflow in fp16.
     most_B1 = bias_BS.detach().amax(1, keepdim=True)

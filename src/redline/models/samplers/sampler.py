@@ -29,7 +29,11 @@ class State(NamedTuple):
 
 
 class Sampler:
-    """`times[index]` holds the time step of a step for each image of the batch; a frame needs `noises` noise images."""
+    """Runs one sampler for a batch of images.
+
+    `times[index]` holds the time steps at which the model is called in step `index`, one for each image of the batch.
+    A frame needs `noises` noise images.
+    """
 
     def __init__(self, table: StepTable, device: torch.device | str, batch: int = 1) -> None:
         self.table, self.batch = table, batch

@@ -2,11 +2,13 @@
 
 From the noisy image x and the model's output, a step first computes the clean image,
 
-    clean = from_noisy · x + from_output · output,
+    clean image = from_noisy · x + from_output · output,
 
 then the noisy image of the next step,
 
-    next = noisy · x + clean · clean + before · clean of the previous step + fresh · fresh noise.
+    next x = noisy · x + clean · clean image + before · clean image of the previous step + fresh · fresh noise.
+
+The six factors are the fields of `Row`.
 """
 
 from dataclasses import dataclass
@@ -33,8 +35,8 @@ class Row(NamedTuple):
 class StepTable:
     """`start` holds the weights of image and noise at the start of a frame.
 
-    With `looks_back` a step needs the clean image of the previous step, with `is_random` fresh noise. Both depend on
-    the sampler only, not on the strength, so that a captured CUDA graph works for every strength.
+    If `looks_back` is set, a step needs the clean image of the previous step; if `is_random` is set, it needs fresh
+    noise. Both depend on the sampler only, not on the strength, so that a captured CUDA graph works for every strength.
     """
 
     name: str

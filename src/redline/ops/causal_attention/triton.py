@@ -123,7 +123,7 @@ def _backward(
     lowest = lowest.contiguous()
     far, far_strides = _far(far_q, far_k, bias, first)
     grad_far_q, grad_far_k, grad_bias = far_grads or (None, None, None)
-    # Each program writes the bias gradient of one group of heads; the sum over groups follows in a fixed order.
+    # Each program writes the bias gradient of one group of heads. The groups are added later in a fixed order.
     group_grad_bias = None if grad_bias is None else torch.empty((groups, tokens), dtype=torch.float32, device=q.device)
     dots = torch.empty_like(logs)
     of_dots = (out, grad, dots, tokens, *_strides(grad))
@@ -185,7 +185,10 @@ def _far(
 
 
 def _last_to_see(first: Tensor) -> Tensor:
-    """Returns the last token that sees each token. Since `first` does not decrease, a span of tokens sees it."""
+    """Returns, for each token, the last token that sees it.
+
+    Since `first` does not decrease, every token from a given token up to this last one sees the given token.
+    """
     index = torch.arange(len(first), dtype=first.dtype, device=first.device)
     return torch.searchsorted(first, index, right=True, out_int32=True) - 1
 

@@ -1,8 +1,8 @@
 """Triton kernels of causal attention: forward, the gradients of queries, and the gradients of keys and values.
 
 Softmax uses base 2: `logs` is the base-2 logarithm of each denominator. Tiles in which every query sees every key are
-computed without a mask, tiles at the ends of a span with one. No two programs write the same element, and each adds in
-a fixed order, so results are deterministic.
+computed without a mask, tiles at the ends of a span with one. No two programs write the same element, and each program
+adds in a fixed order, so results are deterministic.
 
 Far keys are processed after the near ones, when each query has seen at least itself. They have their own queries, keys
 and bias, and the bias is added before scaling. A query sees the far keys from `first` up to, but not including,
@@ -34,9 +34,9 @@ def _store_tile(x, values, first, tokens, token_stride, D: tl.constexpr, ROWS: t
 
 @triton.jit
 def _keys_seen(lowest, start, tokens, M: tl.constexpr, N: tl.constexpr):
-    """Returns the bounds of the keys of a query tile.
+    """Returns the bounds of the keys that the queries of a tile see: `begin`, `common`, `inner` and `end`.
 
-    Keys from `begin` to `common` are seen by some of the queries, to `inner` by all, and to `end` by some again.
+    All queries see the keys from `common` to `inner`. Only some queries see the keys before and after these.
     """
     end = tl.minimum(start + M, tokens)
     begin = tl.maximum(tl.load(lowest + start), 0) // N * N
@@ -243,7 +243,10 @@ def _grad_keys(
     q_stride, grad_stride, scale,
     D: tl.constexpr, M: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Queries see keys from `low` up to, but not including, `beyond`, or up to themselves if that is None."""
+    """Adds the gradients of a key tile over the queries from `begin` to `end`.
+
+    A query sees the keys from `low` up to, but not including, `beyond`. If `beyond` is None, it sees keys up to itself.
+    """
     for first in range(begin, end, M):
         q_MD = _load_tile(q, first, tokens, q_stride, D, M)
         grad_MD = _load_tile(grad, first, tokens, grad_stride, D, M)
@@ -310,8 +313,8 @@ def causal_attention_keys_kernel(
 ):  # fmt: skip
     """Computes the gradients of one tile of keys and values over all queries that see them.
 
-    `highest` is the last query that sees a key as near, `final` the last that sees it as far. `grad_bias` receives one
-    partial sum per group of heads.
+    `highest` is the last query that sees a key as a near key, `final` the last that sees it as a far key. `grad_bias`
+    receives one partial sum per group of heads.
     """
     start, group = tl.program_id(0) * N, tl.program_id(1)
     k += group.to(tl.int64) * k_head
@@ -320,7 +323,7 @@ def causal_attention_keys_kernel(
     k_ND = _load_tile(k, start, tokens, k_token, D, N)
     v_ND = _load_tile(v, start, tokens, v_token, D, N)
     v_total = tl.zeros((N, D), tl.float32)
-    # `end` is past the last query that sees the last of these keys; up to `common`, queries see all of them.
+    # Queries from `inner` to `common` see all of these keys, and queries from `end` on see none of them.
     last = tl.minimum(start + N, tokens) - 1
     end = tl.load(highest + last) + 1
     begin = start // M * M
@@ -334,7 +337,7 @@ def causal_attention_keys_kernel(
     if far_q is not None:
         k_ND = _load_tile(far_k + group.to(tl.int64) * far_k_head, start, tokens, far_k_token, D, N)
         bias_N = tl.load(bias + key, mask=key < tokens, other=0.0)
-        # A query sees a key as far once its near span has passed the key.
+        # A key is a far key of the queries whose near span begins after it.
         end = tl.load(final + last) + 1
         begin = (tl.load(highest + start) + 1) // M * M
         inner = tl.minimum(tl.cdiv(tl.load(highest + last) + 1, M) * M, end)

@@ -30,7 +30,7 @@ def cross_entropy(
         loss_N = loss_N - label_smoothing * exact.mean(1)
     if z_loss:
         loss_N = loss_N + z_loss * lse.square()
-    # Multiplied instead of replaced, so that the gradients are NaN too.
+    # Losses of invalid targets are multiplied by NaN, not replaced, so that their gradients are NaN too.
     ignored = target_N == ignore_index
     loss_N = loss_N * torch.where(known | ignored, 1.0, torch.nan).to(loss_N.dtype)
     return reduced(torch.where(ignored, 0.0, loss_N), target_N, ignore_index, reduction)

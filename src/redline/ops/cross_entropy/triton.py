@@ -28,7 +28,8 @@ class Tiles:
     warps: int
 
 
-# Keyed by element size in bytes. With 4 warps each thread holds 32 (16) logits, and many programs fit a multiprocessor.
+# Keyed by element size in bytes. With 4 warps each thread holds 32 logits of 2 bytes or 16 of 4 bytes, and many
+# programs fit a multiprocessor.
 FORWARD_TILES = {2: Tiles(4096, 4), 4: Tiles(2048, 4)}
 GRADIENT_TILES = {2: Tiles(4096, 4), 4: Tiles(2048, 4)}
 

@@ -1,13 +1,13 @@
 """Triton kernels of cross-entropy.
 
 A forward program reads one row once, one block of classes at a time, and updates the running maximum and the sum of
-exponentials. Ignored rows are not read. A backward program computes one block of one row from the row's lse. Blocks
-inside the row are loaded without a mask, so an odd number of classes prevents wide loads in its last block only. A
-target that is not a class gives NaN.
+exponentials. Ignored rows are not read. A backward program computes one block of one row from the row's lse. Only the
+last block of a row is loaded with a mask, so an odd number of classes prevents wide loads in that block only. The loss
+and gradient of a row are NaN if its target is not a class.
 """
 
 # pyright: reportGeneralTypeIssues=false
-# The type checker infers that a call of one kernel by another never returns.
+# The type checker wrongly infers that a kernel that another kernel calls never returns.
 import triton
 import triton.language as tl
 

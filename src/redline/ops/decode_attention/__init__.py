@@ -1,7 +1,7 @@
 """Attention of one new token per sequence to a ring buffer of keys and values, into which it is written.
 
 `reference.py` is the specification in plain PyTorch; `triton.py` has the fused kernels. The ring is updated in place.
-It is the first `ring` positions of the buffers, which may have any stride.
+It consists of the first `ring` positions of the buffers, which may have any strides.
 
 B: sequences, C: positions in the buffer, H: query heads, G: key and value heads, D: head dimension.
 """

@@ -1,9 +1,9 @@
 """Decode attention with Triton kernels, which also write the new key and value into the ring.
 
 A program computes one key head of one sequence, with all its query heads, over one split of the positions. If there is
-more than one split, a second kernel merges the splits in order. Only occupied positions are read, so a step costs in
-proportion to the sequence, not to the buffer. The new key and value are read from the arguments, and their position in
-the ring is skipped, so no program reads what another writes.
+more than one split, a second kernel merges the splits in order. Only occupied positions are read, so the time of a
+step depends on the length of the sequence, not of the buffer. The new key and value are read from the arguments, and
+their position in the ring is skipped, so no program reads data that another program writes.
 
 B: sequences, C: positions in the buffer, H: query heads, G: key and value heads, D: head dimension.
 """

@@ -92,7 +92,7 @@ def check_epilogue(
     activation: str,
     residual_MN: Tensor | None,
 ) -> None:
-    """Checks the output, the residual and the activation that follow the last of the weights."""
+    """Checks the dtypes and shapes of output and residual, the activation, and that no gradient is needed."""
     expected = (x_MK.shape[0], weights[-1].shape[0])
     for name, tensor in (("out_MN", out_MN), ("residual_MN", residual_MN)):
         if tensor is not None and (tuple(tensor.shape) != expected or tensor.dtype != x_MK.dtype):
@@ -106,7 +106,7 @@ def check_epilogue(
 def check_moments(
     op: str, x_MK: Tensor, moments_P2M: Tensor, weight_NK: Tensor, sums_N: Tensor | None, channels: int
 ) -> None:
-    """Checks the arguments that normalize the rows in front of this weight."""
+    """Checks the arguments for normalizing the rows that are multiplied by this weight."""
     rows, columns = x_MK.shape[0], weight_NK.shape[0]
     if moments_P2M.ndim != 3 or tuple(moments_P2M.shape[1:]) != (2, rows):
         raise ModelError(f"{op}: moments_P2M must be (parts, 2, {rows}), not {tuple(moments_P2M.shape)}.")

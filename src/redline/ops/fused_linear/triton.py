@@ -28,9 +28,10 @@ class Tiles:
     stages: int
 
 
-# Keyed by element size in bytes and by the number of columns: few (32), some (64) or many. With "parts", moments are
-# written for parts of 128 columns, each by one block. For two bytes, "few", "many" and "parts" were the fastest of
-# many settings for DRCT-L on an H200 (docs/log.md); "some" and the entries for four bytes are not tuned.
+# Keyed by element size in bytes and by the number of columns: few (up to 32), some (up to 64) or many. "parts" replaces
+# "many" if moments are written: each block then writes the moments of one part of 128 columns. For two bytes, "few",
+# "many" and "parts" were the fastest of many settings for DRCT-L on an H200 (docs/log.md); "some" and the entries for
+# four bytes are not tuned.
 TILES = {
     (2, "few"): Tiles(256, 32, 64, 8, 2),
     (2, "some"): Tiles(128, 64, 64, 4, 3),

@@ -68,7 +68,7 @@ def apply_epilogue(
     total, column, column_mask, bias, residual, out, row_offset, row_mask, residual_steps, out_steps, share,
     ACTIVATION: tl.constexpr, RESIDUAL: tl.constexpr,
 ):  # fmt: skip
-    """Applies bias, activation and residual, writes the block, and returns the stored values, with zeros outside."""
+    """Applies bias, activation and residual, writes the block, and returns the stored values, 0 out of bounds."""
     inside = row_mask[:, None] & column_mask[None, :]
     total = activated(total + tl.load(bias + column, mask=column_mask, other=0.0).to(tl.float32)[None, :], ACTIVATION)
     if RESIDUAL:

@@ -29,8 +29,8 @@ class MlpTiles:
     stages: int
 
 
-# For up to 32 output columns by the width of the rows, otherwise "many columns". All but "widest" were the fastest of
-# eight on an H200 (docs/log.md).
+# Up to 32 output columns, the key is the class of the row width; otherwise it is "many columns". All but "widest" were
+# the fastest of eight on an H200 (docs/log.md).
 MLP_TILES = {
     "narrow": MlpTiles(128, 64, 8, 2),
     "wide": MlpTiles(256, 32, 8, 3),
@@ -39,7 +39,7 @@ MLP_TILES = {
 }
 _NARROW, _WIDE = 192, 288
 _FEW, _MANY = 32, 192
-# Wider rows leave too little shared memory for the weights, and GPUs with less shared memory cannot hold the rows.
+# The widest rows that leave enough shared memory for the weights, and the shared memory that such rows need.
 _MOST_CHANNELS = 320
 _SHARED_BYTES = 200 * 2**10
 

@@ -69,7 +69,7 @@ def mlp_kernel(
         weight_sum = tl.load(inner_sums + channel, mask=channel_mask, other=0.0)
         hidden = (hidden - mean[:, None] * weight_sum[None, :]) * scale[:, None]
         hidden += tl.load(inner_bias + channel, mask=channel_mask, other=0.0).to(tl.float32)[None, :]
-        # Padding channels are gelu(0) = 0.
+        # In padding channels `hidden` is 0, and gelu(0) = 0.
         activated = gelu(hidden).to(first.dtype)
         total = tl.dot(
             activated, tl.trans(_load_rows(outer, J_steps, column, column_mask, K + start, K + H, BLOCK_H)), total

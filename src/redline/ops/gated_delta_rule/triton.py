@@ -56,11 +56,13 @@ TILES = {
     (4, 128): Tiles(32, 32, 4, 16, 4, 1),
     (4, 256): Tiles(16, 32, 4, 16, 4, 1),
 }
-# Used if the sequential kernels would occupy at most half of the device: more programs, which prefetch more.
+# Used if the sequential kernels would occupy at most half of the device: small blocks make more programs, and more
+# stages prefetch more.
 FINE_VALUES, FINE_STAGES = 16, 3
-# Used if wider blocks still make two programs per multiprocessor: they read the keys half as often.
+# Used if there are still two programs per multiprocessor with these wide blocks, which read the keys half as often.
 WIDE_VALUES = 64
-RECUT_FOR = {(2, 16), (2, 32), (2, 64)}  # the other block sizes fit the shared memory of all GPUs for these keys
+# The entries of `TILES` for which these other block sizes fit the shared memory of all GPUs.
+RECUT_FOR = {(2, 16), (2, 32), (2, 64)}
 
 
 def gated_delta_rule(
@@ -234,7 +236,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
 
 
 def _differentiate(ctx: Any, grad_out: Tensor | None, grad_final: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
-    saved = ctx.saved_tensors  # read once: activation checkpointing unpacks them only once
+    saved = ctx.saved_tensors  # read once, because activation checkpointing unpacks only once
     grad_out = torch.zeros_like(saved[2]) if grad_out is None else grad_out
     grads = _backward(*saved, grad_out, grad_final, ctx.chunk)
     return *grads[:5], grads[5] if ctx.needs_input_grad[5] else None, None, None

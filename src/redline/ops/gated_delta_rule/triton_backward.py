@@ -2,12 +2,11 @@
 
 The forward kernels recompute W, U, the states and V′.
 
-1. `local_grad_kernel`, one program per chunk: the gradient of V′ through the outputs of its own chunk. 2.
-`state_grad_kernel`, one program per head and block of values, from the last chunk to the first: the whole gradient of
-   V′, and the gradient of the state at the end of each chunk.
+1. `local_grad_kernel`, one program per chunk: the gradient of V′ through the outputs of its own chunk.
+2. `state_grad_kernel`, one program per head and block of values, from the last chunk to the first: the whole gradient
+   of V′, and the gradient of the state at the end of each chunk.
 3. `query_grad_kernel` and `key_grad_kernel`, one program per chunk: the gradients of q, of k except through T, of W,
-and
-   the parts of the gradient of the cumulative log decays c that follow from them.
+   and the parts of the gradient of the cumulative log decays c that follow from them.
 4. `right_grad_kernel`, one program per chunk: R = Tᵀ times the gradients of U and W, the gradients of β V and βγ K.
 5. `system_grad_kernel`, one program per chunk: since T = (I + A)⁻¹, the gradient of A is −(R_V Uᵀ + R_K Wᵀ) below the
    diagonal. It completes the gradients of k, v, β and g.
@@ -20,7 +19,7 @@ C: tokens per chunk, K and V: channels of a key and a value.
 """
 
 # pyright: reportGeneralTypeIssues=false
-# The type checker infers that a call of one kernel by another never returns.
+# The type checker wrongly infers that a kernel that another kernel calls never returns.
 import triton
 import triton.language as tl
 
@@ -232,7 +231,7 @@ def system_grad_kernel(
         x = block + tl.arange(0, BLOCK_K)
         K = load_rows(k, row, left, heads, x, KEYS, C)
         right = load_rows(grad_k_right, row, left, heads, x, KEYS, C)
-        # A token's key contributes to its row of A with its own β, and to its column with those of later tokens.
+        # A token's key contributes to its row of A with its own β, and to its column with the β of later tokens.
         in_row = from_start[:, None] * right + tl.dot(below, K, input_precision=PRECISION)
         in_column = tl.dot(above, K, input_precision=PRECISION)
         of_row = tl.sum(in_row * K, 1)
@@ -241,6 +240,6 @@ def system_grad_kernel(
         grad = load_rows(grad_k_part, row, left, heads, x, KEYS, C) + factor[:, None] * in_row + in_column
         store_rows(grad_k, row, left, heads, x, grad, KEYS, C)
     tl.store(grad_beta + line + begin + i, of_beta, mask=i < left)
-    # The log decay g of a token is part of c of all tokens from it on.
+    # The log decay g of a token is added to the c of this token and of all later tokens.
     of_g = tl.sum(tl.where(i[:, None] >= i[None, :], of_decay[:, None], 0.0), 0)
     tl.store(grad_g + line + begin + i, of_g, mask=i < left)

@@ -13,7 +13,7 @@ B: sequences, H: heads, N: chunks, C: tokens per chunk, S: tokens, K and V: chan
 """
 
 # pyright: reportGeneralTypeIssues=false
-# The type checker infers that a call of one kernel by another never returns.
+# The type checker wrongly infers that a kernel that another kernel calls never returns.
 import triton
 import triton.language as tl
 

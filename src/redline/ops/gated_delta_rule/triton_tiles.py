@@ -1,7 +1,8 @@
 """Triton functions that the kernels of the gated delta rule share: loading tiles, and the decays of a chunk.
 
-A tensor (B, S, H, X) is loaded in tiles of one chunk of one head: C tokens and some of the X channels. `row` is the
-index of the chunk's first token in slices of X elements, `left` the number of tokens from there to the end.
+A tensor (B, S, H, X) is loaded in tiles of one chunk of one head: C tokens and some of the X channels. The tensor is
+indexed in slices of X elements, one for each token and head: `row` is the slice of the chunk's first token, and `left`
+is the number of tokens from there to the end of the sequence.
 """
 
 import triton
@@ -84,7 +85,7 @@ def decays(decay, documents, line, page, begin, tokens, C: tl.constexpr, PACKED:
 
 @triton.jit
 def pairs(decay, documents, line, page, begin, tokens, C: tl.constexpr, PACKED: tl.constexpr, TRANSPOSED: tl.constexpr):
-    """Returns the decay (C, C) from token j to token i ≥ j of the chunk. Row i and column j, or the transpose."""
+    """Returns the decays (C, C) from token j to token i ≥ j of the chunk, in row i and column j, or the transpose."""
     i = tl.arange(0, C)
     inside = begin + i < tokens
     c = tl.load(decay + line + begin + i, mask=inside, other=0.0)

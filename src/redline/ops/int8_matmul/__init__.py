@@ -19,7 +19,7 @@ __all__ = ["IMPLEMENTATIONS", "int8_matmul", "weight_only_matmul"]
 
 IMPLEMENTATIONS = ("auto", "reference", "int_mm", "triton")
 
-# The sum of more int8 products can exceed the range of int32.
+# A sum over more features can exceed the range of int32.
 _LARGEST_DEPTH = 2**17 - 1
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 

@@ -52,7 +52,7 @@ def backward_kernel(
     x, weight, bias, seed, grad, grad_x, partial, rows, eps, threshold, scale,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, DROP: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Writes one row of `partial` per program for the weight, and after all of them one per program for the bias."""
+    """Writes one row of `partial` per program for the weight, followed by one row per program for the bias."""
     program = tl.program_id(0)
     programs = tl.num_programs(0)
     column = tl.arange(0, BLOCK)[None, :]

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 from redline.ops.cross_entropy.triton import write_gradient, write_loss
 
-# The maximum size of a chunk's logits, or half of it if that still fits `CHUNK_ROWS` rows. The weight's gradient is
-# read and written once per chunk, which pays off only for many rows.
+# The logits of a chunk take at most `CHUNK_BYTES`, and only half of that if half is enough for `CHUNK_ROWS` rows.
+# Chunks have many rows, because each chunk reads and writes the gradient of the weight once.
 CHUNK_BYTES = 2**31
 CHUNK_ROWS = 8192
 # The dtype in which the weight's gradient is summed. The benchmark sweeps it.
@@ -48,7 +48,10 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Result:
-    """Losses and gradients; unwanted gradients are empty. The weight's is in `sum_dtype`, that of the bias in fp32."""
+    """Losses and gradients; gradients that are not wanted are empty.
+
+    The gradient of the weight is in `sum_dtype`, the gradient of the bias in fp32.
+    """
 
     loss_N: Tensor
     hidden_ND: Tensor
@@ -57,14 +60,14 @@ class Result:
 
 
 def rows_of_a_chunk(rows: int, classes: int, element_bytes: int) -> int:
-    """Returns the rows of equal chunks, as few as the memory limit allows."""
+    """Returns the number of rows per chunk, for the fewest equal chunks that the memory limit allows."""
     most = CHUNK_BYTES // (_up(classes) * element_bytes)
     most = max(_ALIGNMENT, max(min(most, CHUNK_ROWS), most // 2) // _ALIGNMENT * _ALIGNMENT)
     return _up(-(-rows // -(-rows // most)))
 
 
 def sum_dtype(rows: int, classes: int, dtype: torch.dtype) -> torch.dtype:
-    """Returns the dtype of the weight's gradient. fp16 could not represent it before it is scaled."""
+    """Returns the dtype of the weight's gradient, never fp16, whose range is too small before the scaling."""
     is_one_chunk = rows <= rows_of_a_chunk(rows, classes, dtype.itemsize)
     return dtype if is_one_chunk and dtype != torch.float16 else SUM_DTYPE
 

@@ -1,11 +1,11 @@
 """Linear cross-entropy with chunked logits, registered as custom ops for torch.compile.
 
 With reductions `mean` and `sum`, the gradient of every row's loss is the same number, which is known only in backward.
-Forward computes the gradients as if the loss had gradient 1, while the logits exist, and backward multiplies them by
-the actual gradient, which is read on the device. It is nearly always 1, which rounds nothing. The number of rows that
-are not ignored is never copied to the host. In fp16, where 1 / rows would be too small, forward uses gradient 1 for
-each row and backward applies the rest. With reduction `none` each row has its own gradient, which is needed before the
-weight's gradient is summed over rows, so backward recomputes the logits.
+Forward computes the gradients while the logits exist, as if the gradient of the loss were 1. Backward multiplies them
+by the actual gradient, which is read on the device. It is nearly always 1, so this multiplication rounds nothing. The
+number of rows that are not ignored is never copied to the host. In fp16, where 1 / rows would be too small, forward
+uses a gradient of 1 for each row, and backward also applies the factor 1 / rows. With reduction `none` each row has its
+own gradient, which is needed before the weight's gradient is summed over rows, so backward recomputes the logits.
 
 N: rows, D: features, V: classes.
 """
@@ -121,7 +121,7 @@ def _scale_in_place(gradient: Tensor, factor: Tensor) -> Tensor:
     count = gradient.numel()
     grid = (-(-count // _SCALE_BLOCK),)
     launch(scale_in_place_kernel, grid, gradient, factor.float(), count, BLOCK=_SCALE_BLOCK, num_warps=4)
-    # The saved tensor is attached to the graph of the forward pass.
+    # Detached, because the saved tensor belongs to the graph of the forward pass.
     return gradient.detach()
 
 

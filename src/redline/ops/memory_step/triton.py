@@ -16,7 +16,7 @@ from redline.ops import kernel
 from redline.ops.memory_step.reference import Learned, Projected
 
 INTERPRETED = kernel.INTERPRETED
-# The largest state of a head that a program can hold, and the elements of it per warp.
+# The largest number of elements of a head's state that a program can hold, and the number per warp.
 _MOST_ELEMENTS, _ELEMENTS_PER_WARP = 2**15, 1024
 
 

@@ -107,7 +107,7 @@ def _backward(x: Tensor, weight: Tensor, grad: Tensor, grad_total: Tensor | None
     tiles = kernel.tiles_up_to(BACKWARD_TILES, block)
     programs = min(-(-rows // tiles.rows), tiles.programs * kernel.processors(x))
     grad_weight = kernel.empty_like(weight)
-    # The sums of a single program are the result.
+    # A single program writes the final sums, not partial ones.
     partial = grad_weight if programs == 1 else torch.empty((programs, width), dtype=torch.float32, device=x.device)
     read = (x.contiguous(), weight.contiguous(), grad.contiguous(), kernel.contiguous(grad_total))
     constants = {"WIDTH": width, "BLOCK": block, "ROWS": tiles.rows, "ADD": grad_total is not None}
@@ -159,7 +159,7 @@ def _launch_forward(
     width = x.shape[-1]
     block, rows = kernel.padded(width), x.numel() // width
     tiles = kernel.tiles_up_to(FORWARD_TILES, block)
-    # With a residual, two values are live per element.
+    # With a residual, a thread holds two values per element, so a program computes half as many rows.
     share = tiles.rows if residual is None else max(1, tiles.rows // 2)
     constants = {"WIDTH": width, "BLOCK": block, "ROWS": share, "ADD": residual is not None}
     arguments = (x, residual, weight.contiguous(), total, out, rows, eps)

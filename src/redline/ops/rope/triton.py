@@ -19,7 +19,7 @@ from redline.ops import kernel
 INTERPRETED = kernel.INTERPRETED
 
 _LARGEST_HEAD = 1024
-# The most elements of one half of the channels that a program holds at once, and warps by that number of elements.
+# The most elements of one half of the channels that a program holds at once, and the warps for each such number.
 BLOCK = 2048
 WARPS = {256: 1, 512: 2, 2048: 4}
 

@@ -17,7 +17,7 @@ from redline.ops import kernel
 from redline.ops.slot_write.reference import Slots, Written
 
 INTERPRETED = kernel.INTERPRETED
-# Elements of keys per step of a program, and the most of one key.
+# The most elements of keys that a program loads per step, and the most elements of a single key among them.
 _TILE, _LARGEST_BLOCK = 4096, 256
 _WARPS = 4
 

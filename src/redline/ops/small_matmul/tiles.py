@@ -1,8 +1,8 @@
 """Tile sizes of small matrix multiplications, and the shapes for which the kernels are faster than cuBLAS.
 
-A `Shape` is the class of the number of rows (1, up to 16, 32, 64 or 512, or more), outputs, features, and the element
-sizes of x and of the weight in bytes. Shapes in `MEASURED` were swept on a GPU; the others use the tables by rows and
-element size.
+A `Shape` holds the class of the number of rows (1, up to 16, 32, 64 or 512, or more), the numbers of outputs and
+features, and the element sizes of x and of the weight in bytes. Shapes in `MEASURED` were swept on a GPU; the others
+use the tables by rows and element size.
 """
 
 from dataclasses import dataclass
@@ -32,8 +32,9 @@ class Cut:
     share: int
 
 
-# The best tiles of a shape on an H200, or None if cuBLAS is faster than any: one row with the int8 weights of a 1.24B
-# Llama, read from memory each time, and few outputs in bf16, for which cuBLAS leaves multiprocessors idle.
+# The best tiles of a shape on an H200, or None if cuBLAS is faster than any. The measured shapes are one row with the
+# int8 weights of a 1.24B Llama, read from memory each time, and few outputs in bf16, for which cuBLAS leaves
+# multiprocessors idle.
 MEASURED: dict[Shape, Tiles | None] = {
     (1, 128_256, 2048, 2, 1): Tiles(1, 4, 512, 1, 1),
     (1, 16_384, 2048, 2, 1): Tiles(1, 4, 512, 1, 1),
@@ -62,7 +63,8 @@ BLOCK_TILES = {
 # The most rows for which the kernels are used, by element sizes of x and of the weight, as measured on an H200. In bf16
 # the kernels beat cuBLAS for one row, but not for two; fp32 was not measured, so cuBLAS is used. The alternative for
 # int8 weights is to dequantize them to memory, which pays off only for hundreds of rows (measured with bf16 rows, and
-# assumed for fp32). For int8 rows it is the most that was measured; torch scales its sums in separate kernels.
+# assumed for fp32). For int8 rows the limit is the largest number that was measured; torch needs separate kernels to
+# scale the sums.
 LARGEST_ROWS = {(2, 2): 1, (4, 4): 0, (2, 1): 64, (4, 1): 64, (1, 1): 512}
 # If rows of the weight are not aligned to this, blocks are loaded element by element, which pays off for fewer rows.
 ALIGNED_BYTES, LARGEST_UNALIGNED_ROWS = 16, 32
@@ -78,7 +80,7 @@ def shape_of(rows: int, columns: int, depth: int, x_bytes: int, w_bytes: int) ->
 
 
 def tiles_for(shape: Shape) -> Tiles:
-    """Returns the measured tiles of the shape, or those of the tables. int8 rows have no kernel for a single row."""
+    """Returns the measured tiles of the shape, or those of the tables. A single int8 row uses the block tiles."""
     measured = MEASURED.get(shape)
     if measured is not None:
         return measured

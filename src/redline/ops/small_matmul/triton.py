@@ -100,7 +100,7 @@ def _setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], outpu
 
 
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    """Computes the gradients with PyTorch, because decoding, which the kernels are for, needs none."""
+    """Computes the gradients with PyTorch. The kernels are made for decoding, which needs no gradients."""
     x, w = ctx.saved_tensors
     # An omitted bias is missing from needs_input_grad.
     of_x, of_w, of_bias = (*ctx.needs_input_grad, False)[:3]

@@ -1,8 +1,9 @@
 """Triton kernels for the product of a few rows with a large weight.
 
-The time is that of reading the weight, so each program reads a few whole rows of the weight, or a split of K if there
-would be fewer programs than multiprocessors. The splits are added afterwards in a fixed order. Loads inside K have no
-mask, and row indices are clamped to the last row, so that a thread loads 16 bytes at once where alignment allows.
+Reading the weight takes most of the time, so each program reads a few whole rows of the weight, or a split of K if
+there would be fewer programs than multiprocessors. The splits are added afterwards in a fixed order. Loads inside K
+have no mask, and row indices are clamped to the last row, so that a thread loads 16 bytes at once where alignment
+allows.
 
 `x` is (M, K), `w` (N, K), `out` (M, N), `partial` (shares, M, N). The sums are multiplied by `x_scale` of the row and
 `w_scale` of the output, if given, before the bias is added. An int8 weight is converted to the dtype of floating-point

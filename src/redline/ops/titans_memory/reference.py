@@ -6,10 +6,10 @@ M₀ is the memory at the start of the token's chunk, where the gradient is take
 They start at each document's first token, so the result of a document does not depend on packing. The state contains
 the position in the current chunk, so a sequence can be cut anywhere and continued.
 
-`recurrent` is the definition, token by token; `chunked` computes the same by matrix products. It splits the tokens of a
-call into blocks of one chunk, so a document's chunk may end inside a block. Tokens before that end use the M₀ that was
-carried in, tokens after it the memory at that point, and tokens of documents that start inside the block use zero,
-because none of these can reach its second chunk in the block.
+`recurrent` is the definition, token by token; `chunked` computes the same by matrix products. `chunked` splits the
+tokens of a call into blocks as long as a chunk, so a document's chunk may end inside a block. Tokens before that end
+use the M₀ that was carried in, and tokens after it use the memory at that point. Tokens of documents that start inside
+the block use zero, because no such document reaches its second chunk in the block.
 
 B: sequences, S: tokens, H: heads, K: channels of a key, V: channels of a value, C: tokens per chunk. The state and all
 sums are fp32 (fp64 for fp64 inputs).

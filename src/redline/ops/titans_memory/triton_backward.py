@@ -2,9 +2,9 @@
 
 The forward kernels recompute their intermediate tensors.
 
-1. `local_grad_kernel`, one program per chunk: the gradient of the errors D through the outputs of their own chunk. 2.
-`state_grad_kernel`, one program per head and block of values, from the last chunk to the first: the whole gradient of
-   D, which is that of v, and the gradients of memory and momentum at the end of each chunk.
+1. `local_grad_kernel`, one program per chunk: the gradient of the errors D through the outputs of their own chunk.
+2. `state_grad_kernel`, one program per head and block of values, from the last chunk to the first: the whole gradient
+   of D, which is that of v, and the gradients of memory and momentum at the end of each chunk.
 3. `query_grad_kernel` and `key_grad_kernel`, one program per chunk: the gradients of q and k, and of a, f, m, G and s.
 4. `gate_grad_kernel`, one program per chunk: from these the gradients of the gates, row by row from last to first.
 
@@ -15,7 +15,7 @@ C: tokens per chunk, K and V: channels of a key and a value.
 """
 
 # pyright: reportGeneralTypeIssues=false
-# The type checker infers that a call of one kernel by another never returns.
+# The type checker wrongly infers that a kernel that another kernel calls never returns.
 import triton
 import triton.language as tl
 

@@ -5,13 +5,15 @@ Inside a chunk everything is linear in the initial memory M, the initial momentu
     O = a Q M + f Q S + (Q Kᵀ ⊙ G) D        M′ = a_C M + f_C S + (G_C K)ᵀ D        S′ = m_C S + (s_C K)ᵀ D
 
 1. `gate_kernel`, one program per chunk: a, f, m, G and s from the gates, row by row, with
-   s_i = η_i s_{i−1} + θ_i e_i and G_i = (1 − α_i) G_{i−1} + s_i. There is no division, so gates may be zero.
+   s_i = η_i s_{i−1} + θ_i e_i and G_i = (1 − α_i) G_{i−1} + s_i, where e_i is the i-th unit vector. There is no
+   division, so gates may be zero.
 2. `state_kernel`, one program per head and block of values, sequential over chunks: D and the next M and S.
 3. `output_kernel`, one program per chunk: O.
 
-With documents or a carried state, chunks do not end at multiples of C tokens. `wrap` (B, N) then holds the token after
-each multiple of C at which a chunk ends, and every C tokens are split there into two (SPLIT is 2); the second part
-starts with a new M₀. `fresh` marks tokens of a document's first chunk, where M₀ is zero.
+With documents or a carried state, chunks do not end at multiples of C tokens. The tokens are then divided into N blocks
+of C tokens, and `wrap` (B, N) holds the token after the end of the chunk that each block's first token belongs to. Each
+block is split there into two parts (SPLIT is 2); the second part starts with a new M₀. `fresh` marks tokens of a
+document's first chunk, where M₀ is zero.
 
 B: sequences, H: heads, S: tokens, C: tokens per chunk, K and V: channels of a key and a value. G and s are (B, H,
 chunks, C, C), `last` holds their last rows, `whole` a_C, f_C and m_C; states are (B, H, chunks, K, V), and values per
@@ -19,7 +21,7 @@ token and head are (B, H, S).
 """
 
 # pyright: reportGeneralTypeIssues=false
-# The type checker infers that a call of one kernel by another never returns.
+# The type checker wrongly infers that a kernel that another kernel calls never returns.
 import triton
 import triton.language as tl
 

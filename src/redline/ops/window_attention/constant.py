@@ -21,7 +21,7 @@ _CACHE_SIZE = 16
 def constant(build: Callable[P, Tensor]) -> Callable[P, Tensor]:
     """Caches the results of `build` by arguments, and evicts the least recently used."""
     cache: OrderedDict[object, Tensor] = OrderedDict()
-    # A captured graph reads the tensor for its whole life, whose end is unknown, so these are never evicted.
+    # Tensors that a captured graph reads. They are never evicted, because the end of the graph's life is unknown.
     captured: dict[object, Tensor] = {}
 
     @wraps(build)
@@ -54,5 +54,5 @@ def _capturing() -> bool:
 
 
 def _is_faking() -> bool:
-    """Returns whether new tensors are fake, as while a compiler traces."""
+    """Returns whether new tensors are fake tensors, as they are while a compiler traces."""
     return type(torch.empty(0)) is not Tensor

@@ -57,6 +57,6 @@ def shift_mask(height: int, width: int, window: int, shift: int, device: torch.d
 
 
 def _side(length: int, window: int, shift: int, device: torch.device) -> Tensor:
-    """Returns, along one side of the rolled image, 0 before the last window, then 1, and 2 for wrapped tokens."""
+    """Returns the region along one side of the rolled image: 0 before the last window, 1 in it, 2 if wrapped."""
     position = torch.arange(length, device=device)
     return (position >= length - window).long() + (position >= length - shift).long()

@@ -46,8 +46,8 @@ class Tiles:
 
 
 # Keyed by element size in bytes and padded head dimension. The tiles fit the registers of sm_90 and the 99 KiB of
-# shared memory of the smallest GPUs. Those of forward with two bytes were the fastest of six over the heads of DRCT-L
-# on an H200 (docs/log.md).
+# shared memory of the smallest GPUs. The forward tiles for two bytes were the fastest of six for the heads of
+# DRCT-L on an H200 (docs/log.md).
 FORWARD_TILES = {
     (2, 16): Tiles(64, 32, 4, 3),
     (2, 32): Tiles(64, 32, 4, 3),

@@ -75,7 +75,7 @@ def _own(head, SIZE: tl.constexpr, PADDED: tl.constexpr, ALIGN: tl.constexpr):
 
 @triton.jit
 def _read_own(base, tokens, head, STRIDE: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, ALIGN: tl.constexpr):
-    """Loads the slice of one head with zeros around it, so that a dot product with a `_read` ignores other heads."""
+    """Loads the slice of one head with zeros around it, so that products with `_read` slices ignore other heads."""
     block = _read(base, tokens, head, STRIDE, SIZE, PADDED, ALIGN)
     return tl.where(_own(head, SIZE, PADDED, ALIGN), block, 0.0)
 

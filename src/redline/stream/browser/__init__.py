@@ -44,7 +44,7 @@ class Page:
         self._server, self._broadcasts = server, broadcasts
 
     def preview(self, source: Source, waits: bool = False) -> Source:
-        """Returns a source whose frames are also shown as the input; if it `waits`, it starts with the first viewer."""
+        """Returns a source that also shows its frames on the page. If `waits`, it starts with the first viewer."""
         from redline.stream.browser.source import Previewed
 
         return Previewed(
@@ -79,9 +79,9 @@ def serve(
     """Serves the page until `Page.close`.
 
     Args:
-        port: 0 takes a free one.
-        size: (height, width) of the frames that a browser as source gives.
-        rate: the frame rate requested from its camera.
+        port: the TCP port; 0 selects a free one.
+        size: (height, width) of the frames if the browser is the source.
+        rate: the frame rate requested from the browser's camera.
         controls: the settings that the model supports, shown as sliders.
         device: the device whose memory the page shows; `busy_share` is the share of time in which it computes.
         names: further host names under which the page may be opened, such as a proxy's.

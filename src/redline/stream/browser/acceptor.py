@@ -13,7 +13,7 @@ from redline.stream.admission import REQUEST_S, PendingConnections
 
 # Long enough to send the files of the page over a slow connection.
 _ANSWERED_S = 2 * REQUEST_S
-# The delay before the next attempt when the process has no free file descriptor.
+# The delay before `accept` is retried after an error, such as no free file descriptor.
 _RETRY_S = 0.5
 
 

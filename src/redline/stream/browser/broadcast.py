@@ -1,4 +1,5 @@
-"""Distributes frames to any number of viewers: each gets the newest frame when it is ready, and none is waited for."""
+"""Distributes frames to any number of viewers: each gets the newest frame when it is ready, and publishing never waits
+for a viewer."""
 
 import asyncio
 import threading
@@ -25,7 +26,7 @@ class Published:
 
 
 class Broadcast:
-    """May be filled from any thread. `wanted` is set once a connected viewer asks for a frame."""
+    """`publish` may be called from any thread. `wanted` is set once a connected viewer asks for a frame."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock = clock or SystemClock()
@@ -53,7 +54,7 @@ class Broadcast:
             viewer.wake()
 
     def end(self) -> None:
-        """Viewers keep showing the last frame and get no other."""
+        """Ends the broadcast. Viewers keep showing the last frame."""
         with self._lock:
             self._ended = True
             viewers = list(self._viewers)
@@ -87,10 +88,10 @@ class Viewer:
         self.taken = self.skipped = 0
 
     async def next(self, repeat_after_s: float) -> tuple[Published, bool] | None:
-        """Returns the newest frame, and whether it is new since the viewer connected; None at the end.
+        """Returns the newest frame, and whether its age is to be measured; None at the end of the broadcast.
 
-        If no new frame comes in `repeat_after_s`, the last one is returned again, so that a lost packet does not spoil
-        a still image for long.
+        The age is measured for frames published after the viewer connected. If no new frame comes within
+        `repeat_after_s`, the last one is returned again, so that a lost packet does not spoil a still image for long.
         """
         self._broadcast.wanted.set()
         while True:
@@ -110,7 +111,7 @@ class Viewer:
                     return newest, False
 
     def sent(self, published: Published) -> None:
-        """Records the times from the capture and from the publication until now."""
+        """Records how long ago the frame was captured and published."""
         now_s = self._broadcast.clock.now_s()
         self._ages_s.append(now_s - published.frame.captured_s)
         self._sendings_s.append(now_s - published.at_s)

@@ -24,7 +24,7 @@ def crop_and_scale(image: VideoFrame, height: int, width: int) -> Tensor:
 
     A browser on a slow connection sends smaller images, while the model keeps its size.
     """
-    # Cropped first: an image of one row, scaled until it covers the size, would not fit in memory.
+    # Crops first, because scaling an image of one row until it covers the size would need too much memory.
     crop_height = min(image.height, max(1, round(image.width * height / width)))
     crop_width = min(image.width, max(1, round(image.height * width / height)))
     top, left = (image.height - crop_height) // 2, (image.width - crop_width) // 2

@@ -13,7 +13,7 @@ LINES = ("camera", "output", "input")
 
 
 class MessageError(RedlineError):
-    """An invalid message; `about` is the message type that it was meant to be."""
+    """Raised for an invalid message; `about` is its message type."""
 
     def __init__(self, text: str, about: str = "message") -> None:
         super().__init__(text)

@@ -15,7 +15,7 @@ from redline.stream.latency import Latency
 def collect_metrics(
     latency: Latency, broadcasts: Mapping[str, Broadcast], now_s: float, device: torch.device, busy_share: float | None
 ) -> dict[str, Any]:
-    """Returns the message for all pages. `busy_share` is that of the device; None before the first frame."""
+    """Returns the message for all pages. `busy_share` is the device's, and None before the first frame."""
     return {
         "type": "figures",
         "at_s": now_s,
@@ -27,8 +27,8 @@ def collect_metrics(
 
 
 def viewer_metrics(viewers: dict[str, Viewer]) -> dict[str, Any]:
-    """Returns p50, p95 and p99 for one page: `ages_s` from the capture until a frame was sent, and `sendings_s` from
-    its hand-over to the page until it was sent."""
+    """Returns the metrics of one page: p50, p95 and p99 of the time from capture to sending (`ages_s`) and from
+    publication to sending (`sendings_s`)."""
     return {
         name: {
             "taken": viewer.taken,

@@ -18,7 +18,7 @@ _SEND_TIMEOUT_S = 5.0
 
 
 class SharedState(Protocol):
-    """What all pages share."""
+    """The interface of the server that all page sessions share."""
 
     def open_connection(self, offer: Offer) -> WebRtcConnection: ...
 
@@ -37,7 +37,7 @@ class PageSocket:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def send(self, message: dict[str, Any]) -> None:
-        """Closes the socket if the page does not accept the message in time."""
+        """Sends a message. Closes the socket if the page does not accept it in time."""
         try:
             await asyncio.wait_for(self._socket.send_str(json.dumps(message, allow_nan=False)), _SEND_TIMEOUT_S)
         except (ConnectionError, TimeoutError, RuntimeError):
@@ -48,14 +48,14 @@ class PageSocket:
         await self.send({"type": "error", "about": about, "text": text})
 
     def send_later(self, message: dict[str, Any]) -> asyncio.Task[None]:
-        """Sends without waiting."""
+        """Starts to send the message, and returns the task without waiting for it."""
         task = asyncio.create_task(self.send(message))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     def send_metrics(self, metrics: dict[str, Any]) -> None:
-        """Skips the metrics if the previous ones are still being sent."""
+        """Sends the metrics, unless the previous ones are still being sent."""
         if self._metrics is None or self._metrics.done():
             self._metrics = self.send_later(metrics)
 
@@ -104,7 +104,7 @@ class PageSession:
             self.connection = None
 
     async def _handle(self, kind: WSMsgType, data: str | bytes) -> bool:
-        """Returns whether to continue."""
+        """Handles one message. Returns whether to read the next one."""
         second = int(monotonic())
         self._messages = self._messages + 1 if second == self._second else 1
         self._second = second

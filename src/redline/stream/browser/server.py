@@ -92,7 +92,7 @@ class PageServer:
             raise RedlineError(f"the page cannot be served: {self._error}.") from self._error
 
     def close(self) -> None:
-        """May be called repeatedly."""
+        """Stops the server; may be called repeatedly."""
         if self._loop is not None and self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
@@ -117,12 +117,12 @@ class PageServer:
         if isinstance(steps, int) and steps > most:
             # A page must not be able to block the device for minutes with one frame.
             raise MessageError(f"settings: a page may set at most {most} steps.", "settings")
-        # In a thread, because the check of a prompt encodes it.
+        # Runs in a thread, because checking a prompt runs the text encoder.
         await asyncio.get_running_loop().run_in_executor(None, partial(self._settings.change, **changes))
         self._send_settings()
 
     def _send_settings(self) -> None:
-        """Sends the settings to all pages if they have changed, by a page or elsewhere."""
+        """Sends the settings to all pages if a page or another caller has changed them."""
         now = self._settings.now()
         if now is self._sent_settings:
             return

@@ -36,7 +36,8 @@ class _Arrived(NamedTuple):
 class Lateness:
     """Measures how much longer a frame travelled than the fastest one, by the browser's own timestamps.
 
-    The clocks of two machines drift by some parts per million, so the reference time rises by 0.1%.
+    The clocks of two machines drift apart, so the travel time of the fastest frame is raised by 0.1% of the elapsed
+    time.
     """
 
     def __init__(self) -> None:
@@ -121,7 +122,7 @@ class BrowserSource:
         self._closed = False
 
     def connect(self) -> CameraFeed:
-        """Returns a feed for a page that starts to send, and ends that of the previous page."""
+        """Returns a feed for a page that starts to send, and ends the previous page's feed."""
         feed = CameraFeed(self._clock, self._latency)
         with self._changed:
             if self._feed is not None:
@@ -134,7 +135,7 @@ class BrowserSource:
 
     def frames(self) -> Generator[Frame, None, None]:
         feed = self._wait_for_feed()
-        # The first frame may take as long as a person needs to press a button; after it, silence is a fault.
+        # There is no timeout for the first frame, because a person must press a button; later silence is a fault.
         timeout_s, first_pts = None, None
         while feed is not None:
             arrived = feed.take(timeout_s)

@@ -1,7 +1,7 @@
 """The WebRTC connection to one page: receives the frames of its camera, and sends those of the stream.
 
-No STUN or TURN server is used, and the candidates of the page are ignored: the page contacts this side at addresses
-that only it was given, so nothing is sent to an address that did not send first. A page that is served on loopback gets
+No STUN or TURN server is used, and the candidates of the page are ignored: the page connects to the addresses in the
+answer, so this side sends only to addresses from which it has received packets. A page that is served on loopback gets
 sockets that only this machine can reach.
 """
 
@@ -113,7 +113,7 @@ class WebRtcConnection:
         return self._connection.localDescription.sdp
 
     async def close(self) -> None:
-        """Closes the connection, completely even if the caller is cancelled, because its sockets would stay open."""
+        """Closes the connection, even if the caller is cancelled, because its sockets would otherwise stay open."""
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())
         await asyncio.shield(self._closing)
@@ -177,7 +177,7 @@ def _directions(offer: Offer) -> list[str]:
 
 
 def _without_candidates(sdp: str) -> str:
-    """Also removes the end-of-candidates line, so that aioice waits for the page's first packet."""
+    """Removes the candidates, and the end-of-candidates line so that aioice waits for the page's first packet."""
     removed = ("a=candidate:", "a=end-of-candidates")
     return "".join(line for line in sdp.splitlines(keepends=True) if not line.startswith(removed))
 

@@ -91,7 +91,7 @@ class _Latest:
             self._changed.notify_all()
 
     def after(self, number: int, limit_s: float) -> tuple[bytes, int] | None:
-        """Waits for an image with a higher number. Returns an empty one at the end, and None after the limit."""
+        """Waits for an image with a higher number. Returns an empty image after the end, and None after `limit_s`."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._number > number or self.is_closed, limit_s):
                 return None
@@ -133,7 +133,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     # `end_viewers` joins the threads of viewers, after it has shut down their sockets.
     block_on_close = False
-    # Beyond this many connections to accept, the system refuses all others for a second.
+    # When this many connections wait to be accepted, the system refuses others for a second.
     request_queue_size = 128
     shared: _Shared
 
@@ -230,7 +230,7 @@ class _Viewer(BaseHTTPRequestHandler):
                 shared.latest.remove_viewer()
                 shared.viewer_slots.release()
 
-    # Players query the content type first.
+    # Players first query the content type with a HEAD request.
     do_HEAD = do_GET
 
     def _send_stream_headers(self) -> None:

@@ -36,7 +36,7 @@ _NO_DELAY = {"rc-lookahead": "0"}
 
 
 class VideoFileSink:
-    """`origin_s` is the time of the source that becomes 0 in the file; None takes that of the first frame.
+    """`origin_s` is the time of the source that becomes 0 in the file; None takes the time of the first frame.
 
     `audio` is the video whose audio is copied. An `is_live` recording is kept as far as it was written if writing
     fails. `notes` tell which recordings were recovered in the folder.
@@ -163,7 +163,7 @@ class _VideoWriter:
         self._output = None
 
     def keep_partial(self, path: Path) -> bool:
-        """Moves what was written to the path. Returns False if it has no frame."""
+        """Moves the playable part of the file to the path. Returns False if it has no frame."""
         self._close()
         try:
             if trim_to_playable(self.partial):
@@ -229,10 +229,10 @@ def _open(path: Path, container: str, time_base: Fraction, is_live: bool) -> Out
         # Frames must not wait for an audio stream that has ended.
         options |= {"flush_packets": "1", "max_interleave_delta": str(_FRAGMENT_S * av.time_base // 4)}
     if is_live and container == "matroska":
-        # A cluster ends after this time, not at it.
+        # A cluster ends after this limit, not at it, so the limit is 1 ms shorter.
         options |= {"cluster_time_limit": str(_FRAGMENT_S * 1000 - 1)}
     elif is_live:
-        # Fragments while writing, and a regular file when finished; audio may begin before 0 in both.
+        # Writes fragments, and a regular file when finished; audio may begin before 0 in both.
         options |= {
             "movflags": "+hybrid_fragmented+delay_moov",
             "frag_duration": str(_FRAGMENT_S * av.time_base),

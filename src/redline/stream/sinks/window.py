@@ -38,7 +38,7 @@ class WindowSink:
         if self._window is None:
             self._open()
         image_tk: Any = import_module("PIL.ImageTk")
-        # Tk keeps no reference to the image: without this one it would be freed and the window empty.
+        # Keeps a reference to the image, because Tk has none: the image would be freed and the window become empty.
         window: Any = self._window
         self._image = image_tk.PhotoImage(as_square_pixels(frame), master=window)
         self._label.configure(image=self._image)

@@ -2,7 +2,7 @@
 
 `frames()` runs in one thread and releases its resources there. `close()` may be called from any thread and only
 requests the end; the frames end soon after. A live source that loses its connection raises `SourceFault`, and
-reconnects when `frames()` is called again. Errors that waiting cannot solve are other `RedlineError`s.
+reconnects when `frames()` is called again. Errors that a retry cannot solve are raised as other `RedlineError`s.
 """
 
 from collections.abc import Generator
@@ -12,12 +12,12 @@ from typing import Protocol
 from redline.errors import RedlineError
 from redline.stream.frames import Frame
 
-# The largest side of frames that we generate or resize to; larger ones are taken for typing errors.
+# The largest side of generated or resized frames; larger sizes are rejected as typing errors.
 LARGEST_PX = 16_384
 
 
 class SourceFault(RedlineError):
-    """The source gives no frames at present, and may give some later."""
+    """Raised when the source gives no frames at present but may give some later."""
 
 
 class Source(Protocol):
@@ -36,7 +36,7 @@ class Source(Protocol):
 
     @property
     def height(self) -> int:
-        """The height of the first frame; as with `width`, later frames may differ."""
+        """The height of the first frame. Later frames may differ in height and width."""
         ...
 
     @property

@@ -1,7 +1,7 @@
 """Detects the end of the backlog that a live source sent while it was opened and the model was set up.
 
-The backlog is skipped, or every later frame would be as old as the backlog is long. A stream does not say how old its
-frames are, but packets of the backlog are available at once, while the reader has to wait for new ones.
+The backlog is skipped, because its duration would otherwise add to the latency of every later frame. A stream does not
+say how old its frames are, but packets of the backlog are available at once, while the reader has to wait for new ones.
 """
 
 import time

@@ -5,8 +5,8 @@ timing of the threads, and near the end they may lose frames. Therefore this dec
 first sign of damage, before anything is reported or skipped, and the caller continues with a sequential decoder.
 
 The signs are a decoding error, a frame or packet marked as corrupt, a gap, and frames that are missing at the end.
-FFmpeg marks some damage only later, or never (much damage of HEVC): such frames are returned spoiled, as the
-sequential decoder returns them, if not with the same pixels.
+FFmpeg marks some damage only later, or never (much damage of HEVC): such frames are returned spoiled, as by the
+sequential decoder, but their pixels may differ from its pixels.
 """
 
 from collections import deque
@@ -61,5 +61,5 @@ def _next(packets: Iterator[Packet]) -> Packet | None:
     try:
         return next(packets, None)
     except RedlineError as error:
-        # The sequential decoder reports it, after the frames that are still in the decoder.
+        # The sequential decoder reports this error after the frames that are still in the decoder.
         raise DamageSuspected from error

@@ -7,10 +7,10 @@ shows depends on the format:
   may be shown for long, and other data may lie between two frames.
 - MPEG-TS counts its packets: one is marked as corrupt and time is missing at the same place. A mark alone may be where
   recordings were concatenated.
-- AVI has an index of its frames and no timestamps, so that all frames after a gap come too early: an entry of the index
-  is not read.
-- Fragmented MP4 and FLV may declare their duration at the start: the file ends before it.
-- IVF declares its number of frames at the start: fewer frames are read.
+- AVI has an index of its frames and no timestamps, so that all frames after a gap come too early. A gap shows as an
+  entry of the index that is never read.
+- Fragmented MP4 and FLV may declare their duration at the start. A damaged file ends before it.
+- IVF declares its number of frames at the start. From a damaged file, fewer frames are read.
 
 The number of frames missing after a truncation follows from the declared duration.
 """
@@ -99,7 +99,8 @@ class GapDetector:
     def at_end(self, last_s: Fraction) -> Gap | None:
         """Returns the gap after the last frame, or for AVI anywhere in the video."""
         if self._kind == _AVI:
-            # If the index uses another origin for its positions, none of them is found, and the first is reported.
+            # If the positions in the index have another origin, no packet matches an entry, and the first entry is
+            # reported.
             first = min(self._listed.values(), default=0) * Fraction(self._stream.time_base or 0)
             return Gap(self._unread, first) if self._unread > 0 else None
         end_s = self._declared_end_s()

@@ -1,8 +1,8 @@
 """A camera or a network stream through FFmpeg, opened before the stream starts and again after each fault.
 
-Opening and every read have a timeout, after which the stream counts as lost. The first connection is kept open for
-the first frames, because a camera cannot be opened twice and a server is slow to open; frames that came meanwhile are
-skipped. A video on a server continues after the last frame that came.
+Opening and every read have a timeout, after which the stream counts as lost. The first connection is kept open for the
+first frames, because a camera cannot be opened twice and a server is slow to open; frames that came meanwhile are
+skipped. After a fault, a video on a server continues after the last frame that was received.
 """
 
 import errno
@@ -43,7 +43,8 @@ _MAX_UNDECODABLE = 600
 
 @dataclass(frozen=True)
 class Address:
-    """What FFmpeg opens. `name` is used in messages and has no password; A live stream goes on unread."""
+    """An address that FFmpeg opens. `name` is shown in messages and contains no password. An `is_live` stream continues
+    while nobody reads it."""
 
     url: str
     name: str
@@ -158,7 +159,7 @@ class LiveInput:
         return container
 
     def _check_end(self, stream: VideoStream, time_base: Fraction, shown: int | None) -> None:
-        """Raises SourceFault if the server broke off, which may come without an error.
+        """Raises SourceFault if the video ended early, because a server may break off without an error.
 
         A connection that gave no new frame is taken for the end of the video.
         """
@@ -172,7 +173,7 @@ class LiveInput:
     def _found(
         self, container: InputContainer, stream: VideoStream, first: VideoFrame | None
     ) -> Iterator[tuple[VideoFrame, float]]:
-        """Yields each frame with the time at which its last bytes came, or its first if only that is known."""
+        """Yields each frame with the arrival time of its last bytes, or of its first bytes if only that is known."""
         backlog = Backlog() if self._address.is_live and self.length_s is None else None
         if first is not None and backlog is None:
             yield first, self._clock.now_s()

@@ -1,7 +1,8 @@
 """Makes a source live: its frames come at their presentation times, as from a camera.
 
-A late frame counts its age from the time at which it was due, so that a source which cannot keep up shows in the
-latency. A frame that is late by more than one frame and a tenth of a second is dropped, unless none was shown lately.
+The age of a late frame counts from the time at which it was due, so that the latency shows that a source cannot keep
+up. A frame that is late by more than one frame and a tenth of a second is dropped, unless no frame was shown in the
+last half second.
 """
 
 import threading

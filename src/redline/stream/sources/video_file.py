@@ -100,7 +100,7 @@ class VideoFile:
 
     def _frames(self, done: _Progress, is_threaded: bool) -> Generator[Frame, None, None]:
         """Yields the frames after those that are done. Only the sequential decoder reports and skips damage, because
-        what frame threads find depends on their timing."""
+        the damage that frame threads find depends on their timing."""
         last: int | None = None
         damage, to_rgb = list[str](), VideoReformatter()
         with opened(self.path) as container:
@@ -219,7 +219,7 @@ def _turned(pixels: np.ndarray, frame: VideoFrame) -> np.ndarray:
         kept: Any = frame.side_data
         matrix = kept.get(Type.DISPLAYMATRIX)
     except ValueError:
-        # PyAV fails to list side data if a kind is newer than itself.
+        # PyAV fails to list side data if it does not know one of the kinds.
         matrix = None
     if matrix is None:
         return np.rot90(pixels, frame.rotation // 90)

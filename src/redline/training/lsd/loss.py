@@ -1,7 +1,7 @@
-"""The LSD loss: the difference of the output, relative to that of the input.
+"""The LSD loss: the difference between output and target, relative to the difference between input and target.
 
-In absolute terms, dark clips would outweigh all others, and the model would brighten images that are bright enough. So
-each clip's difference is divided by that of its input: a loss of 1 is as bad as the input.
+Absolute differences would give dark clips more weight than all others, and the model would brighten images that are
+bright enough. With relative ones, a loss of 1 means that the output is as far from the target as the input is.
 """
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 
 # Differences below this count quadratically, above it linearly; images are in [-1, 1].
 _SOFT = 0.03
-# A lower bound of the input's difference, so that the weight of a perfect input stays finite.
+# Added to the input's difference, so that the weight of a perfect input stays finite.
 _LEAST = 0.03
 
 
@@ -24,5 +24,5 @@ def difference(one: Tensor, other: Tensor, weights_B: Tensor) -> Tensor:
 
 @torch.no_grad()
 def weights_by_input(seen: Tensor, target: Tensor) -> Tensor:
-    """Returns the inverse of the difference of each clip's input."""
+    """Returns a weight for each clip: the inverse of the difference between its input and its target."""
     return 1 / (soft_abs(seen - target).flatten(1).mean(1) + _LEAST)

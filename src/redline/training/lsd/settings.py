@@ -49,11 +49,12 @@ class LsdSettings:
 class StageSettings:
     """The share of the training at which each stage begins; 1 means never.
 
-    Training begins with diffusion alone. From `rollouts_from` on, it restores clips of `frames` frames with the model's
-    own output as history; a share `corruption` of the histories is corrupted, and `steadiness` weighs the penalty on
-    changes of the output where the scene does not change. From `distillation_from` on, it trains the 1 to
-    `sample_steps` sampling steps of inference on their own inputs. The teacher, an average of the weights up to then,
-    takes `teacher_steps` steps; its output weighs `teacher_share` against the true image.
+    Training begins with diffusion alone. From `rollouts_from` on, the model restores clips of `frames` frames with its
+    own output as history; a share `corruption` of the histories is corrupted, and `steadiness` is the weight of a
+    penalty on changes of the output where the scene does not change. From `distillation_from` on, the model trains
+    samplers of 1 to `sample_steps` steps, on the inputs that each step gets at inference. The teacher, an average of
+    the weights before distillation, samples in `teacher_steps` steps. `teacher_share` is the weight of the loss against
+    the teacher's output; the loss against the true image has the remaining weight.
     """
 
     rollouts_from: Share = 0.35

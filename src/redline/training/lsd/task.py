@@ -34,7 +34,7 @@ _FROM_NOISE = 0.5
 _NO_HISTORY = 0.2
 _CONTROLLED = 0.3
 _NOISIEST = 999
-# The factor of the random output layer at the start.
+# The factor that scales down the random output layer at the start.
 _START = 0.05
 _SEED_OF_VALIDATION = 900_001
 
@@ -108,7 +108,7 @@ class LsdTask(Task):
         self.stage = stages.at(self._progress(step))
         if self.stage != "distillation":
             self.networks.update_teacher(step, stages.teacher_decay)
-        # Other seeds than those of the clips: the noise of diffusion must be independent of theirs.
+        # These seeds differ from those of the clips, so that the noise of diffusion is independent of the clips.
         generator = torch.Generator(self.device).manual_seed((self.settings.loop.seed + 101) * 1_000_000_007 + step)
         draws = torch.Generator().manual_seed((self.settings.loop.seed + 202) * 1_000_000_007 + step)
         with torch.no_grad():
@@ -183,7 +183,10 @@ class LsdTask(Task):
         generator: torch.Generator,
         draws: torch.Generator,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Trains one of the sampling steps, on the output of the steps before it."""
+        """Trains one random sampling step on the output of the steps before it.
+
+        Returns the output of that step, the output of the last step, and the loss.
+        """
         sampler = self._few[int(torch.randint(len(self._few), (), generator=draws))]
         trained = int(torch.randint(sampler.steps, (), generator=draws))
         noise = [self._noise(image, generator) for _ in range(sampler.steps + 1)]
@@ -217,7 +220,7 @@ class LsdTask(Task):
         control: Tensor | None,
         generator: torch.Generator,
     ) -> Tensor:
-        """Returns the student's prediction from the target with the noise of these time steps."""
+        """Adds the noise of the time steps `times` to the target, and returns the student's prediction from it."""
         alpha, sigma = (table[times, None, None, None] for table in (self._alpha, self._sigma))
         noisy = alpha * target + sigma * self._noise(target, generator)
         return self._predict(self.computing.student, noisy, image, given, times, control)
@@ -232,7 +235,7 @@ class LsdTask(Task):
             return network(*images, times, control).float()
 
     def _control(self, generator: torch.Generator) -> tuple[Tensor | None, Tensor]:
-        """Returns the control vector, and the shares of darkness and cast to keep (mostly 0), its first two entries."""
+        """Returns the control vector and its first two entries, the shares of darkness and colour cast to keep."""
         batch, entries = self.settings.data.batch, self.settings.model.config.control
         keep, chosen = torch.rand(2, batch, 2, generator=generator, device=self.device)
         keep = keep * (chosen[:, :1] < (_CONTROLLED if entries else 0.0))

@@ -1,7 +1,7 @@
 """Validates the restoration of clips: the gain over the input, the effect of the history, and the drift over time.
 
-Three arms see the same frames: the input itself, each frame restored without history, and the video restored with the
-model's own last output as history. The noise is the same for every frame, as in live use.
+Three variants (arms) of the same frames are scored: the input itself, each frame restored without history, and the
+video restored with the model's own last output as history. The noise is the same for every frame, as in live use.
 """
 
 from collections.abc import Callable
@@ -20,9 +20,10 @@ Restore = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Restoration:
-    """PSNR in dB and warp error (mean absolute difference, of 1) of the three arms; also that of the clean video.
+    """The PSNR in dB and the warp error of the three arms, and the warp error of the clean video.
 
-    `drift_db` is the loss of the gain over the input from the first quarter of the frames to the last.
+    A warp error is a mean absolute difference of images in [0, 1]. `drift_db` is the decrease of the gain over the
+    input from the first quarter of the frames to the last.
     """
 
     clips: int

@@ -25,7 +25,7 @@ _MOST_LAYERS = 2**14
 
 @dataclass(frozen=True)
 class Architecture(ABC):
-    """`vocabulary` = 0 takes the tokenizer's."""
+    """The settings of a model. `vocabulary` = 0 stands for the size of the tokenizer's vocabulary, rounded up."""
 
     vocabulary: NonNegativeInt = 0
 
@@ -90,8 +90,10 @@ def check_layers(layers: int) -> None:
 
 
 def kept_by_blocks(layers: int, width: int, mlp_width: int) -> int:
-    """Counts, per block, the inputs of attention and MLP, the query and the attention output, and the MLP's gate and
-    value."""
+    """Returns the activations per token that all blocks keep for the backward pass.
+
+    Each block keeps the inputs of attention and MLP, the query, the attention output, and the MLP's gate and value.
+    """
     return layers * (4 * width + 2 * mlp_width)
 
 

@@ -98,7 +98,7 @@ class TextLoopSettings(LoopSettings):
 
     @property
     def whole_plan(self) -> Plan:
-        """The plan as written. Its precision becomes the training's and is not applied as a rung."""
+        """The plan as written. Its precision rungs set the precision of the training; `applied_plan` omits them."""
         plan = Plan.load(self.plan) if self.plan.endswith(".toml") else Plan.parse(self.plan)
         for rung in plan.rungs:
             if not rung.training:
@@ -160,7 +160,7 @@ class TextTraining:
             kind = model.pop("kind", "decoder")
             check_choice("kind under [model]", kind, tuple(ARCHITECTURES))
             loop = decode(TextLoopSettings, tables["training"], "training")
-            # The warm-up of a trial run with an overridden number of steps may be cut short.
+            # If `steps` overrides the config, as in a trial run, the training may end during the warm-up.
             if steps is None and loop.short_warmup_error:
                 raise RedlineError(loop.short_warmup_error)
             return cls(

@@ -41,7 +41,7 @@ _TEXTS_AT_ONCE = 512
 _TOKENIZER_BYTES = 400_000_000
 # The tokenizer is trained on a random sample of pieces of this many characters.
 _PIECE = 2**16
-# The largest fingerprint: such a document is the last one to be held out for validation.
+# The largest fingerprint. Documents are held out in the order of fingerprints, so a document with this one is last.
 _LAST = 2**64 - 1
 Status = Callable[[str], None]
 
@@ -93,7 +93,8 @@ class Corpus:
         checksums = ",".join(f"{shard.checksum:08x}" for shard in self.shards)
         digest = hashlib.sha256(checksums.encode()).hexdigest()[:16]
         return {
-            # First, because another text usually has another tokenizer too, and the text is the better explanation.
+            # The text comes first, because errors name the first entry that differs: another text usually means
+            # another tokenizer too, and the text is the better explanation.
             "text": f"{int(self.lengths.sum()):,} tokens ({digest})",
             "tokenizer": self.tokenizer.digest,
             # The rule of the validation split: another rule holds out other documents.
@@ -101,16 +102,17 @@ class Corpus:
         }
 
     def with_an_end(self, share: float) -> "Corpus":
-        """Splits the end off a document that is too long to be held out whole, for `split` to hold out."""
+        """Returns a corpus whose `split` can hold out the end of a document that is too long to be held out whole."""
         _, cut, tokens = self._walk(share) if share else ([], None, 0)
         if cut is None:
             return self
         return replace(self, shards=tuple(_with_ends(shard, cut, tokens) for shard in self.shards))
 
     def split(self, share: float) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the indices of the training documents and of the held-out ones, which do not depend on their order.
+        """Returns the indices of the training documents and of the held-out documents.
 
-        Call `with_an_end` with the same share first, so that there is always something to hold out.
+        The choice does not depend on the order of the documents. Call `with_an_end` with the same share first, so that
+        there is always something to hold out.
         """
         prints = self.fingerprints
         if not share:
@@ -126,13 +128,14 @@ class Corpus:
         return np.flatnonzero(~kept), np.flatnonzero(kept)
 
     def _walk(self, share: float) -> tuple[list[int], int | None, int]:
-        """Returns the fingerprints to hold out, and the document of which only an end is held out with its tokens.
+        """Returns the fingerprints of the documents to hold out whole, and a document to hold out in part.
 
-        Takes documents in the order of their fingerprints until they have `share` of all tokens, and at most twice
-        that: of a document that is too long, only the end is taken. Copies are held out together.
+        The second is given by its fingerprint (or None) and the number of tokens at its end. Takes documents in the
+        order of their fingerprints until they have `share` of all tokens, and at most twice that: of a document that is
+        too long, only the end is taken. Copies are held out together.
         """
         total = int(self.lengths.sum())
-        # At least two tokens, because the first has no prediction.
+        # At least two tokens, because the first token of a document is never predicted.
         wanted = max(round(share * total), 2)
         whole: list[int] = []
         held, least = 0, (total, 0)
@@ -146,7 +149,7 @@ class Corpus:
                 held += size
                 continue
             end = min(max(-(-(wanted - held) // copies), 2), length - 1)
-            # A single token has no prediction; it is held out only if there is nothing else.
+            # A single token is never predicted, so one alone is held out only if there is no other document.
             if end > (length < total) and held + end * copies <= 2 * wanted:
                 return whole, mark, end
         if not whole and least[0] < total:
@@ -166,7 +169,7 @@ def _in_order(prints: np.ndarray, lengths: np.ndarray) -> Iterator[tuple[int, in
 
 
 def _with_ends(shard: Shard, cut: int, tokens: int) -> Shard:
-    """Makes the last `tokens` of every copy of a document a document of their own."""
+    """Splits off the last `tokens` tokens of every copy of the document with the fingerprint `cut`."""
     numbers = np.flatnonzero(shard.fingerprints == np.uint64(cut))
     starts = np.insert(shard.starts, numbers + 1, shard.starts[numbers + 1] - tokens)
     prints = shard.fingerprints.copy()
@@ -246,7 +249,7 @@ def _make(
     finally:
         shutil.rmtree(beside, ignore_errors=True)
         for folder in new:
-            # Fails unless the folder is empty, that is, if no corpus was made.
+            # Removes the folder only if it is empty, because no corpus was made.
             with suppress(OSError):
                 folder.rmdir()
 

@@ -105,7 +105,7 @@ class LanguageTask(Task):
         return (*(("z-loss",) if self.training.loop.z_loss else ()), *self.training.model.penalties(step))
 
     def _batch(self, step: int) -> Batch:
-        """Returns the rows of a step, and draws those of the next in a background thread."""
+        """Returns the rows of a step, and starts drawing the rows of the next step in a background thread."""
         if self._step is None or self._step[0] != step:
             drawn = self._drawn[1].result() if self._drawn and self._drawn[0] == step else self._draw(step)
             self._step = (step, drawn)

@@ -1,7 +1,7 @@
 """Refuses a training that cannot fit into memory, before anything is read or written.
 
-The estimate is a lower bound, so no training is refused that could run. On a CPU there is no other warning: Linux
-overcommits memory, and kills the process that uses it.
+The estimate is a lower bound, so a training that could run is never refused. On a CPU nothing else would warn: Linux
+overcommits memory, and later kills the process that uses too much of it.
 """
 
 import torch
@@ -21,7 +21,7 @@ _SAVING = ("checkpoint", "compress_activations")
 
 
 def check_memory(training: TextTraining, device: torch.device) -> None:
-    """Raises if the model's training state, or a batch's activations with it, exceeds the device's memory."""
+    """Raises if the training state, alone or together with a batch's activations, exceeds the device's memory."""
     model, data, loop = training.model, training.data, training.loop
     on_cpu = device.type == "cpu"
     memory_bytes, where = _memory_bytes(device), "this machine has" if on_cpu else "this GPU has"

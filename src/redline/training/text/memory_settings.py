@@ -24,7 +24,7 @@ _SLOT_KEYS = ("memory_compression_ratio", "use_adaptive_compression", "merge_cos
 class MemorySettings(Architecture):
     """`score_weight` is the weight of the penalty on token scores, applied from step `score_after` on.
 
-    0 stands for the default of `key_value_heads`, `mlp_width` and the sizes of the neural memory.
+    For `key_value_heads`, `mlp_width` and the sizes of the neural memory, 0 stands for the default.
     """
 
     width: int = 768
@@ -76,7 +76,7 @@ class MemorySettings(Architecture):
         return TitanModel(self.config(vocabulary))
 
     def parameters(self, vocabulary: int) -> int:
-        """Layers are of two kinds, so the sizes of one- and two-layer models give the size of any."""
+        """Computes the count from models of one and two layers, because there are only two kinds of layers."""
         attending = self.layers // self.attention_every if self.attention_every else 0
 
         def count(layers: int, attention_every: int) -> int:

@@ -52,7 +52,7 @@ class PackedRows:
 
     @property
     def attended(self) -> float:
-        """The mean length of the document, or part of one in a row, that a token belongs to."""
+        """The mean, over all tokens, of the length of the part of the token's document that lies in its row."""
         _, ends, _ = self._order(0)
         total = self.rows * self.length
         borders = np.union1d(ends[ends < total], np.arange(0, total + 1, self.length))
@@ -98,7 +98,7 @@ class PackedRows:
 
 
 def padding_share(lengths: np.ndarray, length: int, batch: int, seed: int = 0) -> float:
-    """Returns the share of tokens that padding would waste, with every document in its own rows, padded per batch."""
+    """Returns the share of padding if each document had its own rows, padded to the longest row of the batch."""
     rest = lengths % length
     pieces = np.concatenate([np.full(int((lengths // length).sum()), length), rest[rest > 0]])
     np.random.default_rng(seed).shuffle(pieces)

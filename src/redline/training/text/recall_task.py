@@ -57,7 +57,7 @@ class RecallTask(LanguageTask):
 
     @torch.no_grad()
     def validate(self, model: nn.Module) -> dict[str, float]:
-        """Uses the same samples each time; no training step has them."""
+        """Returns the recall on samples that are the same each time and never used for training."""
         rows, length = self.training.data.validation_rows, self.training.data.length
         at_once, right, asked = max(1, _VALIDATION_TOKENS // length), 0, 0
         with self._evaluating(model) as module:

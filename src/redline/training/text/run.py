@@ -66,7 +66,8 @@ def prepare_training(
 
     def check_is_saved_text(made: Corpus) -> None:
         if saved is not None:
-            # The vocabulary comes first: if it differs, so does the text, and it is the better explanation.
+            # The vocabulary comes first, because errors name the first entry that differs: another vocabulary always
+            # means other tokens, and it is the better explanation.
             vocabulary = training.model.vocabulary_for(made.tokenizer.vocabulary)
             saved.check_matches({"vocabulary": vocabulary, **made.identity})
 
@@ -74,7 +75,7 @@ def prepare_training(
         rows_of(training, made)
         check_is_saved_text(made)
 
-    # Shards of a text that this training cannot use are deleted.
+    # If `check` raises, `prepare` deletes the shards that it has made, because this training cannot use them.
     corpus = prepare(found, training.tokenizer, Path(data.shards), status, check)
     check_is_saved_text(corpus)
     vocabulary = training.model.vocabulary_for(corpus.tokenizer.vocabulary)
@@ -118,7 +119,7 @@ def _with_batch(training: TextTraining, batch: int, log: Log) -> TextTraining:
 
 
 def _saved_batch(training: TextTraining, saved: SavedTraining | None) -> int | None:
-    """Returns the batch with which the training began, where the config says "auto"."""
+    """Returns the batch with which a resumed training began if the config says "auto", otherwise None."""
     if saved is None or training.data.batch != AUTO:
         return None
     tokens, row = saved.identity["tokens_per_step"], training.data.length * training.data.accumulate
@@ -133,7 +134,10 @@ def _saved_batch(training: TextTraining, saved: SavedTraining | None) -> int | N
 def _batch(
     training: TextTraining, vocabulary: int, device: torch.device, rows: int | None, status: Log, log: Log
 ) -> int:
-    """Returns the config's batch, or searches for the largest one. `rows` is the size of the text, if it is finite."""
+    """Returns the batch in the config, or searches for the largest one that fits if the config says "auto".
+
+    `rows` is the number of rows in the text, or None if samples are generated without end.
+    """
     batch = training.data.batch
     if batch != AUTO:
         assert isinstance(batch, int)
@@ -183,7 +187,7 @@ def run_text(
 
 
 def _ceiling(task: LanguageTask, device: torch.device) -> float | None:
-    """Returns the measured FLOP/s of matrix products in this precision. On a CPU only known ceilings count."""
+    """Returns the measured FLOP/s of matrix products in this precision. On a CPU, it takes no new measurements."""
     machine = Machine.detect(str(device))
     ceilings = with_ceilings(machine).ceilings if machine.is_cuda else machine.ceilings
     if machine.is_cuda:

@@ -1,7 +1,7 @@
 """Synthetic batches for the search of a batch size and for climbs.
 
-Token frequencies follow Zipf's law, so that the loss falls from the first step on. Documents have lengths as different
-as real ones, and are packed the same way.
+Token frequencies follow Zipf's law, so that the loss falls from the first step on. The lengths of documents vary as
+much as those of real documents, and rows are packed the same way.
 """
 
 import math

@@ -24,7 +24,7 @@ from redline.training.text.config import AUTO, TextTraining
 from redline.training.text.loss_module import LossModule, own_loss
 from redline.training.working_copy import WorkingCopy
 
-# The checks below do not depend on the vocabulary.
+# `check_machine` builds the model with this vocabulary; its checks do not depend on the size.
 _ANY_VOCABULARY = 512
 
 
@@ -51,7 +51,7 @@ class TrainedModel:
         return entered(self.job.contexts)
 
     def _rung(self, rung: Rung) -> str:
-        # fused_ops may find nothing to replace, and its proof says so without a step.
+        # The proof of fused_ops needs no step, and tells whether the rung found anything to replace.
         return f"rung {rung}: {rung.proof(self.job)}" if isinstance(rung, FusedOps) else f"rung {rung}"
 
     def active(self, optimizer: Optimizer, training: TextTraining) -> list[str]:
@@ -86,7 +86,7 @@ class TrainedModel:
 
 
 def plan_of(training: TextTraining, machine: Machine) -> Plan:
-    """The settings' own, else the one that is shipped for this kind of machine."""
+    """Returns the plan in the config, or the plan shipped for this kind of machine if the config has none."""
     return choose_plan("train", machine, given=training.loop.applied_plan if training.loop.plan else None).plan
 
 
@@ -96,7 +96,7 @@ def check_machine(training: TextTraining, device: torch.device) -> None:
     if training.loop.asked_precision == "fp8" and (reason := why_no_fp8(machine)):
         raise RedlineError(f'precision = "fp8" cannot be used here: {reason}.')
     plan = plan_of(training, machine)
-    # On the meta device, because the plan and the optimizer can be checked before any text is read.
+    # The meta device allocates nothing, so the plan and the optimizer can be checked before any text is read.
     with torch.device("meta"):
         module = LossModule(training.model, training.model.build(_ANY_VOCABULARY), training.loop.z_loss)
     check_optimizer(module, training.loop)

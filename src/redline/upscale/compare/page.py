@@ -33,7 +33,7 @@ _AT_ONCE = 4
 
 @dataclass(frozen=True)
 class Entry:
-    """One image on the page. `seconds` is how long it took as text, empty if an earlier run made it."""
+    """One image on the page. `seconds` is the duration as text; it is empty if an earlier run wrote the result."""
 
     name: str
     target: str
@@ -113,7 +113,7 @@ def _video_openers(task: Task) -> tuple[Opener, Opener, str]:
 
 
 def _names(tasks: Sequence[Task]) -> dict[Task, str]:
-    """Returns the path of each source relative to their common folder, which is not shown."""
+    """Returns the path of each source relative to the common folder of all sources."""
     parents = [str(task.source.absolute().parent) for task in tasks]
     try:
         shared = os.path.commonpath(parents) if parents else ""

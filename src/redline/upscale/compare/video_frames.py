@@ -22,7 +22,7 @@ from redline.upscale.video.pixels import to_rgb
 from redline.video.reading import main_stream, opened
 
 _MOST_DECODED = 600
-# Some containers seek to a position after the last key frame, or after the frame.
+# How far before the frame to seek: in some containers, a seek ends after the last key frame or after the frame.
 _SEEK_BACK_S = (0.0, 2.0, 20.0, math.inf)
 
 
@@ -89,7 +89,7 @@ def _sought(video: VideoInfo, place_s: float, seconds: float) -> Moment | None:
 
 
 def _decoded(container: InputContainer, stream: VideoStream) -> Generator[tuple[VideoFrame, int], None, None]:
-    """Yields complete frames that have a time stamp, with it."""
+    """Yields each complete frame that has a time stamp, together with its time stamp."""
     for number, frame in enumerate(container.decode(stream)):
         if number >= _MOST_DECODED:
             return

@@ -20,7 +20,7 @@ from redline.upscale.images.formats import HEAD_BYTES, sniff
 from redline.upscale.images.samples import normalise
 from redline.upscale.images.vips import VipsImage, explaining, field, load_vips
 
-# Opens the image again, because a file can be read from the top down only once.
+# Each call opens the image again, because a file can be read from the top down only once.
 Opener = Callable[[], VipsImage]
 
 # The size of the region at full resolution; as wide as the page's column.
@@ -37,7 +37,7 @@ _CONTEXT_PX = 4
 
 @dataclass(frozen=True)
 class View:
-    """Two images of one size as data URIs. `left` … `bottom` is the shown region, as fractions of the image."""
+    """Two images of one size as data URIs. `left` … `bottom` bound the shown region, as fractions of the image."""
 
     before: str
     after: str
@@ -83,7 +83,7 @@ def open_upright(path: Path) -> VipsImage:
             return load_vips().Operation.call(loader, os.fsencode(path), access=access, fail_on="error")
 
         image = load("sequential")
-        # Of all orientations, only mirroring left to right can be read from the top down.
+        # Only upright images and images mirrored left to right can be read from the top down.
         image = load("random") if field(image, "orientation", 1) > 2 else image
         return _to_srgb(normalise(image.autorot(), path)[0])
 
@@ -115,7 +115,7 @@ def make_views(before: Opener, after: Opener, pixels: int, data_bytes: int) -> V
 def most_detailed(image: VipsImage, width: int, height: int) -> _Region:
     """Returns the region of this size with the largest sum of local standard deviations.
 
-    With variances, a single hard edge would outweigh a large textured area.
+    In a sum of variances, a single hard edge would outweigh a large textured area.
     """
     if image.hasalpha():
         image = image.flatten(background=128)  # the colour of transparent pixels is not visible
@@ -136,7 +136,7 @@ def _crop(source: VipsImage, result: VipsImage, region: _Region, scale: tuple[fl
     left, top = round(region.left * scale[0]), round(region.top * scale[1])
     width = min(round(region.width * scale[0]), result.width - left)
     height = min(round(region.height * scale[1]), result.height - top)
-    # With a border, so that the filter gives the same result at the edge as in the whole image.
+    # Includes a border, so that the filter gives the same result at the edge as in the whole image.
     x, y = max(region.left - _CONTEXT_PX, 0), max(region.top - _CONTEXT_PX, 0)
     around = source.crop(
         x,

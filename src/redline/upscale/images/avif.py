@@ -38,7 +38,7 @@ def read_cicp(path: Path) -> tuple[int, int] | None:
 
 
 def set_cicp(path: Path, primaries: int, transfer: int) -> None:
-    """Adds or replaces the numbers of the main image."""
+    """Adds or replaces the CICP numbers of the main image."""
     with open(path, "r+b") as file:
         try:
             start, end = _find_meta(file)
@@ -69,7 +69,7 @@ def _with_numbers(meta: bytes, numbers: bytes) -> bytes:
 
 
 def _numbers_among(properties: list[tuple[bytes, bytes]], indices: list[int]) -> int | None:
-    """Returns the index (from 1) of the property that holds the numbers."""
+    """Returns the index (from 1) of the property that holds the CICP numbers, or None."""
     for index in indices:
         kind, body = properties[index - 1]
         if kind == b"colr" and body[:4] == b"nclx":
@@ -92,7 +92,7 @@ def _properties_of(item: int, owners: bytes) -> list[int]:
 
 
 def _with_owner(item: int, index: int, owners: bytes) -> bytes:
-    """Returns the table of items and their properties, with one more property for an item."""
+    """Returns the table of items and their properties, with the property `index` added to `item`."""
     for number, at, count, width in _owners(owners):
         if number == item:
             end = at + 1 + count * width

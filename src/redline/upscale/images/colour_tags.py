@@ -30,7 +30,7 @@ def read_colour_tags(path: Path, form: Format, has_profile: bool) -> tuple[Chunk
 
 
 def fit_colour_tags(tags: tuple[Chunk, ...], form: Format, has_profile: bool) -> tuple[tuple[Chunk, ...], str]:
-    """Returns the tags that the format can hold, and a note if colours may look different without the others."""
+    """Returns the tags that the format can hold, and a note if the loss of the others may change the colours."""
     if form.name == "png":
         return tags, ""
     kept = tuple(tag for tag in tags if form.name == "avif" and numbers_of(tag))

@@ -23,7 +23,7 @@ _CHANNELS = {"1": 1, "L": 1, "LA": 2, "RGB": 3, "RGBA": 4}
 _AS = {"1": "L", "P": "RGB", "RGBX": "RGB", "YCbCr": "RGB", "PA": "RGBA"}
 _GREY_16 = ("I;16", "I;16B", "I;16L")
 _MM_PER_INCH = 25.4
-# Limits below those of libvips, which would print to the terminal.
+# These limits are below those of libvips, which prints to the terminal if its own are exceeded.
 _LARGEST_SIDE_PX, _MOST_DPI = 10_000_000, 100_000
 
 

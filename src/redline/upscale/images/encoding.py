@@ -19,7 +19,7 @@ from redline.upscale.images.vips import VipsImage, load_vips
 
 _QUALITY = {"jpeg": 95, "webp": 90, "avif": 80}
 _EFFORT = {"webp": 2, "avif": 0}
-# TIFF is limited to 4 GiB, and LZW can enlarge noise by half.
+# Larger images become BigTIFF, because TIFF is limited to 4 GiB, and LZW can enlarge noise by half.
 _BIG_TIFF_BYTES = 2**31
 
 

@@ -31,7 +31,7 @@ class Format:
     writable: bool = True
 
 
-# Instead of the name of a libvips loader: `decoded_whole` reads the format.
+# The value of `loader` for formats that `decoded_whole` reads.
 WHOLE = ""
 
 FORMATS = {

@@ -1,6 +1,6 @@
-"""Reads what Pillow does not support of JPEG 2000: depth, colour profile, and colour of more than 8 bits.
+"""Reads the parts of JPEG 2000 that Pillow does not support: depth, colour profile, and colour of more than 8 bits.
 
-FFmpeg decodes such colour, which Pillow would round.
+FFmpeg decodes colour of more than 8 bits, which Pillow would round.
 """
 
 import struct

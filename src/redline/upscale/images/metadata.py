@@ -1,7 +1,7 @@
 """Copies metadata from one image file to another.
 
-libvips updates EXIF when it encodes: orientation, resolution and size, and it drops the old thumbnail. It does
-not do so for TIFF, which `tiff.py` handles. `png.py`, `jpeg.py` and `avif.py` add what else libvips does not write.
+When libvips encodes, it updates orientation, resolution and size in EXIF and drops the old thumbnail. It does not do
+so for TIFF, which `tiff.py` handles. `png.py`, `jpeg.py` and `avif.py` add other metadata that libvips does not write.
 """
 
 import re
@@ -45,7 +45,7 @@ class Metadata:
     """The metadata of an image file.
 
     `text` has the texts of a PNG, `comments` those of a JPEG, `colour` the colour tags other than the ICC profile.
-    `depth` is the original depth of samples that are stored in 16 bits. EXIF says that the image is upright.
+    `depth` is the original depth of samples that are stored in 16 bits. The orientation in `exif` is upright.
     """
 
     icc: bytes | None = None
@@ -59,7 +59,7 @@ class Metadata:
     depth: int | None = None
 
     def stripped(self) -> "Metadata":
-        """Returns only what defines the colours."""
+        """Returns only the metadata that defines the colours."""
         return Metadata(icc=self.icc, colour=self.colour, depth=self.depth)
 
 
@@ -132,7 +132,7 @@ def fit_metadata(metadata: Metadata, form: Format, width: int, height: int) -> t
 
 
 def attach_metadata(image: VipsImage, metadata: Metadata, form: Format) -> tuple[VipsImage, int]:
-    """Returns a copy of the image with the metadata, and the flags of what the encoder writes."""
+    """Returns a copy of the image with the metadata, and the flags for what the encoder keeps."""
     pyvips = load_vips()
     across, down = metadata.dpi or (_USUAL_DPI, _USUAL_DPI)
     image = image.copy(xres=across / _MM_PER_INCH, yres=down / _MM_PER_INCH)
@@ -145,14 +145,14 @@ def attach_metadata(image: VipsImage, metadata: Metadata, form: Format) -> tuple
     image.set_type(pyvips.GValue.gint_type, "orientation", 1)
     flags = pyvips.ForeignKeep
     keep = flags.ICC | flags.XMP | flags.IPTC | flags.OTHER
-    # With this flag libvips creates EXIF even if there was none; these formats store the resolution only there.
+    # With this flag, libvips creates EXIF even if there was none. It holds the resolution, except in PNG and TIFF.
     if metadata.exif is not None or (metadata.dpi is not None and form.name not in ("png", "tiff")):
         keep |= flags.EXIF
     return image, keep
 
 
 def add_metadata(path: Path, metadata: Metadata, form: Format, width: int, height: int) -> None:
-    """Adds what libvips does not write to the file that it wrote."""
+    """Adds the metadata that libvips does not write to the file that libvips wrote."""
     if form.name == "tiff" and (metadata.exif or metadata.iptc):
         add_to_tiff(path, metadata.exif, metadata.iptc, width, height)
     elif form.name == "png":
@@ -169,7 +169,7 @@ def add_metadata(path: Path, metadata: Metadata, form: Format, width: int, heigh
 
 
 def _with_values(xmp: bytes, values: dict[bytes, int]) -> bytes:
-    """Replaces the numbers of these properties in XMP, as attributes and as elements."""
+    """Replaces the numbers of these properties in XMP, whether they are attributes or elements."""
     for name, value in values.items():
         number = str(value).encode()
         xmp = re.sub(rb"(\b" + name + rb"\s*=\s*[\"'])\d+", rb"\g<1>" + number, xmp)

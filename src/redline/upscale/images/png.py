@@ -17,7 +17,7 @@ _SIGNATURE_BYTES, _HEADER_CHUNK_BYTES = 8, 25
 _TEXTS = (b"tEXt", b"zTXt", b"iTXt")
 _COLOURS = (b"gAMA", b"cHRM", b"sRGB", b"cICP", b"mDCV", b"cLLI")
 _XMP = b"XML:com.adobe.xmp"
-# The form in which older programs stored EXIF, IPTC and profiles; it would contradict the real ones.
+# Older programs stored EXIF, IPTC and profiles in such texts, which would contradict the updated metadata.
 _RAW_PROFILE = b"Raw profile type"
 
 
@@ -28,12 +28,12 @@ class Chunk:
 
 
 def read_texts(path: Path) -> tuple[Chunk, ...]:
-    """Returns all texts but XMP, from before and after the pixels."""
+    """Returns all texts but XMP and raw profiles, from before and after the pixels."""
     return tuple(c for c in _read(path, _TEXTS, end=b"IEND") if not c.data.startswith((_XMP + b"\0", _RAW_PROFILE)))
 
 
 def read_colours(path: Path) -> tuple[Chunk, ...]:
-    """Returns the colour tags other than the profile, which must precede the pixels."""
+    """Returns the colour tags other than the profile. They must precede the pixels."""
     return tuple(_read(path, _COLOURS, end=b"IDAT"))
 
 
@@ -52,7 +52,7 @@ def add_to_png(path: Path, chunks: Iterable[Chunk]) -> None:
 
 
 def count_png_frames(path: Path) -> int:
-    """Returns the number of frames of an animated PNG, which libvips does not know."""
+    """Returns the number of frames of a PNG, which libvips does not report; 1 if it is not animated."""
     found = _first(path, b"acTL")
     return struct.unpack(">I", found[:4])[0] if len(found) == 8 else 1
 
@@ -74,7 +74,7 @@ def forget_png_resolution(path: Path) -> None:
 
 
 def _first(path: Path, wanted: bytes) -> bytes:
-    """Returns the data of the first such chunk before the pixels, or nothing."""
+    """Returns the data of the first chunk of this kind before the pixels, or empty bytes."""
     return next((chunk.data for chunk in _read(path, (wanted,), end=b"IDAT")), b"")
 
 

@@ -49,7 +49,7 @@ def create_image(
     form = format_named(format) if format is not None else format_for(path)
     metadata = metadata or Metadata()
     if form.name == "avif" and metadata.depth is not None:
-        # Keeps 10 bits, which more programs support than 12.
+        # A source of 10 bits stays at 10 bits, which more programs support than 12.
         form = replace(form, bits=min(form.bits, metadata.depth))
     notes = check_can_hold(form, width, height, channels, bits, metadata.depth)
     metadata, left_out = fit_metadata(metadata.stripped() if strip else metadata, form, width, height)

@@ -143,7 +143,7 @@ class ImageSource:
         except ImageError as error:
             flaw = _harmless_flaw(error) if self._strict and self._form.name == "jpeg" else ""
             if not flaw:
-                # The output of a decoder after an error is not valid.
+                # Later calls raise this error too, because the output of a decoder after an error is not valid.
                 self._failure = error
                 raise
             self._strict = False
@@ -184,7 +184,7 @@ def _decode(path: Path, form: Format, random_access: bool, strict: bool) -> tupl
     """Returns the upright image, which is decoded on demand, and notes on conversions."""
     image = _load(path, form, not random_access, strict)
     if field(image, "orientation", 1) > 2:
-        # Of all orientations, only mirroring left to right can be read from the top down.
+        # Only upright images and images mirrored left to right can be read from the top down.
         image = _load(path, form, False, strict)
     return normalise(image.autorot(), path)
 
@@ -205,7 +205,7 @@ def _harmless_flaw(error: ImageError) -> str:
 
 
 def _notes_on(image: VipsImage, path: Path, form: Format, head: bytes, metadata: Metadata) -> tuple[str, ...]:
-    """Returns notes on what is not used of the file, and on a suffix of another format."""
+    """Returns notes on the parts of the file that are not used, and on a suffix that belongs to another format."""
     notes = []
     if path.suffix.lower() not in form.suffixes:
         notes.append(f"it has {f'the suffix {path.suffix}' if path.suffix else 'no suffix'} but is {form.title}")

@@ -4,7 +4,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
-# The bytes of a value by its type, and the unit in which bytes are swapped between byte orders.
+# The size of a value in bytes by its type, and the size of the units that a change of byte order reverses.
 SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8, 18: 8}
 _UNITS = SIZES | {5: 4, 10: 4}
 
@@ -29,7 +29,7 @@ Directory = dict[int, Tag]
 
 @dataclass(frozen=True)
 class Layout:
-    """The byte order, and whether it is BigTIFF, whose counts and offsets have eight bytes."""
+    """The byte order, and whether the file is a BigTIFF, whose counts and offsets have eight bytes."""
 
     order: str
     big: bool
@@ -83,7 +83,7 @@ def number_of(entry: bytes, layout: Layout) -> int:
 
 
 def read_directory(read_at: ReadAt, offset: int, layout: Layout) -> Directory:
-    """Returns the tags of a directory whose values are complete."""
+    """Returns the tags of a directory, without tags whose values are incomplete or too long."""
     found: Directory = {}
     for index, entry in enumerate(read_entries(read_at, offset, layout)):
         value = entry[-layout.offset_bytes :]
@@ -110,7 +110,7 @@ def follow(directory: Directory, pointer: int, read_at: ReadAt, layout: Layout) 
 
 
 def pack(directory: Directory, at: int, layout: Layout, ready: list[bytes] | None = None) -> bytes:
-    """Packs a directory for offset `at`, including the entries in `ready`, followed by the long values."""
+    """Packs a directory for offset `at`, including the packed entries in `ready`. Long values follow the entries."""
     entries = {number_of(entry, layout): entry for entry in ready or []}
     count = len(entries) + len(directory)
     behind = at + layout.count_bytes + count * layout.entry_bytes + layout.offset_bytes

@@ -57,7 +57,7 @@ class Mark:
 
 @dataclass
 class Damage:
-    """Collects damage: the first of each kind raises, or becomes a note with `keep_going`."""
+    """Collects damage. With `keep_going`, each kind of damage becomes a note; otherwise the first damage raises."""
 
     name: str
     keep_going: bool
@@ -65,7 +65,7 @@ class Damage:
     _times: dict[str, int] = field(default_factory=dict)
 
     def met(self, kind: str, place: str) -> None:
-        """`kind` is a clause, as in 'a frame is damaged'."""
+        """Raises or notes damage. `kind` is a clause such as 'a frame is damaged'."""
         if not self.keep_going:
             raise RedlineError(f"{self.name!r}: {kind} {place}; give --keep-going to keep what can be read.")
         self._times[kind] = self._times.get(kind, 0) + 1
@@ -118,7 +118,7 @@ def _is_found(video: VideoInfo, frames: Iterator[Decoded], mark: Mark) -> bool:
 def _decode(
     video: VideoInfo, damage: Damage, mark: Mark | None = None, seek_pts: int | None = None
 ) -> Generator[Decoded, None, None]:
-    """Yields frames from the start or a key frame. Damage before the mark was reported by an earlier run."""
+    """Yields frames from the start or a key frame. Does not report damage before the mark again."""
     last: int | None = None
     whole = False
     with opened(video.path) as container:
@@ -156,7 +156,7 @@ def _decode(
 
 
 def _frames_and_faults(container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame | str]:
-    """Yields frames, and between them descriptions of what could not be read."""
+    """Yields frames, and a description of the fault wherever a frame cannot be read."""
     packets = container.demux()
     end, read_bytes = Fraction(0), 0
     while True:
@@ -185,7 +185,7 @@ def _frames_and_faults(container: InputContainer, stream: VideoStream) -> Iterat
 def _is_lost(container: InputContainer, end: Fraction, read_bytes: int) -> bool:
     """Returns whether the reader of a damaged Matroska file ended early without an error.
 
-    Then both time and bytes are left. Missing time alone may be the duration of the last frame.
+    In that case both time and bytes are left. Missing time alone may be the duration of the last frame.
     """
     if container.format.name != "matroska,webm" or not container.duration:
         return False

@@ -59,7 +59,7 @@ def video_packets(
 def other_packets(
     source: InputContainer, carriers: dict[int, Carrier], shift: Fraction, notes: list[str]
 ) -> Iterator[Timed]:
-    """Yields audio and subtitles in the source's order. The output's header must be written, which fixes time bases."""
+    """Yields audio and subtitles in the source's order. Call it after the output's header has fixed the time bases."""
     rising = _Rising()
     seconds = float("-inf")
     for number, made in enumerate(_carried(source, carriers, shift, notes)):

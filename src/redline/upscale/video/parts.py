@@ -34,8 +34,8 @@ _MODEL, _TILES = "the model", "the tiles"
 class Part:
     """A finished part, as its JSON file records it.
 
-    `delay` is by how many packets a frame may precede its display order; `digest` is of the last source frame,
-    `file_digest` of the part's file.
+    `delay` is the largest number of packets by which a frame comes later in the file than in display order. `digest` is
+    the digest of the last source frame, and `file_digest` that of the part's file.
     """
 
     first: int
@@ -63,7 +63,7 @@ class PartsFolder:
         return self.video_path(number).with_suffix(".partial")
 
     def start(self, job: dict[str, Any], resume: bool) -> tuple[list[Part], list[str]]:
-        """Returns the usable finished parts and why others are not usable; removes those."""
+        """Returns the usable finished parts and notes on why others are not usable; removes the others."""
         busy = f"another run is writing {str(self.target)!r}: wait for it, or choose another output."
         check_is_free(self.path / _OWNER, busy)
         parts, notes = self._usable(job) if resume else ([], [])
@@ -132,10 +132,11 @@ class PartsFolder:
 
 
 def part_end_after(first: int, longest: int) -> int:
-    """The frame before which a part that starts at `first` ends.
+    """Returns the index of the frame before which a part that starts at `first` ends.
 
-    Parts grow with what is done, so that a short video can be resumed too, a stop costs a third of the work at most,
-    and a long video is not cut into many. They depend on nothing else: a resumed run gives the same video.
+    Parts become longer with the number of finished frames. So a short video can be resumed too, a stop costs at most a
+    third of the work, and a long video is not cut into many parts. A resumed run gives the same video, because the
+    length of a part depends on nothing else.
     """
     return first + min(longest, max(_SHORTEST_PART, first // 2))
 

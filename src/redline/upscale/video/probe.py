@@ -100,7 +100,7 @@ def _display_matrix(frame: VideoFrame) -> tuple[int, ...] | None:
 
 def _side_data(frame: VideoFrame) -> dict[Type, SideData]:
     try:
-        # This mapping iterates over its values.
+        # Iterating over this mapping yields its values, not its keys.
         return {data.type: data for data in cast(Any, frame.side_data)}
     except ValueError:
         # PyAV raises for kinds of side data that it does not know.

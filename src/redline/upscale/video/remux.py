@@ -98,7 +98,7 @@ def _add_video(assembly: Assembly, source: InputContainer, output: OutputContain
 
 
 def _strip(output: OutputContainer) -> None:
-    """Removes all tags but languages, by which players choose streams, and the names of attachments."""
+    """Removes all tags except the names of attachments and the languages, by which players choose streams."""
     output.metadata.clear()
     for stream in output.streams:
         if stream.type != "attachment":

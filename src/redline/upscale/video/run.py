@@ -53,7 +53,7 @@ def upscale_video(
     `enlarge` is called in this thread with float32 RGB (N, 3, H, W) in [0, 1] on the device of `copies`, with at most
     `settings.batch` frames. It calls `finish`, its second argument, with the finite floating-point result
     (N, 3, scale · H, scale · W), and returns its result. `finish` converts frames to the pixel format of the video on
-    the device, so that only finished planes are copied to the host. `enlarge` may call it again after memory ran out.
+    the device, so that only finished planes are copied to the host. `enlarge` may repeat the call after memory ran out.
     """
     started = time.perf_counter()
     video = probe(source)

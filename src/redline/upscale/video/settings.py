@@ -38,9 +38,9 @@ class VideoSettings:
 
 @dataclass(frozen=True)
 class VideoProgress:
-    """How many frames are finished, of how many if known. The rate counts only frames of this run.
+    """The number of finished frames and, if known, of all frames. The rate counts only frames of this run.
 
-    `notes` are those known before the work; the result has all of them.
+    `notes` has the notes that are known before the work begins; the result has all notes.
     """
 
     frames_done: int

@@ -19,14 +19,14 @@ from redline.upscale.video.pixels import to_frame
 from redline.upscale.video.probe import VideoInfo
 
 _MILLISECOND = Fraction(1, 1000)
-# Decode times only have to precede display times; no codec holds back more frames than this.
+# By how much decode times precede display times. No codec holds back more frames than this.
 _EARLIER = 256
 _MPEG4_LARGEST_CLOCK = 65535
 
 
 @dataclass(frozen=True)
 class PartEnd:
-    """What is recorded with the last frame of a part."""
+    """The data that is recorded with the last frame of a part."""
 
     digest: str
     is_end: bool
@@ -59,7 +59,7 @@ class Enlarged:
 
 
 class PartWriter:
-    """Used by one thread; `frames_done` may be read by others."""
+    """Writes the parts. Only one thread may use it, but other threads may read `frames_done`."""
 
     def __init__(self, folder: PartsFolder, video: VideoInfo, encoder: Encoder, finished: list[Part]) -> None:
         self.parts = list(finished)

@@ -55,7 +55,7 @@ class Member(Child):
 
 
 class Crew:
-    """A context manager around the members, which it ends."""
+    """The workers of a run; as a context manager, it ends them on exit."""
 
     def __init__(self, members: Sequence[Member]) -> None:
         self.members = list(members)
@@ -91,13 +91,13 @@ class Crew:
                     self.members.remove(member)
                     message = None
                 if isinstance(message, Failed):
-                    member.failure = message.sentence  # it ends next
+                    member.failure = message.sentence  # the worker ends after this message
                 else:
                     yield member, message
 
 
 def worker_devices(device: str = "auto", workers: int | None = None) -> list[str]:
-    """Returns the device of each worker: one worker per GPU by default; more workers than GPUs, or a CPU, share."""
+    """Returns the device of each worker: by default one per GPU, or one on the CPU. More workers share the devices."""
     one = resolve_device(device)
     several = one.startswith("cuda") and device in ("auto", "cuda")
     devices = [f"cuda:{index}" for index in range(torch.cuda.device_count())] if several else [one]

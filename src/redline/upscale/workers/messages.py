@@ -31,7 +31,7 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Agreed:
-    """The tile sizes and batch size of all workers; others would give different pixels."""
+    """The tile sizes and batch size that all workers use; different ones would give different pixels."""
 
     tiles: TileSizes
     batch: int

@@ -114,7 +114,7 @@ class Split:
 
 
 def is_large(task: Task, settings: UpscaleSettings) -> bool:
-    """Returns whether it is an image that is large enough to split; False if it cannot be read."""
+    """Returns whether the task is an image that is large enough to split; False if it cannot be read."""
     if task.is_video:
         return False
     try:
@@ -138,7 +138,7 @@ def split(task: Task, count: int, settings: UpscaleSettings, tiling: Tiling, sca
         if pixels <= settings.split_pixels or count < 2:
             return None
         task.target.parent.mkdir(parents=True, exist_ok=True)
-        # The disk holds the parts and the image until they are assembled.
+        # The disk must hold the parts and the image at the same time.
         if shutil.disk_usage(task.target.parent).free < 2 * raw_bytes:
             return None
         folder = hidden_path(task.target)

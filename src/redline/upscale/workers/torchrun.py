@@ -75,7 +75,7 @@ class Rank:
         return f"cuda:{own}", len(range(own, self.local_count, gpus))
 
     def store(self) -> Any:
-        """Connects to the store, which torchrun runs on its first machine, or else rank 0."""
+        """Connects to the store, which runs in torchrun's agent or, if the agent has none, in rank 0."""
         if not torch.distributed.is_available():
             raise RedlineError(
                 "this build of torch has no torch.distributed, which the ranks need: install another build."

@@ -12,12 +12,15 @@ from redline.upscale.listener import Outcome
 from redline.upscale.tasks import Task
 from redline.upscale.workers.split_image import Part, Split
 
-# A task at which so many workers died fails; it is probably the cause.
+# A task fails if so many workers died while they held it, because it is probably the cause.
 _MAX_DEATHS = 2
 
 
 class WorkQueue:
-    """`split` splits an image into at most that many parts, or returns None. Workers are identified by name."""
+    """The tasks that wait or are held by workers. Workers are identified by name.
+
+    `split` takes an image and a number, and splits the image into at most that many parts, or returns None.
+    """
 
     def __init__(
         self, tasks: Sequence[Task], workers: Sequence[str], split: Callable[[Task, int], Split | None]
@@ -35,7 +38,7 @@ class WorkQueue:
         return bool(self._waiting) or any(self._held.values())
 
     def take(self, worker: str, image_only: bool = False) -> Task | None:
-        """Returns the next task for a worker, or None if there is none, or with `image_only` if it is a video."""
+        """Returns the next task for a worker, or None if there is none. With `image_only`, a video also gives None."""
         if not self._waiting or (image_only and self._waiting[0].is_video):
             return None
         task = self._waiting.popleft()
@@ -51,7 +54,7 @@ class WorkQueue:
         return task
 
     def finished(self, worker: str, outcome: Outcome) -> Outcome | Split | None:
-        """Records an outcome. Returns it for a whole file, a split image after its last part, and None before that."""
+        """Records an outcome. Returns that of a whole file, a split image after its last part, and None before that."""
         self._held[worker].remove(outcome.task)
         return self._settled(outcome)
 
