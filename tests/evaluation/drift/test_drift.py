@@ -179,7 +179,7 @@ def test_too_few_frames_and_other_sizes_are_refused(cases: dict[str, Case]) -> N
     short = video_case("short", lambda: iter(torch.zeros(3, 16, 16, 3, dtype=torch.uint8)), 3)
     with pytest.raises(RedlineError, match="needs at least 64 frames, not 3"):
         run_case(lambda: CONTROLS["identity"], short)
-    with pytest.raises(RedlineError, match=r"\(1, 3, 24, 24\), its frame \(1, 3, 48, 48\)"):
+    with pytest.raises(RedlineError, match=r"\(1, 3, 24, 24\) for a frame of shape \(1, 3, 48, 48\)"):
         run_case(lambda: lambda frame, previous: F.avg_pool2d(frame, 2), cases["still"])
 
 
