@@ -1,8 +1,8 @@
 """Reads, works and writes at the same time, in order, with a bounded number of items in between.
 
 Reading and writing have a thread each. The work stays in the caller's thread, which has the GPU's context and receives
-Ctrl-C. A stage waits only on a channel, and a failure anywhere stops both channels, so every stage ends and the first
-failure is raised once.
+Ctrl-C. A stage waits only on a channel, so every stage ends, and the first failure is raised once. A failure to work or
+to write stops all stages; after a failure to read, the items that were read before are still worked on and written.
 """
 
 from collections.abc import Callable, Generator
@@ -34,11 +34,14 @@ def overlap(read: Generator[A, None, None], work: Callable[[A], B], write: Calla
             stop()
 
     def reading() -> None:
-        with closing(read):
-            for item in read:
-                if not before.put(item):
-                    return
-                del item
+        try:
+            with closing(read):
+                for item in read:
+                    if not before.put(item):
+                        return
+                    del item
+        except Exception as error:
+            failures.append(error)
         before.close()
 
     def working() -> None:

@@ -316,6 +316,7 @@ def test_damage_in_the_middle_keeps_the_parts_before_it(tmp_path: Path, source: 
     with pytest.raises(RedlineError, match="--keep-going"):
         upscale(source, tmp_path / "b.mp4", **SETTINGS)
     kept = finished_parts(tmp_path) * SEGMENT
+    assert kept
     result = upscale(source, tmp_path / "b.mp4", resume=True, keep_going=True, **SETTINGS)
     assert result.frames_resumed == kept and 20 < result.frames <= FRAMES
     assert any("frame" in note for note in result.notes)
