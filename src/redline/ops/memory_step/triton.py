@@ -15,7 +15,6 @@ from torch import Tensor
 from redline.ops import kernel
 from redline.ops.memory_step.reference import Learned, Projected
 
-INTERPRETED = kernel.INTERPRETED
 # The largest number of elements of a head's state that a program can hold, and the number per warp.
 _MOST_ELEMENTS, _ELEMENTS_PER_WARP = 2**15, 1024
 
@@ -27,7 +26,7 @@ def memory_step(
     return _step(*token, *learned, recent_BTC, state_BHKV, eps)
 
 
-def why_not(token: Projected, learned: Learned, recent_BTC: Tensor, state_BHKV: Tensor) -> str:
+def why_not(state_BHKV: Tensor, token: Projected, learned: Learned, recent_BTC: Tensor) -> str:
     """Returns why the kernel does not support this input, or an empty string."""
     if torch.is_grad_enabled() and any(t.requires_grad for t in (*token, *learned, recent_BTC, state_BHKV)):
         return "the kernel has no backward pass, and an input requires grad"
@@ -95,7 +94,14 @@ def step_kernel(
     tl.store(gated + place, read.to(gated.dtype.element_ty), mask=in_v)
 
 
-@torch.library.custom_op("redline::memory_step", mutates_args=())
+def _empty(mixed: Tensor, gate: Tensor, recent: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns uninitialized tensors for the outputs."""
+    gated = torch.empty(gate.shape, dtype=mixed.dtype, device=mixed.device)
+    new_recent = torch.empty(recent.shape, dtype=mixed.dtype, device=mixed.device)
+    return gated, new_recent, kernel.empty_like(state)
+
+
+@kernel.custom_op("memory_step", lambda *inputs: _empty(*(inputs[index] for index in (0, 3, 8, 9))))
 def _step(
     mixed: Tensor,
     decay: Tensor,
@@ -117,16 +123,3 @@ def _step(
     contiguous = [tensor.contiguous() for tensor in tensors]
     kernel.launch(step_kernel, (heads, batch), *contiguous, *outputs, heads, eps, **sizes, num_warps=warps)
     return outputs
-
-
-@_step.register_fake
-def _(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
-    mixed, gate, recent, state = (inputs[index] for index in (0, 3, 8, 9))
-    return _empty(mixed, gate, recent, state)
-
-
-def _empty(mixed: Tensor, gate: Tensor, recent: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns uninitialized tensors for the outputs."""
-    gated = torch.empty(gate.shape, dtype=mixed.dtype, device=mixed.device)
-    new_recent = torch.empty(recent.shape, dtype=mixed.dtype, device=mixed.device)
-    return gated, new_recent, torch.empty(state.shape, dtype=state.dtype, device=state.device)
