@@ -28,7 +28,8 @@ def run(
 ) -> T:
     """Calls the function named `op` in `triton.py` beside the reference, or the reference, with these arguments.
 
-    `supported` holds the arguments of `why_not` in `triton.py`; the first is a tensor on the device of the op.
+    `supported` holds the arguments of `why_not` in `triton.py`, which returns why the kernels do not support an input,
+    or an empty string. The first of them is a tensor on the device of the op.
     """
     package = reference.__module__.split(".")[2]
     if select(op, requested, *supported, package=package, stacklevel=6) == "triton":

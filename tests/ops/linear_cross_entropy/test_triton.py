@@ -219,7 +219,7 @@ def test_the_gradient_of_a_single_chunk_is_rounded_directly(monkeypatch: pytest.
 def test_passes_opcheck() -> None:
     hidden, weight, target, bias = (tensor.to(DEVICE) for tensor in inputs(5, 4, 9))
     hidden, bias = hidden.requires_grad_(), bias.requires_grad_()
-    torch.library.opcheck(triton._reduced, (hidden, weight, bias, target, -100, 0.1, 0.01, True, True, False, True))
+    torch.library.opcheck(triton._reduced, (hidden, weight, bias, target, -100, 0.1, 0.01, True, [True, False, True]))
     torch.library.opcheck(triton._rows, (hidden, weight, bias, target, -100, 0.1, 0.01))
 
 

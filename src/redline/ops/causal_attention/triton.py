@@ -57,7 +57,6 @@ def causal_attention(q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, lowest_T: Tens
 
 
 def why_not(like: Tensor, head_dim: int) -> str:
-    """Returns why the kernels do not support this input, or an empty string."""
     if head_dim not in HEAD_DIMS:
         return f"unsupported head dimension {head_dim} (supported: {', '.join(map(str, HEAD_DIMS))})"
     return kernel.why_not(like)

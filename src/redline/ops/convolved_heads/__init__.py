@@ -11,8 +11,6 @@ from redline.ops.checks import check_floating, check_integer, check_same_device,
 from redline.ops.convolved_heads import reference
 from redline.ops.dispatch import run
 
-__all__ = ["convolved_heads"]
-
 
 def convolved_heads(
     x_BSC: Tensor,

@@ -23,7 +23,6 @@ _LEAST_NORM = tl.constexpr(1e-12)
 
 
 def why_not(x_BSC: Tensor, taps_TC: Tensor, heads: int, key_dim: int) -> str:
-    """Returns why the kernels do not support this input, or an empty string."""
     value_dim = x_BSC.shape[-1] // heads - 2 * key_dim
     if max(key_dim, value_dim) > _LARGEST_HEAD:
         return f"heads may have at most {_LARGEST_HEAD} channels, not {max(key_dim, value_dim)}"

@@ -144,7 +144,6 @@ def cross_entropy(
     z_loss: float = 0.0,
     reduction: str = "mean",
 ) -> Tensor:
-    """Computes the reference function."""
     loss_N, _ = _forward(logits_NV, target_N, ignore_index, label_smoothing, z_loss)
     return reduced(loss_N, target_N, ignore_index, reduction)
 

@@ -34,7 +34,6 @@ _MOST_SPLITS = 64
 
 
 def why_not(q_BHD: Tensor) -> str:
-    """Returns why the kernels do not support this input, or an empty string."""
     if torch.is_grad_enabled() and q_BHD.requires_grad:
         return "the kernels have no backward pass, and an input requires grad"
     return kernel.why_not(q_BHD)

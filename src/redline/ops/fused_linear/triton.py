@@ -47,7 +47,6 @@ DESCRIPTOR_TILES = Tiles(128, 128, 64, 4, 3)
 
 
 def why_not(x_MK: Tensor, weight_NK: Tensor) -> str:
-    """Returns why the kernel does not support this input, or an empty string."""
     reason = kernel.why_not(x_MK)
     if reason:
         return reason

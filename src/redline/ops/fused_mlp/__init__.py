@@ -13,8 +13,6 @@ from redline.ops.dispatch import kernels, select
 from redline.ops.fused_linear import check_fused, moments_in_parts
 from redline.ops.fused_mlp import reference
 
-__all__ = ["fused_mlp"]
-
 
 def fused_mlp(
     x_MK: Tensor,

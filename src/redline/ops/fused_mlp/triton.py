@@ -54,7 +54,6 @@ _SHARED_BYTES = 200 * 2**10
 
 
 def why_not(x_MK: Tensor, inner_HK: Tensor, outer_NJ: Tensor) -> str:
-    """Returns why the kernels do not support this input, or an empty string."""
     return linear.why_not(x_MK, inner_HK) or linear.why_not(x_MK, outer_NJ)
 
 

@@ -28,7 +28,6 @@ class Tiles:
 
 
 def why_not(q_BSHK: Tensor, k_BSHK: Tensor, v_BSHV: Tensor, chunk: int, largest_head: int) -> str:
-    """Returns why the kernels do not support this input, or an empty string."""
     largest = max(q_BSHK.shape[-1], v_BSHV.shape[-1])
     if largest > largest_head:
         return f"heads may have at most {largest_head} elements, not {largest}"

@@ -63,7 +63,6 @@ def gated_delta_rule(
 
 
 def why_not(q_BSHK: Tensor, k_BSHK: Tensor, v_BSHV: Tensor, chunk: int) -> str:
-    """Returns why the kernels do not support this input, or an empty string."""
     reason = chunk_launch.why_not(q_BSHK, k_BSHK, v_BSHV, chunk, _LARGEST_HEAD)
     # There are no tiles for an unsupported dtype.
     return reason or chunk_launch.why_too_long(q_BSHK, MOST_CHUNKS * tiles_for(q_BSHK, v_BSHV, chunk).chunk)

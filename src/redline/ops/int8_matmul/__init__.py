@@ -15,8 +15,6 @@ from redline.ops.dispatch import kernels, run, select
 from redline.ops.int8_matmul import int_mm, reference
 from redline.ops.small_matmul.tiles import Shape, beats_cublas, shape_of
 
-__all__ = ["IMPLEMENTATIONS", "int8_matmul", "weight_only_matmul"]
-
 IMPLEMENTATIONS = ("auto", "reference", "int_mm", "triton")
 
 # A sum over more features can exceed the range of int32.

@@ -8,8 +8,6 @@ from redline.ops.checks import check_floating, check_same_device, check_shape
 from redline.ops.dispatch import run
 from redline.ops.layer_norm_dropout_relu import reference
 
-__all__ = ["layer_norm_dropout_relu"]
-
 
 def layer_norm_dropout_relu(
     x: Tensor,

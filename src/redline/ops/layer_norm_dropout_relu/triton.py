@@ -42,7 +42,6 @@ _WIDEST = max(FORWARD_TILES)
 
 
 def why_not(x: Tensor) -> str:
-    """Returns why the kernels do not support this input, or an empty string."""
     if x.shape[-1] > _WIDEST:
         return f"rows may have at most {_WIDEST} elements, not {x.shape[-1]}"
     return kernel.why_not(x)

@@ -12,8 +12,6 @@ from redline.ops.cross_entropy import check_options, check_targets
 from redline.ops.dispatch import run
 from redline.ops.linear_cross_entropy import reference
 
-__all__ = ["linear_cross_entropy"]
-
 
 def linear_cross_entropy(
     hidden_ND: Tensor,

@@ -56,7 +56,6 @@ def linear_cross_entropy(
     z_loss: float = 0.0,
     reduction: str = "mean",
 ) -> Tensor:
-    """Computes the reference function."""
     inputs = (hidden_ND, weight_VD, bias_V, target_N, ignore_index, label_smoothing, z_loss)
     if reduction == "none":
         return _rows(*inputs)
@@ -64,12 +63,12 @@ def linear_cross_entropy(
         tensor is not None and tensor.requires_grad and torch.is_grad_enabled()
         for tensor in (hidden_ND, weight_VD, bias_V)
     ]
-    return _reduced(*inputs, reduction == "mean", *trained)[0]
+    return _reduced(*inputs, reduction == "mean", trained)[0]
 
 
 def _empty_outputs(hidden: Tensor, weight: Tensor, *others: Any) -> tuple[Tensor, ...]:
     loss, factor = (torch.empty((), dtype=torch.float32, device=hidden.device) for _ in range(2))
-    return loss, factor, *empty_gradients(hidden, weight.shape[0], weight.shape[0], others[-3:])
+    return loss, factor, *empty_gradients(hidden, weight.shape[0], weight.shape[0], others[-1])
 
 
 @kernel.custom_op("linear_cross_entropy", _empty_outputs)
@@ -82,18 +81,16 @@ def _reduced(
     smoothing: float,
     z_loss: float,
     is_mean: bool,
-    train_hidden: bool,
-    train_weight: bool,
-    train_bias: bool,
+    trained: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Returns the loss, the factor that backward still has to apply to the gradients, and the gradients."""
-    options, wanted = (ignore_index, smoothing, z_loss), (train_hidden, train_weight, train_bias)
     one = torch.ones((), dtype=torch.float32, device=hidden.device)
     share = one / counted(target, ignore_index) if is_mean else one.clone()
     now, later = (one, share.clone()) if hidden.dtype == torch.float16 else (share, one)
     grad = now.expand(len(hidden)).contiguous()
     inputs = (hidden.contiguous(), weight.contiguous(), bias, target.contiguous())
-    loss_N, *gradients = compute(*inputs, grad if any(wanted) else None, options, wanted)
+    options = (ignore_index, smoothing, z_loss)
+    loss_N, *gradients = compute(*inputs, grad if any(trained) else None, options, trained)
     return loss_N.sum() * share, later, *gradients
 
 
@@ -102,7 +99,7 @@ def _scale_gradients(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | 
     found: list[Tensor | None] = [None] * 3
     if grad is not None:
         factor, dtype = grad * share, gradients[0].dtype
-        for index, trained in enumerate(ctx.options[-3:]):
+        for index, trained in enumerate(ctx.options[-1]):
             if trained and ctx.needs_input_grad[index]:
                 gradient = gradients[index]
                 if gradient.dtype == dtype and _is_last_use(gradient):

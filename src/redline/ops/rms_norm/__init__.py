@@ -7,8 +7,6 @@ from redline.ops.checks import check_floating, check_same_device, check_same_dty
 from redline.ops.dispatch import run
 from redline.ops.rms_norm import reference
 
-__all__ = ["add_rms_norm", "rms_norm"]
-
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6, implementation: str = "auto") -> Tensor:
     """Returns x / √(mean(x²) + eps) · weight over the last dimension, in x's dtype."""

@@ -68,7 +68,6 @@ _WIDEST = max(FORWARD_TILES)
 
 
 def why_not(x: Tensor) -> str:
-    """Returns why the kernels do not support this input, or an empty string."""
     if x.shape[-1] > _WIDEST:
         return f"rows may have at most {_WIDEST} elements, not {x.shape[-1]}"
     return kernel.why_not(x)
@@ -145,7 +144,6 @@ def sum_kernel(
 
 @kernel.custom_op("rms_norm", lambda x, *_: kernel.empty_like(x))
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Computes the reference function."""
     out = kernel.empty_like(x)
     _launch_forward(x.contiguous(), None, weight, None, out, eps)
     return out
@@ -153,7 +151,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 @kernel.custom_op("add_rms_norm", lambda x, *_: (kernel.empty_like(x), kernel.empty_like(x)))
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Computes the reference function."""
     out, total = kernel.empty_like(x), kernel.empty_like(x)
     _launch_forward(x.contiguous(), residual.contiguous(), weight, total, out, eps)
     return out, total

@@ -20,7 +20,6 @@ WARPS = {256: 1, 512: 2, 2048: 4}
 
 
 def why_not(q_BSHD: Tensor) -> str:
-    """Returns why the kernel does not support this input, or an empty string."""
     if q_BSHD.shape[-1] > _LARGEST_HEAD:
         return f"heads may have at most {_LARGEST_HEAD} channels, not {q_BSHD.shape[-1]}"
     return kernel.why_not(q_BSHD)

@@ -31,7 +31,6 @@ def slot_write(
 
 
 def why_not(key_BCHD: Tensor, value_BCHD: Tensor, score_BC: Tensor, slots: Slots) -> str:
-    """Returns why the kernels do not support this input, or an empty string."""
     if torch.is_grad_enabled() and any(t.requires_grad for t in (*slots, key_BCHD, value_BCHD, score_BC)):
         return "the kernels have no backward pass, and an input requires grad"
     if {tensor.dtype for tensor in (*slots[2:], score_BC)} != {torch.float32}:

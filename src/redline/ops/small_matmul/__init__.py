@@ -10,8 +10,6 @@ from redline.ops.dispatch import run
 from redline.ops.small_matmul import reference
 from redline.ops.small_matmul.tiles import beats_cublas, shape_of
 
-__all__ = ["small_matmul"]
-
 
 def small_matmul(x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None = None, *, implementation: str = "auto") -> Tensor:
     """Returns x · wᵀ + bias; differentiable. `auto` takes the kernels where they are faster than `F.linear`.

@@ -27,7 +27,6 @@ _FINISH_BLOCK = 256
 
 
 def why_not(x: Tensor, w: Tensor) -> str:
-    """Returns why the kernels do not support this input, or an empty string."""
     if len(x) > _MOST_ROWS:
         return f"at most {_MOST_ROWS} rows are supported, not {len(x)}"
     return kernel.why_not(x) or kernel.why_not(w)

@@ -7,8 +7,6 @@ from redline.ops.checks import check_floating, check_same_device, check_same_dty
 from redline.ops.dispatch import run
 from redline.ops.swiglu import reference
 
-__all__ = ["packed_swiglu", "swiglu"]
-
 
 def swiglu(gate: Tensor, up: Tensor, implementation: str = "auto") -> Tensor:
     """Returns silu(gate) · up.

@@ -61,7 +61,6 @@ def backward_kernel(
 
 @kernel.custom_op("swiglu", lambda gate, up: kernel.empty_like(gate))
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """Computes the reference function."""
     out = kernel.empty_like(gate)
     _launch(forward_kernel, TILES["forward"], gate, up, out)
     return out
@@ -83,7 +82,6 @@ def _half_of(gate_up: Tensor) -> Tensor:
 
 @kernel.custom_op("packed_swiglu", _half_of)
 def packed_swiglu(gate_up: Tensor) -> Tensor:
-    """Computes the reference function."""
     gate, up = _rows(gate_up).chunk(2, -1)
     out = _half_of(gate_up)
     _launch(forward_kernel, TILES["forward"], gate, up, out)

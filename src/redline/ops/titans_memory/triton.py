@@ -74,7 +74,6 @@ def titans_memory(
 
 
 def why_not(q_BSHK: Tensor, k_BSHK: Tensor, v_BSHV: Tensor, chunk: int) -> str:
-    """Returns why the kernels do not support this input, or an empty string."""
     # Each chunk is split into two parts.
     too_long = chunk_launch.why_too_long(q_BSHK, MOST_CHUNKS // 2 * chunk)
     return chunk_launch.why_not(q_BSHK, k_BSHK, v_BSHV, chunk, _LARGEST_HEAD) or too_long

@@ -65,7 +65,6 @@ def window_attention(qkv_BHW3C: Tensor, table_RH: Tensor, window: int, shift: in
 
 
 def why_not(qkv_BHW3C: Tensor, heads: int, window: int) -> str:
-    """Returns why the kernels do not support this input, or an empty string."""
     reason = kernel.why_not(qkv_BHW3C)
     if reason:
         return reason
