@@ -95,7 +95,7 @@ def convolved_heads_forward_kernel(
     BLOCK_V: tl.constexpr, HAS_DOCUMENTS: tl.constexpr,
 ):  # fmt: skip
     batch = tl.program_id(2).to(tl.int64)
-    # Part 0 are the heads of queries, 1 those of keys, 2 those of values.
+    # Part 0 has the heads of queries, part 1 those of keys, and part 2 those of values.
     part, head = tl.program_id(1) // heads, tl.program_id(1) % heads
     channels = heads * (2 * KEYS + VALUES)
     x += batch * batch_stride

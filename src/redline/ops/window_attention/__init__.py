@@ -1,6 +1,6 @@
 """Window attention of Swin transformers, with a relative position bias and shifted windows.
 
-`sdpa.py` uses PyTorch's fused attention, `triton.py` has own kernels.
+`sdpa.py` uses PyTorch's fused attention, and `triton.py` has separate kernels.
 
 B: images, H and W: height and width in tokens, C: channels, R: rows of the bias table (H: heads there).
 """
