@@ -39,7 +39,7 @@ def given(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"x_MK": torch.zeros(8)}, "x_MK, inner_HK and outer_NJ must have two dimensions"),
+        ({"x_MK": torch.zeros(8)}, r"x_MK must have shape \(M, K\), not \(8,\)"),
         ({"inner_HK": torch.zeros(16, 7)}, r"inner_HK must have shape \(16, 8\), not \(16, 7\)"),
         ({"outer_NJ": torch.zeros(5, 16)}, r"outer_NJ must have shape \(5, 24\), not \(5, 16\)"),
         ({"inner_bias_H": torch.zeros(5)}, r"inner_bias_H must have shape \(16,\), not \(5,\)"),
