@@ -52,7 +52,7 @@ def test_a_small_decay_is_accurate() -> None:
 
 def test_passes_opcheck() -> None:
     token, learned, recent, state = example((1, 2, 4, 4, 2), torch.float32, DEVICE)
-    torch.library.opcheck(triton._step, (*token, *learned, recent, state, EPS))
+    torch.library.opcheck(triton._step, ([*token, *learned, recent, state], EPS))
 
 
 def test_unsupported_inputs_are_refused() -> None:
