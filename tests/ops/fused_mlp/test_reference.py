@@ -40,7 +40,7 @@ def given(**changes: Any) -> dict[str, Any]:
     ("changes", "sentence"),
     [
         ({"x_MK": torch.zeros(8)}, r"x_MK must have shape \(M, K\), not \(8,\)"),
-        ({"inner_HK": torch.zeros(16, 7)}, r"inner_HK must have shape \(16, 8\), not \(16, 7\)"),
+        ({"inner_HK": torch.zeros(16, 7)}, r"inner_HK must have shape \(H, 8\), not \(16, 7\)"),
         ({"outer_NJ": torch.zeros(5, 16)}, r"outer_NJ must have shape \(5, 24\), not \(5, 16\)"),
         ({"inner_bias_H": torch.zeros(5)}, r"inner_bias_H must have shape \(16,\), not \(5,\)"),
         ({"outer_bias_N": torch.zeros(16)}, r"outer_bias_N must have shape \(5,\), not \(16,\)"),

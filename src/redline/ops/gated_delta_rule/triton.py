@@ -139,7 +139,7 @@ def _states(
 
 
 def _empty_grads(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, *_: object) -> tuple[Tensor, ...]:
-    batch, _, heads, keys = q.shape
+    batch, heads, keys = q.shape[0], *q.shape[2:]
     grad_initial = torch.empty((batch, heads, keys, v.shape[-1]), dtype=torch.float32, device=v.device)
     return *(kernel.empty_like(one) for one in (q, k, v, beta, beta)), grad_initial
 

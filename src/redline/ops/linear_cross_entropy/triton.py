@@ -90,8 +90,8 @@ def _reduced(
     grad = now.expand(len(hidden)).contiguous()
     inputs = (hidden.contiguous(), weight.contiguous(), bias, target.contiguous())
     options = (ignore_index, smoothing, z_loss)
-    loss_N, *gradients = compute(*inputs, grad if any(trained) else None, options, trained)
-    return loss_N.sum() * share, later, *gradients
+    loss_N, grad_hidden, grad_weight, grad_bias = compute(*inputs, grad if any(trained) else None, options, trained)
+    return loss_N.sum() * share, later, grad_hidden, grad_weight, grad_bias
 
 
 def _scale_gradients(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
