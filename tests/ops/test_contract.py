@@ -19,7 +19,8 @@ import redline.ops
 from redline.errors import MachineError, ModelError
 from redline.ops import dispatch
 from redline.ops.causal_attention import causal_attention
-from redline.ops.registry import OPS, Op, Sizes
+
+from .registry import OPS, Op, Sizes
 
 CAPABILITIES = (80, 86, 89, 90, 120)
 TESTS = Path(__file__).parent

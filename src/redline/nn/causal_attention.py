@@ -58,7 +58,12 @@ def causal_attention(
     if whole:
         return _fused(q_BSHD, k_BSGD, v_BSGD, None)
     if q_BSHD.is_cuda and q_BSHD.dtype in _HALF:
-        return _varlen_attention(q_BSHD, k_BSGD, v_BSGD, window, packing)
+        if packing is None:
+            tokens = len(q_BSHD) * length
+            cu_seqlens = torch.arange(0, tokens + 1, length, dtype=torch.int32, device=q_BSHD.device)
+        else:
+            cu_seqlens = packing.borders
+        return _varlen(q_BSHD, k_BSGD, v_BSGD, (cu_seqlens, cu_seqlens), window)
     if q_BSHD.is_cuda:
         warn_once_traced(
             f"attention in {str(q_BSHD.dtype).removeprefix('torch.')} with documents or a window stores a mask of all "
@@ -130,17 +135,6 @@ def span_attention(
         beyond = Far(far_q, far_k, bias, index - all_before.int())
     lowest = index - before_BS.flatten().int()
     return span_attention_op(q, k, v, lowest, "triton", far=beyond).view_as(q_BSHD)
-
-
-def _varlen_attention(
-    q_BSHD: Tensor, k_BSGD: Tensor, v_BSGD: Tensor, window: int | None, packing: Packing | None
-) -> Tensor:
-    batch, length = q_BSHD.shape[:2]
-    if packing is None:
-        cu_seqlens = torch.arange(0, batch * length + 1, length, dtype=torch.int32, device=q_BSHD.device)
-    else:
-        cu_seqlens = packing.borders
-    return _varlen(q_BSHD, k_BSGD, v_BSGD, (cu_seqlens, cu_seqlens), window)
 
 
 def _varlen(

@@ -1,7 +1,4 @@
-"""Checks of the arguments of ops. Each raises a ModelError that names the op, the argument, and what it received.
-
-B: sequences, S: tokens, H: heads, K: channels of a key, V: channels of a value.
-"""
+"""Checks of the arguments of ops. Each raises a ModelError that names the op, the argument, and what it received."""
 
 from collections.abc import Sequence
 
@@ -16,6 +13,25 @@ def check_shape(op: str, name: str, tensor: Tensor, expected: Sequence[int]) -> 
         raise ModelError(f"{op}: {name} must have shape {tuple(expected)}, not {tuple(tensor.shape)}.")
 
 
+def check_sizes(op: str, **tensors: Tensor | None) -> dict[str, int]:
+    """Checks tensors whose names end in one letter or digit per dimension, such as q_BSHK, and returns the sizes.
+
+    A letter has the same size in all of them, and a digit is the size itself.
+    """
+    sizes: dict[str, int] = {digit: int(digit) for digit in "23"}
+    for name, tensor in tensors.items():
+        if tensor is None:
+            continue
+        letters = name[name.rfind("_") + 1 :]
+        expected = [sizes.get(letter, letter) for letter in letters]
+        if len(letters) != tensor.ndim or any(
+            sizes.setdefault(letter, size) != size for letter, size in zip(letters, tensor.shape, strict=True)
+        ):
+            shape = f"({', '.join(map(str, expected))}{',' * (len(expected) == 1)})"
+            raise ModelError(f"{op}: {name} must have shape {shape}, not {tuple(tensor.shape)}.")
+    return sizes
+
+
 def check_floating(op: str, **tensors: Tensor | None) -> None:
     for name, tensor in tensors.items():
         if tensor is not None and not tensor.is_floating_point():
@@ -25,6 +41,10 @@ def check_floating(op: str, **tensors: Tensor | None) -> None:
 def check_integers(op: str, name: str, tensor: Tensor, expected: Sequence[int]) -> None:
     """Requires an int32 or int64 tensor of this shape."""
     check_shape(op, name, tensor, expected)
+    check_integer(op, name, tensor)
+
+
+def check_integer(op: str, name: str, tensor: Tensor) -> None:
     if tensor.dtype not in (torch.int32, torch.int64):
         raise ModelError(f"{op}: {name} must be int32 or int64, not {tensor.dtype}.")
 
@@ -53,16 +73,12 @@ def check_no_gradient(op: str, **tensors: Tensor | None) -> None:
 
 
 def check_memory_inputs(
-    op: str, q_BSHK: Tensor, k_BSHK: Tensor, v_BSHV: Tensor, documents_BS: Tensor | None, chunk: int
+    op: str, q_BSHK: Tensor, documents_BS: Tensor | None, chunk: int, **tensors: Tensor | None
 ) -> None:
-    """Checks the arguments that the recurrent memory ops have in common."""
-    if q_BSHK.ndim != 4 or v_BSHV.ndim != 4 or v_BSHV.shape[:3] != q_BSHK.shape[:3]:
-        shapes = f"{tuple(q_BSHK.shape)} and {tuple(v_BSHV.shape)}"
-        raise ModelError(f"{op}: q_BSHK must be (B, S, H, K) and v_BSHV (B, S, H, V), not {shapes}.")
-    check_shape(op, "k_BSHK", k_BSHK, q_BSHK.shape)
-    if not q_BSHK.shape[1]:
+    """Checks the arguments of the recurrent memory ops."""
+    if not check_sizes(op, q_BSHK=q_BSHK, **tensors, documents_BS=documents_BS)["S"]:
         raise ModelError(f"{op}: q_BSHK must have at least one token, not {tuple(q_BSHK.shape)}.")
     if documents_BS is not None:
-        check_integers(op, "documents_BS", documents_BS, q_BSHK.shape[:2])
+        check_integer(op, "documents_BS", documents_BS)
     if chunk < 1:
         raise ModelError(f"{op}: chunk must be at least 1, not {chunk}.")

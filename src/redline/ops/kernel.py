@@ -1,7 +1,7 @@
-"""Host-side helpers of every Triton kernel: device support, device limits, contiguity, block sizes and launches."""
+"""Host-side helpers of every Triton kernel: custom ops, device support and limits, block sizes, and launches."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -37,6 +37,46 @@ def why_not(tensor: Tensor, dtypes: tuple[torch.dtype, ...] = DTYPES) -> str:
         if major < _COMPUTE_CAPABILITY:
             return f"compute capability {_COMPUTE_CAPABILITY}.0 is required, and this device has {major}.{minor}"
     return ""
+
+
+def custom_op(name: str, fake: Callable[..., Any], mutates: Sequence[str] = ()) -> Callable[[Callable[..., Any]], Any]:
+    """Registers a function as the custom op `redline::name`.
+
+    Compilers call `fake` with the same arguments; it returns uninitialized outputs. `mutates` names the arguments that
+    the op writes.
+    """
+
+    def register(function: Callable[..., Any]) -> Any:
+        op = torch.library.custom_op(f"redline::{name}", function, mutates_args=mutates)
+        op.register_fake(fake)
+        return op
+
+    return register
+
+
+def differentiate(
+    op: Any,
+    gradient: Callable[..., Sequence[Tensor | None]],
+    saved: Callable[[Sequence[Any], Any], Sequence[Any]] | None = None,
+    materialize: bool = True,
+) -> None:
+    """Registers the gradient of a custom op, `gradient(ctx, *grads)`. Missing gradients at its end are None.
+
+    `ctx.saved_tensors` are `saved(inputs, outputs)`, by default all inputs that are tensors or None. The other inputs
+    are in `ctx.options`. Without `materialize`, the gradient of an unused output is None instead of zeros.
+    """
+
+    def keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        tensors = [one for one in inputs if one is None or isinstance(one, Tensor)]
+        ctx.options = [one for one in inputs if not (one is None or isinstance(one, Tensor))]
+        ctx.save_for_backward(*(tensors if saved is None else saved(inputs, output)))
+        ctx.set_materialize_grads(materialize)
+
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        found = gradient(ctx, *grads)
+        return *found, *[None] * (len(ctx.needs_input_grad) - len(found))
+
+    op.register_autograd(backward, setup_context=keep)
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Argument, **constants: object) -> None:

@@ -15,7 +15,7 @@ def test_invalid_arguments_are_refused() -> None:
             convolved_heads(*arguments)  # pyright: ignore[reportArgumentType]
 
     refused(r"recent_BTC must have shape \(2, 3, 24\), not \(2, 2, 24\)", X, TAPS, RECENT[:, 1:], 2, 4)
-    refused(r"not \(2, 5, 24\) and \(4, 23\)", X, TAPS[:, 1:], RECENT, 2, 4)
+    refused(r"taps_TC must have shape \(T, 24\), not \(4, 23\)", X, TAPS[:, 1:], RECENT, 2, 4)
     refused("24 channels cannot be split into 2 heads with queries and keys of 6", X, TAPS, RECENT, 2, 6)
     refused("24 channels cannot be split into 5 heads with queries and keys of 2", X, TAPS, RECENT, 5, 2)
     refused("x_BSC must be floating-point", X.int(), TAPS, RECENT, 2, 4)

@@ -13,17 +13,18 @@ from torch import Tensor
 from redline.ops.cross_entropy import cross_entropy, reference
 
 triton = pytest.importorskip("redline.ops.cross_entropy.triton")
-DEVICE = "cpu" if triton.INTERPRETED else "cuda"
+DEVICE = "cpu" if triton.kernel.INTERPRETED else "cuda"
 Agrees = Callable[..., None]
 
 pytestmark = [
     pytest.mark.skipif(
-        not triton.INTERPRETED and not torch.cuda.is_available(), reason="needs a CUDA device or TRITON_INTERPRET=1"
+        not triton.kernel.INTERPRETED and not torch.cuda.is_available(),
+        reason="needs a CUDA device or TRITON_INTERPRET=1",
     ),
     # The interpreter uses numpy, which warns of the intentional infinities and NaN of the kernels.
     pytest.mark.filterwarnings("ignore:(overflow|invalid value|divide by zero) encountered:RuntimeWarning"),
 ]
-DTYPES = [torch.float32, torch.float16] + ([] if triton.INTERPRETED else [torch.bfloat16])
+DTYPES = [torch.float32, torch.float16] + ([] if triton.kernel.INTERPRETED else [torch.bfloat16])
 
 
 @pytest.fixture(autouse=True)

@@ -30,7 +30,7 @@ def test_is_softmax_over_the_last_tokens() -> None:
 def test_invalid_arguments_are_refused() -> None:
     q, k, v, keys, values, lengths = example(8, [3, 9], 4, 2, 6, torch.float32)
     for wrong, words in (
-        ((q[0], k, v, keys, values, lengths, 8), "q_BHD and k_BGD must have 3 dimensions"),
+        ((q[0], k, v, keys, values, lengths, 8), r"q_BHD must have shape \(B, H, D\)"),
         ((q[:, :3], k, v, keys, values, lengths, 8), "the 3 query heads must be a multiple of the 2"),
         ((q, k, v[:1], keys, values, lengths, 8), "v_BGD must have shape"),
         ((q, k, v, keys, values, lengths, 14), "ring must be from 1 to .*, not 14"),

@@ -10,12 +10,12 @@ from redline.ops.decode_attention import decode_attention, reference
 from .decode_examples import example
 
 triton = pytest.importorskip("redline.ops.decode_attention.triton")
-DEVICE = "cpu" if triton.INTERPRETED else "cuda"
-DTYPES = [torch.float32, torch.float16] + ([] if triton.INTERPRETED else [torch.bfloat16])
+DEVICE = "cpu" if triton.kernel.INTERPRETED else "cuda"
+DTYPES = [torch.float32, torch.float16] + ([] if triton.kernel.INTERPRETED else [torch.bfloat16])
 LENGTHS = [0, 17, 69, 70, 205]
 
 pytestmark = pytest.mark.skipif(
-    not triton.INTERPRETED and not torch.cuda.is_available(), reason="needs a CUDA device or TRITON_INTERPRET=1"
+    not triton.kernel.INTERPRETED and not torch.cuda.is_available(), reason="needs a CUDA device or TRITON_INTERPRET=1"
 )
 
 

@@ -13,14 +13,18 @@ MOMENTS, SUMS = torch.zeros(1, 2, 3), torch.zeros(5)
 @pytest.mark.parametrize(
     ("given", "options", "sentence"),
     [
-        ((X[0], WEIGHT, BIAS, OUT), {}, r"not \(8,\) and \(5, 8\)"),
-        ((X[:, :7], WEIGHT, BIAS, OUT), {}, r"not \(3, 7\) and \(5, 8\)"),
+        ((X[0], WEIGHT, BIAS, OUT), {}, r"x_MK must have shape \(M, K\), not \(8,\)"),
+        ((X[:, :7], WEIGHT, BIAS, OUT), {}, r"weight_NK must have shape \(N, 7\), not \(5, 8\)"),
         ((X, WEIGHT, BIAS[:4], OUT), {}, r"bias_N must have shape \(5,\), not \(4,\)"),
-        ((X, WEIGHT, BIAS, OUT[:2]), {}, r"out_MN must be \(3, 5\) torch.float32, not \(2, 5\)"),
-        ((X, WEIGHT, BIAS, OUT), {"residual_MN": OUT.double()}, "residual_MN must be .* not .* torch.float64"),
+        ((X, WEIGHT, BIAS, OUT[:2]), {}, r"out_MN must have shape \(3, 5\), not \(2, 5\)"),
+        (
+            (X, WEIGHT, BIAS, OUT),
+            {"residual_MN": OUT.double()},
+            "residual_MN is torch.float64, but x_MK is torch.float32",
+        ),
         ((X, WEIGHT, BIAS, OUT), {"activation": "relu"}, "unknown activation 'relu' .supported: gelu, leaky_relu"),
-        ((X, WEIGHT, BIAS, OUT), {"moments_P2M": MOMENTS[0]}, r"\(parts, 2, 3\), not \(2, 3\)"),
-        ((X, WEIGHT, BIAS, OUT), {"moments_P2M": MOMENTS}, r"sums of the weight.s rows, of shape \(5,\), not None"),
+        ((X, WEIGHT, BIAS, OUT), {"moments_P2M": MOMENTS[0]}, r"moments_P2M must have shape \(P, 2, 3\), not \(2, 3\)"),
+        ((X, WEIGHT, BIAS, OUT), {"moments_P2M": MOMENTS}, "needs weight_sums_N, the sums of the weight's rows"),
         (
             (X, WEIGHT, BIAS, OUT),
             {"moments_P2M": MOMENTS, "weight_sums_N": SUMS},

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from redline.ops.fused_linear import fused_linear
-from redline.ops.samples import fused_linear as sample
+
+from ..samples import fused_linear as sample
 
 
 @pytest.mark.parametrize("with_epilogue", [False, True])

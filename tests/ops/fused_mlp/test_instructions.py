@@ -6,7 +6,8 @@ from typing import Any
 import torch
 
 from redline.ops.fused_mlp import fused_mlp
-from redline.ops.samples import fused_mlp as sample
+
+from ..samples import fused_mlp as sample
 
 
 def test_uses_16_byte_loads_and_stores(on_card: Callable[..., Any]) -> None:

@@ -10,12 +10,12 @@ from redline.ops.fused_mlp import fused_mlp
 
 linear = pytest.importorskip("redline.ops.fused_linear.triton")
 triton = pytest.importorskip("redline.ops.fused_mlp.triton")
-DEVICE = "cpu" if triton.INTERPRETED else "cuda"
-HALF = torch.float16 if triton.INTERPRETED else torch.bfloat16
+DEVICE = "cpu" if triton.kernel.INTERPRETED else "cuda"
+HALF = torch.float16 if triton.kernel.INTERPRETED else torch.bfloat16
 Agrees = Callable[..., None]
 
 pytestmark = pytest.mark.skipif(
-    not triton.INTERPRETED and not torch.cuda.is_available(), reason="needs a CUDA device or TRITON_INTERPRET=1"
+    not triton.kernel.INTERPRETED and not torch.cuda.is_available(), reason="needs a CUDA device or TRITON_INTERPRET=1"
 )
 
 

@@ -20,7 +20,7 @@ def test_invalid_shapes_are_refused() -> None:
 
     q, k, v, g, beta = inputs()
     refused(r"k_BSHK must have shape \(2, 5, 3, 4\), not \(2, 5, 3, 3\)", q, k[..., :3], v, g, beta)
-    refused(r"v_BSHV \(B, S, H, V\), not .2, 5, 3, 4. and .2, 4, 3, 6.", q, k, v[:, :4], g, beta)
+    refused(r"v_BSHV must have shape \(2, 5, 3, V\), not \(2, 4, 3, 6\)", q, k, v[:, :4], g, beta)
     refused("at least one token", *inputs(0))
     refused("g_BSH must have shape .2, 5, 3., not .2, 5, 2.", q, k, v, g[..., :2], beta)
     refused("state_BHKV must have shape .2, 3, 4, 6., not .2, 3, 6, 4.", q, k, v, g, beta, torch.zeros(2, 3, 6, 4))

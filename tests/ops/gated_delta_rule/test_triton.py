@@ -15,12 +15,12 @@ from torch.utils.checkpoint import checkpoint
 from redline.ops.gated_delta_rule import gated_delta_rule, reference
 
 triton = pytest.importorskip("redline.ops.gated_delta_rule.triton")
-DEVICE = "cpu" if triton.INTERPRETED else "cuda"
+DEVICE = "cpu" if triton.kernel.INTERPRETED else "cuda"
 Agrees = Callable[..., None]
 Make = Callable[..., Any]
 
 pytestmark = pytest.mark.skipif(
-    not triton.INTERPRETED and not torch.cuda.is_available(), reason="needs a CUDA device or TRITON_INTERPRET=1"
+    not triton.kernel.INTERPRETED and not torch.cuda.is_available(), reason="needs a CUDA device or TRITON_INTERPRET=1"
 )
 # The tensors that each kernel writes; values per token and final states are always fp32.
 WRITTEN = {

@@ -46,8 +46,8 @@ X, W, SCALE = whole(3, 8), whole(4, 8), torch.ones(4)
 @pytest.mark.parametrize(
     ("given", "options", "sentence"),
     [
-        ((X[0], W, SCALE[0], SCALE), {}, r"not \(8,\) and \(4, 8\)"),
-        ((X[:, :7], W, SCALE[0], SCALE), {}, r"not \(3, 7\) and \(4, 8\)"),
+        ((X[0], W, SCALE[0], SCALE), {}, r"x_MK must have shape \(M, K\), not \(8,\)"),
+        ((X[:, :7], W, SCALE[0], SCALE), {}, r"w_NK must have shape \(N, 7\), not \(4, 8\)"),
         ((X.float(), W, SCALE[0], SCALE), {}, "x_MK must be int8, not torch.float32"),
         ((X, W.int(), SCALE[0], SCALE), {}, "w_NK must be int8, not torch.int32"),
         ((X, W, SCALE[:2], SCALE), {}, r"x_scale must be one float32 number or \(3,\) float32, not \(2,\)"),

@@ -11,12 +11,12 @@ from redline.ops.int8_matmul import int8_matmul, reference, weight_only_matmul
 from redline.ops.small_matmul import tiles
 
 triton = pytest.importorskip("redline.ops.int8_matmul.triton")
-DEVICE = "cpu" if triton.INTERPRETED else "cuda"
+DEVICE = "cpu" if triton.kernel.INTERPRETED else "cuda"
 
 pytestmark = pytest.mark.skipif(
-    not triton.INTERPRETED and not torch.cuda.is_available(), reason="needs a CUDA device or TRITON_INTERPRET=1"
+    not triton.kernel.INTERPRETED and not torch.cuda.is_available(), reason="needs a CUDA device or TRITON_INTERPRET=1"
 )
-DTYPES = [torch.float32, torch.float16] + ([] if triton.INTERPRETED else [torch.bfloat16])
+DTYPES = [torch.float32, torch.float16] + ([] if triton.kernel.INTERPRETED else [torch.bfloat16])
 # The int32 sum is converted to fp32 and multiplied by two scales, with half an epsilon of error each.
 INT8_ROUNDINGS = 3 * 0.5
 # For fp32 sums of floating-point rows; tensor cores use three TF32 products and round sums down.

@@ -10,12 +10,12 @@ from redline.errors import MachineError
 from redline.ops.layer_norm_dropout_relu import layer_norm_dropout_relu, reference
 
 triton = pytest.importorskip("redline.ops.layer_norm_dropout_relu.triton")
-DEVICE = "cpu" if triton.INTERPRETED else "cuda"
+DEVICE = "cpu" if triton.kernel.INTERPRETED else "cuda"
 Agrees = Callable[..., None]
 Inputs = Callable[..., tuple[Tensor, Tensor, Tensor]]
 
 pytestmark = pytest.mark.skipif(
-    not triton.INTERPRETED and not torch.cuda.is_available(), reason="needs a CUDA device or TRITON_INTERPRET=1"
+    not triton.kernel.INTERPRETED and not torch.cuda.is_available(), reason="needs a CUDA device or TRITON_INTERPRET=1"
 )
 EPS = 1e-5
 

@@ -53,9 +53,9 @@ def test_autocast_agrees_with_a_linear_layer() -> None:
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
-        ({"hidden_ND": torch.zeros(3, 4)}, r"not \(3, 4\) and \(7, 5\)"),
-        ({"hidden_ND": torch.zeros(3)}, r"hidden_ND must be \(rows, features\)"),
-        ({"weight_VD": torch.zeros(0, 5)}, r"and \(0, 5\)"),
+        ({"hidden_ND": torch.zeros(3, 4)}, r"weight_VD must have shape \(V, 4\), not \(7, 5\)"),
+        ({"hidden_ND": torch.zeros(3)}, r"hidden_ND must have shape \(N, D\), not \(3,\)"),
+        ({"weight_VD": torch.zeros(0, 5)}, r"weight_VD must have at least one class, not \(0, 5\)"),
         ({"weight_VD": torch.zeros(7, 5, dtype=torch.float64)}, "weight_VD is torch.float64, but hidden_ND"),
         ({"weight_VD": torch.zeros(7, 5, device="meta")}, "weight_VD is on meta"),
         ({"bias_V": torch.zeros(6)}, r"bias_V must have shape \(7,\)"),

@@ -9,11 +9,11 @@ from redline.ops.memory_step import memory_step
 from .by_hand import EPS, Sizes, assert_near, example
 
 triton = pytest.importorskip("redline.ops.memory_step.triton")
-DEVICE = "cpu" if triton.INTERPRETED else "cuda"
-DTYPES = [torch.float32, torch.float16] + ([] if triton.INTERPRETED else [torch.bfloat16])
+DEVICE = "cpu" if triton.kernel.INTERPRETED else "cuda"
+DTYPES = [torch.float32, torch.float16] + ([] if triton.kernel.INTERPRETED else [torch.bfloat16])
 
 pytestmark = pytest.mark.skipif(
-    not triton.INTERPRETED and not torch.cuda.is_available(), reason="needs a CUDA device or TRITON_INTERPRET=1"
+    not triton.kernel.INTERPRETED and not torch.cuda.is_available(), reason="needs a CUDA device or TRITON_INTERPRET=1"
 )
 
 
@@ -42,7 +42,7 @@ def test_a_small_decay_is_accurate() -> None:
     token.decay_BH.fill_(-9.0)
     learned.decay_bias_H.zero_()
     learned.log_rate_H.zero_()
-    first, steps = state, 25 if triton.INTERPRETED else 1000
+    first, steps = state, 25 if triton.kernel.INTERPRETED else 1000
     with torch.no_grad():
         for _ in range(steps):
             _, recent, state = memory_step(token, learned, recent, state, EPS, "triton")
@@ -52,7 +52,7 @@ def test_a_small_decay_is_accurate() -> None:
 
 def test_passes_opcheck() -> None:
     token, learned, recent, state = example((1, 2, 4, 4, 2), torch.float32, DEVICE)
-    torch.library.opcheck(triton._step, (*token, *learned, recent, state, EPS))
+    torch.library.opcheck(triton._step, ([*token, *learned, recent, state], EPS))
 
 
 def test_unsupported_inputs_are_refused() -> None:

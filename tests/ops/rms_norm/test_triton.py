@@ -9,11 +9,11 @@ from redline.errors import MachineError
 from redline.ops.rms_norm import add_rms_norm, reference, rms_norm
 
 triton = pytest.importorskip("redline.ops.rms_norm.triton")
-DEVICE = "cpu" if triton.INTERPRETED else "cuda"
+DEVICE = "cpu" if triton.kernel.INTERPRETED else "cuda"
 Agrees = Callable[..., None]
 
 pytestmark = pytest.mark.skipif(
-    not triton.INTERPRETED and not torch.cuda.is_available(), reason="needs a CUDA device or TRITON_INTERPRET=1"
+    not triton.kernel.INTERPRETED and not torch.cuda.is_available(), reason="needs a CUDA device or TRITON_INTERPRET=1"
 )
 EPS = 1e-5
 
@@ -21,7 +21,7 @@ EPS = 1e-5
 @pytest.fixture(autouse=True)
 def wide_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     """Uses large tiles for the sums, because every program takes long when interpreted."""
-    if triton.INTERPRETED:
+    if triton.kernel.INTERPRETED:
         monkeypatch.setattr(triton, "SUM_TILES", triton.SumTiles(512, 1024, 8))
 
 

@@ -5,8 +5,9 @@ from typing import Any
 
 import torch
 
-from redline.ops.samples import slot_write as sample
 from redline.ops.slot_write import slot_write
+
+from ..samples import slot_write as sample
 
 
 def test_stores_are_followed_by_barriers(on_card: Callable[..., Any]) -> None:

@@ -11,20 +11,20 @@ from redline.ops.slot_write import slot_write
 from .one_by_one import Sizes, example, one_by_one
 
 triton = pytest.importorskip("redline.ops.slot_write.triton")
-DEVICE = "cpu" if triton.INTERPRETED else "cuda"
-DTYPES = [torch.float32, torch.float16] + ([] if triton.INTERPRETED else [torch.bfloat16])
+DEVICE = "cpu" if triton.kernel.INTERPRETED else "cuda"
+DTYPES = [torch.float32, torch.float16] + ([] if triton.kernel.INTERPRETED else [torch.bfloat16])
 SIZES = [(2, 6, 11, 2, 8), (1, 5, 1, 1, 3), (1, 33, 9, 3, 5)]
 # Interpreted runs are slow, so every size and fill is tested in one of the dtypes.
 CASES = [
     (sizes, filled, dtype)
     for place, (sizes, filled) in enumerate(product(SIZES, (0.0, 0.6, 1.0)))
-    for dtype in (DTYPES[place % 2 :][:1] if triton.INTERPRETED else DTYPES)
+    for dtype in (DTYPES[place % 2 :][:1] if triton.kernel.INTERPRETED else DTYPES)
 ]
 # Every merge rounds the means once, and the two sides may round differently.
 ROUNDINGS = 4
 
 pytestmark = pytest.mark.skipif(
-    not triton.INTERPRETED and not torch.cuda.is_available(), reason="needs a CUDA device or TRITON_INTERPRET=1"
+    not triton.kernel.INTERPRETED and not torch.cuda.is_available(), reason="needs a CUDA device or TRITON_INTERPRET=1"
 )
 
 

@@ -29,8 +29,8 @@ X, W = torch.zeros(3, 8), torch.zeros(4, 8)
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ((X[0], W), r"not \(8,\) and \(4, 8\)"),
-        ((X, W[:, 1:]), r"not \(3, 8\) and \(4, 7\)"),
+        ((X[0], W), r"x_MK must have shape \(M, K\), not \(8,\)"),
+        ((X, W[:, 1:]), r"w_NK must have shape \(N, 8\), not \(4, 7\)"),
         ((X, W, torch.zeros(3)), r"bias_N must have shape \(4,\), not \(3,\)"),
         ((X, W.double()), "w_NK is torch.float64, but x_MK is torch.float32"),
         ((X, W, torch.zeros(4).half()), "bias_N is torch.float16"),

@@ -20,7 +20,7 @@ def test_invalid_shapes_are_refused() -> None:
 
     q, k, v, *gates = inputs()
     refused(r"k_BSHK must have shape \(2, 5, 3, 4\), not \(2, 5, 3, 3\)", q, k[..., :3], v, *gates)
-    refused(r"v_BSHV \(B, S, H, V\), not .2, 5, 3, 4. and .2, 4, 3, 6.", q, k, v[:, :4], *gates)
+    refused(r"v_BSHV must have shape \(2, 5, 3, V\), not \(2, 4, 3, 6\)", q, k, v[:, :4], *gates)
     refused("at least one token", *inputs(0))
     refused("theta_BSH must have shape .2, 5, 3., not .2, 5, 2.", q, k, v, gates[0], gates[1], gates[2][..., :2])
     refused(

@@ -13,12 +13,12 @@ from torch import Tensor
 from redline.ops.titans_memory import TitansState, reference
 
 triton = pytest.importorskip("redline.ops.titans_memory.triton")
-DEVICE = "cpu" if triton.INTERPRETED else "cuda"
+DEVICE = "cpu" if triton.kernel.INTERPRETED else "cuda"
 Agrees = Callable[..., None]
 Make = Callable[..., Any]
 
 pytestmark = pytest.mark.skipif(
-    not triton.INTERPRETED and not torch.cuda.is_available(), reason="needs a CUDA device or TRITON_INTERPRET=1"
+    not triton.kernel.INTERPRETED and not torch.cuda.is_available(), reason="needs a CUDA device or TRITON_INTERPRET=1"
 )
 WRITTEN = {
     "gate_kernel": ("gain", "momentum_gain", "of_memory", "of_momentum", "products", "last", "whole"),

@@ -12,7 +12,7 @@ from redline.ops.window_attention import (
     window_attention,
     window_attention_expanded,
 )
-from redline.ops.window_attention.bias_table import compact_bias_table, expand_bias_table
+from redline.ops.window_attention.reference import compact_bias_table, expand_bias_table
 
 
 def inputs(height: int = 8, width: int = 8, channels: int = 6, heads: int = 2, rows: int = 49) -> tuple[Tensor, Tensor]:

@@ -12,11 +12,11 @@ from redline.errors import MachineError
 from redline.ops.window_attention import expand_bias_table, reference, window_attention
 
 triton = pytest.importorskip("redline.ops.window_attention.triton")
-DEVICE = "cpu" if triton.INTERPRETED else "cuda"
+DEVICE = "cpu" if triton.kernel.INTERPRETED else "cuda"
 Agrees = Callable[..., None]
 
 pytestmark = pytest.mark.skipif(
-    not triton.INTERPRETED and not torch.cuda.is_available(), reason="needs a CUDA device or TRITON_INTERPRET=1"
+    not triton.kernel.INTERPRETED and not torch.cuda.is_available(), reason="needs a CUDA device or TRITON_INTERPRET=1"
 )
 # Heads of 30, 53, 122, 46 and 77 channels, with one or two of the 2 to 6 heads of a layer.
 DRCT = [(60, 2, 0), (53, 1, 2), (122, 1, 0), (46, 1, 2), (77, 1, 0)]

@@ -3,10 +3,23 @@
 T: tokens of all sequences, H: query heads, G: key and value heads, D: head dimension.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from redline.ops.causal_attention.far import Far
+
+class Far(NamedTuple):
+    """Queries and keys that score the tokens before each query's span. The values are those of the near keys.
+
+    Token t sees the far keys from `first_T[t]` to `lowest_T[t] - 1`. `bias_T` is added to the scores of each key.
+    `first_T` must not decrease from one token to the next, and must not exceed `lowest_T`.
+    """
+
+    q_THD: Tensor
+    k_TGD: Tensor
+    bias_T: Tensor
+    first_T: Tensor
 
 
 def causal_attention(q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, lowest_T: Tensor, far: Far | None = None) -> Tensor:

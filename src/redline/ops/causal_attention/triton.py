@@ -16,9 +16,8 @@ from torch import Tensor
 
 from redline.ops import kernel
 from redline.ops.causal_attention import triton_kernels as kernels
-from redline.ops.causal_attention.far import Far
+from redline.ops.causal_attention.reference import Far
 
-INTERPRETED = kernel.INTERPRETED
 HEAD_DIMS = (16, 32, 64, 128)
 
 _DOTS_ROWS = 128
@@ -58,7 +57,6 @@ def causal_attention(q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, lowest_T: Tens
 
 
 def why_not(like: Tensor, head_dim: int) -> str:
-    """Returns why the kernels do not support this input, or an empty string."""
     if head_dim not in HEAD_DIMS:
         return f"unsupported head dimension {head_dim} (supported: {', '.join(map(str, HEAD_DIMS))})"
     return kernel.why_not(like)
@@ -70,7 +68,15 @@ def tiles_for(what: str, x: Tensor) -> Tiles:
     return next((tiles for tiles in choices if tiles.kib * 1024 <= available), _SMALL)
 
 
-@torch.library.custom_op("redline::causal_attention", mutates_args=())
+def _empty_outputs(q: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    return kernel.empty_like(q), torch.empty((q.shape[1], q.shape[0]), dtype=torch.float32, device=q.device)
+
+
+def _empty_grads(q: Tensor, k: Tensor, v: Tensor, lowest: Tensor, *others: Tensor | None) -> list[Tensor]:
+    return [kernel.empty_like(x) for x in (q, k, v, *others[:3]) if x is not None]
+
+
+@kernel.custom_op("causal_attention", _empty_outputs)
 def _forward(
     q: Tensor,
     k: Tensor,
@@ -97,12 +103,7 @@ def _forward(
     return out, logs
 
 
-@_forward.register_fake
-def _(q: Tensor, *_: Tensor | None) -> tuple[Tensor, Tensor]:
-    return _empty_outputs(q)
-
-
-@torch.library.custom_op("redline::causal_attention_backward", mutates_args=())
+@kernel.custom_op("causal_attention_backward", _empty_grads)
 def _backward(
     q: Tensor,
     k: Tensor,
@@ -117,7 +118,7 @@ def _backward(
     grad: Tensor,
 ) -> list[Tensor]:
     """Returns the gradients of q, k and v and, if far keys are given, of their queries, keys and bias."""
-    grad_q, grad_k, grad_v, *far_grads = grads = _empty_grads(q, k, v, far_q, far_k, bias)
+    grad_q, grad_k, grad_v, *far_grads = grads = _empty_grads(q, k, v, lowest, far_q, far_k, bias)
     q, k, v, grad = (kernel.rows_contiguous(t) for t in (q, k, v, grad))
     (tokens, heads, dim), groups = q.shape, k.shape[1]
     lowest = lowest.contiguous()
@@ -150,21 +151,12 @@ def _backward(
     return grads
 
 
-@_backward.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, lowest: Tensor, *others: Tensor | None) -> list[Tensor]:
-    return _empty_grads(q, k, v, *others[:3])
-
-
-def _setup_context(ctx: Any, inputs: tuple[Tensor | None, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*inputs, *output)
-
-
 def _differentiate(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
     grad_q, grad_k, grad_v, *far = _backward(*ctx.saved_tensors, grad)
-    return grad_q, grad_k, grad_v, None, *(far or (None, None, None)), None
+    return grad_q, grad_k, grad_v, None, *far
 
 
-_forward.register_autograd(_differentiate, setup_context=_setup_context)
+kernel.differentiate(_forward, _differentiate, saved=lambda inputs, output: (*inputs, *output))
 
 
 def _constants(q: Tensor, k: Tensor, tiles: Tiles) -> dict[str, object]:
@@ -195,11 +187,3 @@ def _last_to_see(first: Tensor) -> Tensor:
 
 def _strides(*tensors: Tensor) -> tuple[int, ...]:
     return tuple(stride for tensor in tensors for stride in tensor.stride()[:2])
-
-
-def _empty_outputs(q: Tensor) -> tuple[Tensor, Tensor]:
-    return kernel.empty_like(q), torch.empty((q.shape[1], q.shape[0]), dtype=torch.float32, device=q.device)
-
-
-def _empty_grads(q: Tensor, k: Tensor, v: Tensor, *far: Tensor | None) -> list[Tensor]:
-    return [kernel.empty_like(x) for x in (q, k, v, *far) if x is not None]

@@ -7,8 +7,6 @@ of the taps, which are added in a fixed order.
 B: sequences, S: tokens, C: channels, T: taps, K and V: channels of a key and a value, D: channels of the current head.
 """
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -16,7 +14,6 @@ from torch import Tensor
 
 from redline.ops import kernel
 
-INTERPRETED = kernel.INTERPRETED
 # (tokens, warps) per program of each kernel, and channels per program of the inputs kernel.
 FORWARD, SUMS, INPUTS = (32, 4), (32, 4), (64, 4)
 COLUMNS = 128
@@ -24,11 +21,8 @@ _MOST_TAPS, _LARGEST_HEAD = 16, 256
 # The smallest norm that vectors are divided by, as in torch.nn.functional.normalize.
 _LEAST_NORM = tl.constexpr(1e-12)
 
-_Outputs = tuple[Tensor, Tensor, Tensor]
-
 
 def why_not(x_BSC: Tensor, taps_TC: Tensor, heads: int, key_dim: int) -> str:
-    """Returns why the kernels do not support this input, or an empty string."""
     value_dim = x_BSC.shape[-1] // heads - 2 * key_dim
     if max(key_dim, value_dim) > _LARGEST_HEAD:
         return f"heads may have at most {_LARGEST_HEAD} channels, not {max(key_dim, value_dim)}"
@@ -101,7 +95,7 @@ def convolved_heads_forward_kernel(
     BLOCK_V: tl.constexpr, HAS_DOCUMENTS: tl.constexpr,
 ):  # fmt: skip
     batch = tl.program_id(2).to(tl.int64)
-    # Part 0 are the heads of queries, 1 those of keys, 2 those of values.
+    # Part 0 has the heads of queries, part 1 those of keys, and part 2 those of values.
     part, head = tl.program_id(1) // heads, tl.program_id(1) % heads
     channels = heads * (2 * KEYS + VALUES)
     x += batch * batch_stride
@@ -223,16 +217,23 @@ def convolved_heads_inputs_kernel(
         tl.store(grad_recent + held, total.to(grad_recent.dtype.element_ty), mask=before)
 
 
-@torch.library.custom_op("redline::convolved_heads", mutates_args=())
+def _empty_outputs(x: Tensor, taps: Tensor, _: Tensor, heads: int, key_dim: int, *others: object) -> list[Tensor]:
+    batch, tokens, channels = x.shape
+    dtype, value_dim = torch.promote_types(x.dtype, taps.dtype), channels // heads - 2 * key_dim
+    shapes = [(batch, tokens, heads, dim) for dim in (key_dim, key_dim, value_dim)]
+    return [torch.empty(shape, dtype=dtype, device=x.device) for shape in shapes]
+
+
+@kernel.custom_op("convolved_heads", lambda *inputs: tuple(_empty_outputs(*inputs)))
 def convolved_heads(
     x: Tensor, taps: Tensor, recent: Tensor, heads: int, key_dim: int, documents: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Computes the reference function. All intermediate values are fp32."""
-    outputs = _empty_outputs(x, taps, heads, key_dim)
+    outputs = query, key, value = _empty_outputs(x, taps, recent, heads, key_dim)
     x, taps, recent = kernel.rows_contiguous(x), taps.contiguous(), recent.contiguous()
     batch, tokens, channels = x.shape
     if not batch * tokens:
-        return outputs
+        return query, key, value
     kernel.launch(
         convolved_heads_forward_kernel,
         (-(-tokens // FORWARD[0]), 3 * heads, batch),
@@ -240,25 +241,20 @@ def convolved_heads(
         **_constants(len(taps), channels, heads, key_dim, FORWARD),
         HAS_DOCUMENTS=documents is not None,
     )
-    return outputs
+    return query, key, value
 
 
-@convolved_heads.register_fake
-def _(x: Tensor, taps: Tensor, recent: Tensor, heads: int, key_dim: int, *_: object) -> tuple[Tensor, Tensor, Tensor]:
-    return _empty_outputs(x, taps, heads, key_dim)
-
-
-@torch.library.custom_op("redline::convolved_heads_backward", mutates_args=())
+@kernel.custom_op("convolved_heads_backward", lambda *inputs: tuple(kernel.empty_like(one) for one in inputs[:3]))
 def _backward(
     x: Tensor,
     taps: Tensor,
     recent: Tensor,
-    heads: int,
-    key_dim: int,
     documents: Tensor | None,
     grad_query: Tensor,
     grad_key: Tensor,
     grad_value: Tensor,
+    heads: int,
+    key_dim: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     grad_x, grad_recent = kernel.empty_like(x), kernel.empty_like(recent)
     batch, tokens, channels = x.shape
@@ -291,37 +287,13 @@ def _backward(
     return grad_x, shares.sum(0).to(taps.dtype), grad_recent
 
 
-@_backward.register_fake
-def _(x: Tensor, taps: Tensor, recent: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
-    return kernel.empty_like(x), kernel.empty_like(taps), kernel.empty_like(recent)
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: _Outputs) -> None:
-    x, taps, recent, ctx.heads, ctx.key_dim, documents = inputs
-    ctx.save_for_backward(x, taps, recent, documents)
-
-
-def _differentiate(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-    x, taps, recent, documents = ctx.saved_tensors
-    return *_backward(x, taps, recent, ctx.heads, ctx.key_dim, documents, *grads), None, None, None
-
-
-convolved_heads.register_autograd(_differentiate, setup_context=_setup_context)
+kernel.differentiate(convolved_heads, lambda ctx, *grads: _backward(*ctx.saved_tensors, *grads, *ctx.options))
 
 
 def _constants(taps: int, channels: int, heads: int, key_dim: int, tile: tuple[int, int]) -> dict[str, object]:
     value_dim = channels // heads - 2 * key_dim
     blocks = {"BLOCK_S": tile[0], "BLOCK_K": kernel.padded(key_dim), "BLOCK_V": kernel.padded(value_dim)}
     return {"TAPS": taps, "KEYS": key_dim, "VALUES": value_dim, **blocks, "num_warps": tile[1]}
-
-
-def _empty_outputs(x: Tensor, taps: Tensor, heads: int, key_dim: int) -> tuple[Tensor, Tensor, Tensor]:
-    batch, tokens, channels = x.shape
-    dtype, value_dim = torch.promote_types(x.dtype, taps.dtype), channels // heads - 2 * key_dim
-    query, key, value = (
-        torch.empty((batch, tokens, heads, dim), dtype=dtype, device=x.device) for dim in (key_dim, key_dim, value_dim)
-    )
-    return query, key, value
 
 
 def _documents(documents: Tensor | None, x: Tensor) -> Tensor:

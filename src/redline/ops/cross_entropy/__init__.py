@@ -1,7 +1,5 @@
 """Cross-entropy with label smoothing and z-loss.
 
-`reference.py` is the specification in plain PyTorch; `triton.py` has the fused kernels.
-
 N: rows, V: classes.
 """
 
@@ -11,9 +9,7 @@ from torch import Tensor
 from redline.errors import ModelError
 from redline.ops.checks import check_integers, check_same_device
 from redline.ops.cross_entropy import reference
-from redline.ops.dispatch import choose
-
-__all__ = ["REDUCTIONS", "check_options", "check_targets", "cross_entropy"]
+from redline.ops.dispatch import run
 
 REDUCTIONS = ("mean", "sum", "none")
 
@@ -39,18 +35,8 @@ def cross_entropy(
         raise ModelError(f"cross_entropy: logits_NV must be floating-point logits (rows, classes), not {given}.")
     check_options("cross_entropy", label_smoothing, z_loss, reduction)
     check_targets("cross_entropy", logits_NV, target_N, logits_NV.shape[1], ignore_index)
-
-    def why_not() -> str:
-        from redline.ops import kernel
-
-        return kernel.why_not(logits_NV)
-
-    options = (ignore_index, label_smoothing, z_loss, reduction)
-    if choose("cross_entropy", implementation, logits_NV.device, why_not) == "reference":
-        return reference.cross_entropy(logits_NV, target_N, *options)
-    from redline.ops.cross_entropy import triton
-
-    return triton.cross_entropy(logits_NV, target_N, *options)
+    arguments = (logits_NV, target_N, ignore_index, label_smoothing, z_loss, reduction)
+    return run("cross_entropy", implementation, (logits_NV,), reference.cross_entropy, *arguments)
 
 
 def check_options(op: str, label_smoothing: float, z_loss: float, reduction: str) -> None:

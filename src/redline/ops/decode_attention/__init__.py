@@ -1,7 +1,6 @@
 """Attention of one new token per sequence to a ring buffer of keys and values, into which it is written.
 
-`reference.py` is the specification in plain PyTorch; `triton.py` has the fused kernels. The ring is updated in place.
-It consists of the first `ring` positions of the buffers, which may have any strides.
+The ring is updated in place. It consists of the first `ring` positions of the buffers, which may have any strides.
 
 B: sequences, C: positions in the buffer, H: query heads, G: key and value heads, D: head dimension.
 """
@@ -9,9 +8,9 @@ B: sequences, C: positions in the buffer, H: query heads, G: key and value heads
 from torch import Tensor
 
 from redline.errors import ModelError
-from redline.ops.checks import check_floating, check_same_dtype, check_shape
+from redline.ops.checks import check_floating, check_same_dtype, check_sizes
 from redline.ops.decode_attention import reference
-from redline.ops.dispatch import choose
+from redline.ops.dispatch import run
 
 
 def decode_attention(
@@ -27,28 +26,13 @@ def decode_attention(
     """Returns (B, H, D). `lengths_B` counts the tokens of each sequence before this one, and is not changed."""
     _check(q_BHD, k_BGD, v_BGD, keys_BCGD, values_BCGD, lengths_B, ring)
     arguments = (q_BHD, k_BGD, v_BGD, keys_BCGD, values_BCGD, lengths_B, ring)
-    if choose("decode_attention", implementation, q_BHD.device, lambda: _triton().why_not(q_BHD)) == "triton":
-        return _triton().decode_attention(*arguments)
-    return reference.decode_attention(*arguments)
-
-
-def _triton():
-    from redline.ops.decode_attention import triton  # imports Triton
-
-    return triton
+    return run("decode_attention", implementation, (q_BHD,), reference.decode_attention, *arguments)
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, ring: int) -> None:
     op = "decode_attention"
-    if q.ndim != 3 or k.ndim != 3 or keys.ndim != 4:
-        shapes = f"{tuple(q.shape)}, {tuple(k.shape)} and {tuple(keys.shape)}"
-        raise ModelError(f"{op}: q_BHD and k_BGD must have 3 dimensions and keys_BCGD 4, not {shapes}.")
-    (rows, heads, dim), groups, capacity = q.shape, k.shape[1], keys.shape[1]
-    check_shape(op, "k_BGD", k, (rows, groups, dim))
-    check_shape(op, "v_BGD", v, k.shape)
-    check_shape(op, "keys_BCGD", keys, (rows, capacity, groups, dim))
-    check_shape(op, "values_BCGD", values, keys.shape)
-    check_shape(op, "lengths_B", lengths, (rows,))
+    sizes = check_sizes(op, q_BHD=q, k_BGD=k, v_BGD=v, keys_BCGD=keys, values_BCGD=values, lengths_B=lengths)
+    heads, groups, capacity = sizes["H"], sizes["G"], sizes["C"]
     if groups < 1 or heads % groups:
         raise ModelError(f"{op}: the {heads} query heads must be a multiple of the {groups} key and value heads.")
     if not 0 < ring <= capacity:

@@ -17,8 +17,6 @@ from torch import Tensor
 
 from redline.ops import kernel
 
-INTERPRETED = kernel.INTERPRETED
-
 
 @dataclass(frozen=True)
 class Tiles:
@@ -36,7 +34,6 @@ _MOST_SPLITS = 64
 
 
 def why_not(q_BHD: Tensor) -> str:
-    """Returns why the kernels do not support this input, or an empty string."""
     if torch.is_grad_enabled() and q_BHD.requires_grad:
         return "the kernels have no backward pass, and an input requires grad"
     return kernel.why_not(q_BHD)
@@ -121,7 +118,7 @@ def merge_kernel(
     tl.store(out + head * DIM + d, result.to(out.dtype.element_ty), mask=in_d)
 
 
-@torch.library.custom_op("redline::decode_attention", mutates_args=("keys", "values"))
+@kernel.custom_op("decode_attention", lambda q, *_: kernel.empty_like(q), mutates=("keys", "values"))
 def decode_attention(
     q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, ring: int
 ) -> Tensor:
@@ -155,11 +152,6 @@ def decode_attention(
         sizes = {"SPLITS": splits, "BLOCK_S": kernel.padded(splits), "DIM": dim, "BLOCK_D": kernel.padded(dim)}
         kernel.launch(merge_kernel, (rows * heads,), partial, peaks, sums, out, **sizes, num_warps=_MERGE_WARPS)
     return out
-
-
-@decode_attention.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, ring: int) -> Tensor:
-    return torch.empty(q.shape, dtype=q.dtype, device=q.device)
 
 
 def splits_for(programs: int, ring: int, processors: int) -> int:

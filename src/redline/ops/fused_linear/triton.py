@@ -6,15 +6,12 @@ M: rows, K: input channels, N: output columns, P: parts of the moments.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from redline.errors import ModelError
 from redline.ops import kernel
 from redline.ops.fused_linear.triton_kernels import STEP, descriptor_kernel, linear_kernel
-
-INTERPRETED = kernel.INTERPRETED
 
 
 @dataclass(frozen=True)
@@ -50,7 +47,6 @@ DESCRIPTOR_TILES = Tiles(128, 128, 64, 4, 3)
 
 
 def why_not(x_MK: Tensor, weight_NK: Tensor) -> str:
-    """Returns why the kernel does not support this input, or an empty string."""
     reason = kernel.why_not(x_MK)
     if reason:
         return reason
@@ -62,7 +58,7 @@ def why_not(x_MK: Tensor, weight_NK: Tensor) -> str:
     return ""
 
 
-@torch.library.custom_op("redline::fused_linear", mutates_args=("out", "new_moments"))
+@kernel.custom_op("fused_linear", lambda *_: None, mutates=("out", "new_moments"))
 def fused_linear(
     x: Tensor,
     weight: Tensor,
@@ -110,11 +106,6 @@ def fused_linear(
         *sizes, x.stride(0) // STEP, old.stride(0) // STEP, out.stride(0) // STEP, float(channels), eps, share,
         PRECISION=kernel.dot_precision(x.dtype), **constants(tiles, *around),
     )  # fmt: skip
-
-
-@fused_linear.register_fake
-def _(*_: object) -> None:
-    return None
 
 
 def kind(columns: int, with_moments: bool) -> str:

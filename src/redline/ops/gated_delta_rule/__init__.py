@@ -1,14 +1,12 @@
 """The gated delta rule: a recurrent memory of constant size for sequences of any length.
 
-`reference.py` is the specification in plain PyTorch; `triton.py` has chunked kernels.
-
 B: sequences, S: tokens, H: heads, K: channels of a key, V: channels of a value.
 """
 
 from torch import Tensor
 
-from redline.ops.checks import check_memory_inputs, check_shape
-from redline.ops.dispatch import choose
+from redline.ops.checks import check_memory_inputs
+from redline.ops.dispatch import kernels, select
 from redline.ops.gated_delta_rule import reference
 from redline.ops.gated_delta_rule.reference import gated_delta_step
 
@@ -35,25 +33,11 @@ def gated_delta_rule(
     The kernels multiply in the widest dtype of q, k and v: for speed, pass all three in bf16 or fp16.
     """
     op = "gated_delta_rule"
-    check_memory_inputs(op, q_BSHK, k_BSHK, v_BSHV, documents_BS, chunk)
-    batch, tokens, heads, keys = q_BSHK.shape
-    check_shape(op, "g_BSH", g_BSH, (batch, tokens, heads))
-    check_shape(op, "beta_BSH", beta_BSH, (batch, tokens, heads))
-    if state_BHKV is not None:
-        check_shape(op, "state_BHKV", state_BHKV, (batch, heads, keys, v_BSHV.shape[-1]))
+    gates = {"g_BSH": g_BSH, "beta_BSH": beta_BSH}
+    check_memory_inputs(op, q_BSHK, documents_BS, chunk, k_BSHK=k_BSHK, v_BSHV=v_BSHV, **gates, state_BHKV=state_BHKV)
     tensors = (q_BSHK, k_BSHK, v_BSHV, g_BSH, beta_BSH, state_BHKV, documents_BS)
-
-    def why_not() -> str:
-        return _triton().why_not(q_BSHK, k_BSHK, v_BSHV, chunk)
-
-    if choose(op, implementation, q_BSHK.device, why_not) == "triton":
-        return _triton().gated_delta_rule(*tensors, chunk=chunk)
-    if tokens == 1:  # decoding: the recurrent form has fewer operations
+    if select(op, implementation, q_BSHK, k_BSHK, v_BSHV, chunk) == "triton":
+        return kernels(op).gated_delta_rule(*tensors, chunk=chunk)
+    if q_BSHK.shape[1] == 1:  # decoding: the recurrent form has fewer operations
         return reference.recurrent(*tensors)
     return reference.chunked(*tensors, chunk=chunk)
-
-
-def _triton():
-    from redline.ops.gated_delta_rule import triton  # imports Triton
-
-    return triton

@@ -1,4 +1,4 @@
-"""The launch of the chunked kernels of the gated delta rule and the Titans memory."""
+"""Which inputs the chunked kernels of the gated delta rule and the Titans memory support, and how they are launched."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,16 +7,49 @@ from torch import Tensor
 
 from redline.ops import kernel
 
+CHUNKS = (16, 32, 64)
+MOST_CHUNKS = 65_535  # the limit of CUDA for the second dimension of a grid
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Block sizes, warps, pipeline stages, and the longest chunk.
+
+    One program of a sequential kernel processes a block of `values` columns of the state over all chunks. Small blocks
+    make more programs, large blocks read the keys less often.
+    """
+
+    block: int
+    warps: int
+    values: int
+    state_warps: int
+    stages: int
+    chunk: int = max(CHUNKS)
+
+
+def why_not(q_BSHK: Tensor, k_BSHK: Tensor, v_BSHV: Tensor, chunk: int, largest_head: int) -> str:
+    largest = max(q_BSHK.shape[-1], v_BSHV.shape[-1])
+    if largest > largest_head:
+        return f"heads may have at most {largest_head} elements, not {largest}"
+    if chunk not in CHUNKS:
+        return f"unsupported chunk {chunk} (supported: 16, 32, 64)"
+    return kernel.why_not(q_BSHK) or kernel.why_not(k_BSHK) or kernel.why_not(v_BSHV)
+
+
+def why_too_long(q_BSHK: Tensor, longest: int) -> str:
+    tokens = q_BSHK.shape[1]
+    return f"at most {longest} tokens per call are supported, not {tokens}" if tokens > longest else ""
+
 
 @dataclass(frozen=True)
 class ChunkLaunch:
     """Launches kernels with one program per chunk, or per head and block of values for `sequential` kernels.
 
-    `tiles` has `block` and `warps`, and for the sequential kernels `values`, `state_warps` and `stages`. `states` is
-    the shape of the states, (batch, heads, chunks, keys, values). `options` holds further compile-time constants.
+    `states` is the shape of the states, (batch, heads, chunks, keys, values). `options` holds further compile-time
+    constants.
     """
 
-    tiles: Any
+    tiles: Tiles
     chunk: int
     tokens: int
     states: tuple[int, int, int, int, int]

@@ -7,54 +7,31 @@ that pass between kernels, including the states, are rounded to the dtype of the
 B: sequences, S: tokens, H: heads, K: channels of a key, V: channels of a value.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from redline.ops import kernel
+from redline.ops.gated_delta_rule import chunk_launch
 from redline.ops.gated_delta_rule import triton_backward as backward
 from redline.ops.gated_delta_rule import triton_forward as forward
-from redline.ops.gated_delta_rule.chunk_launch import ChunkLaunch
-from redline.ops.kernel import INTERPRETED as INTERPRETED
+from redline.ops.gated_delta_rule.chunk_launch import MOST_CHUNKS, ChunkLaunch, Tiles
 
-CHUNKS = (16, 32, 64)
 _LARGEST_HEAD = 256
-_MOST_CHUNKS = 65_535  # the limit of CUDA for the second dimension of a grid
 _SEQUENTIAL = (forward.state_kernel, backward.state_grad_kernel)
 # The inverse kernel works on blocks of 16 × 16, which are too small for several warps.
 _SINGLE_WARP = (forward.inverse_kernel,)
 
 
-@dataclass(frozen=True)
-class Tiles:
-    """Chunk and block sizes, warps, and pipeline stages.
-
-    One program of a sequential kernel processes a block of `values` columns of the state over all chunks. Small blocks
-    make more programs, large blocks read the keys less often.
-    """
-
-    chunk: int
-    block: int
-    warps: int
-    values: int
-    state_warps: int
-    stages: int
-
-
 # Keyed by element size in bytes and padded channels of a key.
 TILES = {
-    (2, 16): Tiles(64, 64, 4, 32, 4, 2),
-    (2, 32): Tiles(64, 64, 4, 32, 4, 2),
-    (2, 64): Tiles(64, 64, 4, 32, 4, 2),
-    (2, 128): Tiles(64, 64, 4, 32, 4, 2),
-    (2, 256): Tiles(64, 64, 4, 32, 8, 1),
-    (4, 16): Tiles(64, 32, 4, 16, 4, 1),
-    (4, 32): Tiles(64, 32, 4, 16, 4, 1),
-    (4, 64): Tiles(64, 32, 4, 16, 4, 1),
-    (4, 128): Tiles(32, 32, 4, 16, 4, 1),
-    (4, 256): Tiles(16, 32, 4, 16, 4, 1),
+    **{(2, keys): Tiles(64, 4, 32, 4, 2) for keys in (16, 32, 64, 128)},
+    (2, 256): Tiles(64, 4, 32, 8, 1),
+    **{(4, keys): Tiles(32, 4, 16, 4, 1) for keys in (16, 32, 64)},
+    (4, 128): Tiles(32, 4, 16, 4, 1, chunk=32),
+    (4, 256): Tiles(32, 4, 16, 4, 1, chunk=16),
 }
 # Used if the sequential kernels would occupy at most half of the device: small blocks make more programs, and more
 # stages prefetch more.
@@ -86,30 +63,17 @@ def gated_delta_rule(
 
 
 def why_not(q_BSHK: Tensor, k_BSHK: Tensor, v_BSHV: Tensor, chunk: int) -> str:
-    """Returns why the kernels do not support this input, or an empty string."""
-    largest = max(q_BSHK.shape[-1], v_BSHV.shape[-1])
-    if largest > _LARGEST_HEAD:
-        return f"heads may have at most {_LARGEST_HEAD} elements, not {largest}"
-    if chunk not in CHUNKS:
-        return f"unsupported chunk {chunk} (supported: 16, 32, 64)"
-    reason = kernel.why_not(q_BSHK) or kernel.why_not(k_BSHK) or kernel.why_not(v_BSHV)
-    if not reason and q_BSHK.shape[1] > (longest := _MOST_CHUNKS * tiles_for(q_BSHK, v_BSHV, chunk).chunk):
-        return f"at most {longest} tokens per call are supported, not {q_BSHK.shape[1]}"
-    return reason
+    reason = chunk_launch.why_not(q_BSHK, k_BSHK, v_BSHV, chunk, _LARGEST_HEAD)
+    # There are no tiles for an unsupported dtype.
+    return reason or chunk_launch.why_too_long(q_BSHK, MOST_CHUNKS * tiles_for(q_BSHK, v_BSHV, chunk).chunk)
 
 
 def tiles_for(q: Tensor, v: Tensor, chunk: int) -> Tiles:
     """Returns the tiles from the table, reduced to the sizes of the inputs."""
     chosen = TILES[q.element_size(), kernel.padded(q.shape[-1])]
     largest = max(kernel.padded(q.shape[-1]), kernel.padded(v.shape[-1]))
-    return Tiles(
-        min(chosen.chunk, chunk),
-        min(chosen.block, largest),
-        chosen.warps,
-        min(chosen.values, kernel.padded(v.shape[-1])),
-        chosen.state_warps,
-        chosen.stages,
-    )
+    values = min(chosen.values, kernel.padded(v.shape[-1]))
+    return replace(chosen, chunk=min(chosen.chunk, chunk), block=min(chosen.block, largest), values=values)
 
 
 def _recut(tiles: Tiles, heads: int, values: int, processors: int) -> Tiles:
@@ -131,30 +95,27 @@ def launcher(q: Tensor, v: Tensor, documents: Tensor | None, chunk: int) -> Chun
     return ChunkLaunch(tiles, tiles.chunk, tokens, states, _SEQUENTIAL, _SINGLE_WARP, options)
 
 
-@torch.library.custom_op("redline::gated_delta_rule", mutates_args=())
+def _empty_outputs(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    batch, tokens, heads, keys = q.shape
+    chunk = tiles_for(q, v, others[-1]).chunk
+    out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    final = torch.empty((batch, heads, keys, v.shape[-1]), dtype=torch.float32, device=v.device)
+    decay = torch.empty((batch, heads, tokens), dtype=torch.float32, device=v.device)
+    inverse = torch.empty((batch, heads, -(-tokens // chunk), chunk, chunk), dtype=v.dtype, device=v.device)
+    return out, final, decay, inverse
+
+
+@kernel.custom_op("gated_delta_rule", _empty_outputs)
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor | None, documents: Tensor | None, chunk: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Returns outputs, the last state, the cumulative log decays, and the inverses."""
     q, k, v, documents = q.contiguous(), k.contiguous(), v.contiguous(), kernel.contiguous(documents)
-    out, final, decay, inverse = _forward_fake(q, k, v, g, beta, state, documents, chunk)
+    out, final, decay, inverse = _empty_outputs(q, k, v, chunk)
     start = launcher(q, v, documents, chunk)
     start(forward.inverse_kernel, k, g.contiguous(), beta.contiguous(), documents, decay, inverse)
     _, _, states, corrections = _states(start, k, v, beta, decay, documents, inverse, kernel.contiguous(state), final)
     start(forward.output_kernel, q, k, decay, documents, states, corrections, out)
-    return out, final, decay, inverse
-
-
-@_forward.register_fake
-def _forward_fake(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor | None, documents: Tensor | None, chunk: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    batch, tokens, heads, keys = q.shape
-    chunk = tiles_for(q, v, chunk).chunk
-    out = torch.empty(v.shape, dtype=v.dtype, device=v.device)
-    final = torch.empty((batch, heads, keys, v.shape[-1]), dtype=torch.float32, device=v.device)
-    decay = torch.empty((batch, heads, tokens), dtype=torch.float32, device=v.device)
-    inverse = torch.empty((batch, heads, -(-tokens // chunk), chunk, chunk), dtype=v.dtype, device=v.device)
     return out, final, decay, inverse
 
 
@@ -177,7 +138,13 @@ def _states(
     return w, u, states, corrections
 
 
-@torch.library.custom_op("redline::gated_delta_rule_backward", mutates_args=())
+def _empty_grads(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, *_: object) -> tuple[Tensor, ...]:
+    batch, heads, keys = q.shape[0], *q.shape[2:]
+    grad_initial = torch.empty((batch, heads, keys, v.shape[-1]), dtype=torch.float32, device=v.device)
+    return *(kernel.empty_like(one) for one in (q, k, v, beta, beta)), grad_initial
+
+
+@kernel.custom_op("gated_delta_rule_backward", _empty_grads)
 def _backward(
     q: Tensor,
     k: Tensor,
@@ -218,28 +185,16 @@ def _backward(
     return grad_q, grad_k, grad_v, grad_g, grad_beta, grad_initial
 
 
-@_backward.register_fake
-def _(
-    q: Tensor, k: Tensor, v: Tensor, beta: Tensor, state: Tensor | None, documents: Tensor | None, decay: Tensor,
-    *others: object,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    batch, _, heads, keys = q.shape
-    grad_initial = torch.empty((batch, heads, keys, v.shape[-1]), dtype=torch.float32, device=v.device)
-    grad_q, grad_k, grad_v = (torch.empty(tensor.shape, dtype=v.dtype, device=v.device) for tensor in (q, k, v))
-    return grad_q, grad_k, grad_v, kernel.empty_like(decay), kernel.empty_like(decay), grad_initial
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    q, k, v, _, beta, state, documents, ctx.chunk = inputs
-    ctx.save_for_backward(q, k, v, beta, state, documents, output[2], output[3])
-    ctx.set_materialize_grads(False)
-
-
 def _differentiate(ctx: Any, grad_out: Tensor | None, grad_final: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
     saved = ctx.saved_tensors  # read once, because activation checkpointing unpacks only once
     grad_out = torch.zeros_like(saved[2]) if grad_out is None else grad_out
-    grads = _backward(*saved, grad_out, grad_final, ctx.chunk)
-    return *grads[:5], grads[5] if ctx.needs_input_grad[5] else None, None, None
+    grads = _backward(*saved, grad_out, grad_final, *ctx.options)
+    return *grads[:5], grads[5] if ctx.needs_input_grad[5] else None
 
 
-_forward.register_autograd(_differentiate, setup_context=_setup_context)
+kernel.differentiate(
+    _forward,
+    _differentiate,
+    saved=lambda inputs, output: (*inputs[:3], *inputs[4:7], *output[2:]),
+    materialize=False,
+)

@@ -1,7 +1,7 @@
 """Matrix multiplication with int8 weights, for inference, with int8 or floating-point activations.
 
-`reference.py` is the specification in plain PyTorch, `triton.py` has kernels for few rows, and `int_mm.py` calls
-PyTorch's int8 matrix multiplication, which is faster for many rows.
+`triton.py` has kernels for few rows, and `int_mm.py` calls PyTorch's int8 matrix multiplication, which is faster for
+many rows.
 
 M: rows, K: features, N: outputs.
 """
@@ -10,12 +10,10 @@ import torch
 from torch import Tensor
 
 from redline.errors import MachineError, ModelError
-from redline.ops import dispatch
-from redline.ops.checks import check_floating, check_no_gradient, check_same_device, check_shape
+from redline.ops.checks import check_floating, check_no_gradient, check_same_device, check_sizes
+from redline.ops.dispatch import kernels, run, select
 from redline.ops.int8_matmul import int_mm, reference
 from redline.ops.small_matmul.tiles import Shape, beats_cublas, shape_of
-
-__all__ = ["IMPLEMENTATIONS", "int8_matmul", "weight_only_matmul"]
 
 IMPLEMENTATIONS = ("auto", "reference", "int_mm", "triton")
 
@@ -62,14 +60,9 @@ def int8_matmul(
     is_many = x_MK.is_cuda and not refused and not beats_cublas(_shape(x_MK, w_NK))
     if implementation == "auto" and is_many:
         implementation = "int_mm"
-    chosen = _choose(op, implementation, x_MK, (torch.int8,), IMPLEMENTATIONS)
-    if chosen == "int_mm":
-        return int_mm.int8_matmul(*arguments)
-    if chosen == "reference":
-        return reference.int8_matmul(*arguments)
-    from redline.ops.int8_matmul import triton
-
-    return triton.int8_matmul(*arguments)
+    chosen = select(op, implementation, x_MK, (torch.int8,), implementations=IMPLEMENTATIONS)
+    module = {"int_mm": int_mm, "reference": reference}.get(chosen)
+    return (module or kernels(op)).int8_matmul(*arguments)
 
 
 def weight_only_matmul(
@@ -86,37 +79,18 @@ def weight_only_matmul(
     check_no_gradient(op, x_MK=x_MK, w_scale_N=w_scale_N, bias_N=bias_N)
     if implementation == "auto" and x_MK.element_size() <= 4 and not beats_cublas(_shape(x_MK, w_NK)):
         implementation = "reference"
-    if _choose(op, implementation, x_MK, _FLOATS, dispatch.IMPLEMENTATIONS) == "reference":
-        return reference.weight_only_matmul(x_MK, w_NK, w_scale_N, bias_N)
-    from redline.ops.int8_matmul import triton
-
-    return triton.weight_only_matmul(x_MK, w_NK, w_scale_N, bias_N)
+    arguments = (x_MK, w_NK, w_scale_N, bias_N)
+    return run(op, implementation, (x_MK, _FLOATS), reference.weight_only_matmul, *arguments)
 
 
 def _shape(x_MK: Tensor, w_NK: Tensor) -> Shape:
     return shape_of(x_MK.shape[0], w_NK.shape[0], w_NK.shape[1], x_MK.element_size(), 1)
 
 
-def _choose(
-    op: str, requested: str, x_MK: Tensor, dtypes: tuple[torch.dtype, ...], implementations: tuple[str, ...]
-) -> str:
-    def why_not() -> str:
-        from redline.ops import kernel
-
-        return kernel.why_not(x_MK, dtypes)
-
-    return dispatch.choose(op, requested, x_MK.device, why_not, implementations)
-
-
 def _check(op: str, x_MK: Tensor, w_NK: Tensor, w_scale_N: Tensor, bias_N: Tensor | None) -> None:
-    if x_MK.ndim != 2 or w_NK.ndim != 2 or x_MK.shape[1] != w_NK.shape[1]:
-        shapes = f"{tuple(x_MK.shape)} and {tuple(w_NK.shape)}"
-        raise ModelError(f"{op}: x_MK must be (M, K) and w_NK (N, K), not {shapes}.")
+    check_sizes(op, x_MK=x_MK, w_NK=w_NK, w_scale_N=w_scale_N, bias_N=bias_N)
     if w_NK.dtype != torch.int8:
         raise ModelError(f"{op}: w_NK must be int8, not {w_NK.dtype}.")
-    check_shape(op, "w_scale_N", w_scale_N, w_NK.shape[:1])
     if w_scale_N.dtype != torch.float32:
         raise ModelError(f"{op}: w_scale_N must be float32, not {w_scale_N.dtype}.")
-    if bias_N is not None:
-        check_shape(op, "bias_N", bias_N, w_NK.shape[:1])
     check_same_device(op, x_MK=x_MK, w_NK=w_NK, w_scale_N=w_scale_N, bias_N=bias_N)

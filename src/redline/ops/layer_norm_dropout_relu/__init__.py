@@ -1,17 +1,12 @@
-"""LayerNorm, dropout and ReLU fused into one kernel.
-
-`reference.py` is the specification in plain PyTorch; `triton.py` has the fused kernels.
-"""
+"""LayerNorm, dropout and ReLU fused into one kernel."""
 
 import torch
 from torch import Tensor
 
 from redline.errors import ModelError
 from redline.ops.checks import check_floating, check_same_device, check_shape
-from redline.ops.dispatch import choose
+from redline.ops.dispatch import run
 from redline.ops.layer_norm_dropout_relu import reference
-
-__all__ = ["layer_norm_dropout_relu"]
 
 
 def layer_norm_dropout_relu(
@@ -32,15 +27,8 @@ def layer_norm_dropout_relu(
     _check(x, weight, bias, p)
     p = p if training else 0.0
     drawn = _seed(seed, x.device) if p else torch.zeros((), dtype=torch.int64, device=x.device)
-    if choose("layer_norm_dropout_relu", implementation, x.device, lambda: _triton().why_not(x)) == "triton":
-        return _triton().layer_norm_dropout_relu(x, weight, bias, p, eps, drawn)
-    return reference.layer_norm_dropout_relu(x, weight, bias, p, eps, drawn)
-
-
-def _triton():
-    from redline.ops.layer_norm_dropout_relu import triton  # imports Triton
-
-    return triton
+    arguments = (x, weight, bias, p, eps, drawn)
+    return run("layer_norm_dropout_relu", implementation, (x,), reference.layer_norm_dropout_relu, *arguments)
 
 
 def _seed(seed: int | Tensor | None, device: torch.device) -> Tensor:

@@ -1,7 +1,5 @@
 """A linear layer fused with cross-entropy, which does not store the logits of all rows on a GPU.
 
-`reference.py` is the specification in plain PyTorch; `triton.py` computes the logits in chunks of rows.
-
 N: rows, D: features, V: classes.
 """
 
@@ -9,12 +7,10 @@ import torch
 from torch import Tensor
 
 from redline.errors import ModelError
-from redline.ops.checks import check_same_device, check_same_dtype, check_shape
+from redline.ops.checks import check_same_device, check_same_dtype, check_sizes
 from redline.ops.cross_entropy import check_options, check_targets
-from redline.ops.dispatch import choose
+from redline.ops.dispatch import run
 from redline.ops.linear_cross_entropy import reference
-
-__all__ = ["linear_cross_entropy"]
 
 
 def linear_cross_entropy(
@@ -36,11 +32,8 @@ def linear_cross_entropy(
     more matrix multiplication. The reference stores all logits.
     """
     op = "linear_cross_entropy"
-    if hidden_ND.ndim != 2 or weight_VD.ndim != 2 or hidden_ND.shape[1] != weight_VD.shape[1] or not len(weight_VD):
-        shapes = f"{tuple(hidden_ND.shape)} and {tuple(weight_VD.shape)}"
-        raise ModelError(f"{op}: hidden_ND must be (rows, features) and weight_VD (classes, features), not {shapes}.")
-    if bias_V is not None:
-        check_shape(op, "bias_V", bias_V, weight_VD.shape[:1])
+    if not check_sizes(op, hidden_ND=hidden_ND, weight_VD=weight_VD, bias_V=bias_V)["V"]:
+        raise ModelError(f"{op}: weight_VD must have at least one class, not {tuple(weight_VD.shape)}.")
     check_same_device(op, hidden_ND=hidden_ND, weight_VD=weight_VD, bias_V=bias_V)
     check_options(op, label_smoothing, z_loss, reduction)
     check_targets(op, hidden_ND, target_N, weight_VD.shape[0], ignore_index)
@@ -50,15 +43,5 @@ def linear_cross_entropy(
         hidden_ND, weight_VD = hidden_ND.to(lower), weight_VD.to(lower)
         bias_V = None if bias_V is None else bias_V.to(lower)
     check_same_dtype(op, hidden_ND=hidden_ND, weight_VD=weight_VD, bias_V=bias_V)
-
-    def why_not() -> str:
-        from redline.ops import kernel
-
-        return kernel.why_not(hidden_ND)
-
     arguments = (hidden_ND, weight_VD, target_N, bias_V, ignore_index, label_smoothing, z_loss, reduction)
-    if choose(op, implementation, hidden_ND.device, why_not) == "reference":
-        return reference.linear_cross_entropy(*arguments)
-    from redline.ops.linear_cross_entropy import triton
-
-    return triton.linear_cross_entropy(*arguments)
+    return run(op, implementation, (hidden_ND,), reference.linear_cross_entropy, *arguments)

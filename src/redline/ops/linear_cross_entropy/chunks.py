@@ -8,7 +8,7 @@ bf16 would round it once per chunk and lose small contributions. A single chunk 
 N: rows, D: features, V: classes.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -28,35 +28,8 @@ _ALIGNMENT = 128
 _EVEN = 8
 
 
-@dataclass(frozen=True)
-class Options:
-    """Options of the loss."""
-
-    ignore_index: int
-    label_smoothing: float
-    z_loss: float
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """Which gradients to compute."""
-
-    hidden: bool
-    weight: bool
-    bias: bool
-
-
-@dataclass(frozen=True)
-class Result:
-    """Losses and gradients; gradients that are not wanted are empty.
-
-    The gradient of the weight is in `sum_dtype`, the gradient of the bias in fp32.
-    """
-
-    loss_N: Tensor
-    hidden_ND: Tensor
-    weight_VD: Tensor
-    bias_V: Tensor
+# The options of the loss: `ignore_index`, `label_smoothing` and `z_loss`.
+Options = tuple[int, float, float]
 
 
 def rows_of_a_chunk(rows: int, classes: int, element_bytes: int) -> int:
@@ -72,6 +45,15 @@ def sum_dtype(rows: int, classes: int, dtype: torch.dtype) -> torch.dtype:
     return dtype if is_one_chunk and dtype != torch.float16 else SUM_DTYPE
 
 
+def empty_gradients(hidden_ND: Tensor, filled: int, classes: int, wanted: Sequence[bool]) -> tuple[Tensor, ...]:
+    """Returns uninitialized gradients of hidden, weight (`filled` rows) and bias. Unwanted ones have no rows."""
+    (rows, features), dtype, device = hidden_ND.shape, hidden_ND.dtype, hidden_ND.device
+    grad_hidden = torch.empty((rows if wanted[0] else 0, features), dtype=dtype, device=device)
+    total = sum_dtype(rows, classes, dtype)
+    grad_weight = torch.empty((filled if wanted[1] else 0, features), dtype=total, device=device)
+    return grad_hidden, grad_weight, torch.empty((classes if wanted[2] else 0,), dtype=torch.float32, device=device)
+
+
 def compute(
     hidden_ND: Tensor,
     weight_VD: Tensor,
@@ -79,10 +61,13 @@ def compute(
     target_N: Tensor,
     grad_N: Tensor | None,
     options: Options,
-    wanted: Wanted,
-) -> Result:
-    """Computes losses and, if the gradient of each row's loss is given, the gradients that are wanted."""
-    (rows, features), classes = hidden_ND.shape, len(weight_VD)
+    wanted: Sequence[bool] = (False, False, False),
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Computes losses and, if the gradient of each row's loss is given, the gradients of hidden, weight and bias.
+
+    Gradients that are not wanted are empty. That of the weight is in `sum_dtype`, that of the bias in fp32.
+    """
+    rows, classes = len(hidden_ND), len(weight_VD)
     device, dtype = hidden_ND.device, hidden_ND.dtype
     step = rows_of_a_chunk(rows, classes, hidden_ND.element_size())
     logits = torch.empty((min(step, rows), _up(classes)), dtype=dtype, device=device)
@@ -90,14 +75,10 @@ def compute(
     if filled > classes:
         weight_VD = F.pad(weight_VD, (0, 0, 0, filled - classes))
         bias_V = None if bias_V is None else F.pad(bias_V, (0, filled - classes))
-    result = Result(
-        torch.empty((rows,), dtype=torch.float32, device=device),
-        torch.empty((rows if wanted.hidden else 0, features), dtype=dtype, device=device),
-        torch.empty((filled if wanted.weight else 0, features), dtype=sum_dtype(rows, classes, dtype), device=device),
-        torch.zeros((classes if wanted.bias else 0,), dtype=torch.float32, device=device),
-    )
-    settings = (options.ignore_index, options.label_smoothing, options.z_loss)
-    lse_N = torch.empty_like(result.loss_N)
+    loss_N = torch.empty((rows,), dtype=torch.float32, device=device)
+    grad_hidden, grad_weight, grad_bias = empty_gradients(hidden_ND, filled, classes, wanted)
+    grad_bias.zero_()
+    lse_N = torch.empty_like(loss_N)
     for first in range(0, rows, step):
         chunk = slice(first, first + step)
         product = logits[: rows - first, :filled]
@@ -106,17 +87,17 @@ def compute(
             torch.mm(hidden_ND[chunk], weight_VD.t(), out=product)
         else:
             torch.addmm(bias_V, hidden_ND[chunk], weight_VD.t(), out=product)
-        write_loss(part, target_N[chunk], result.loss_N[chunk], lse_N[chunk], *settings)
+        write_loss(part, target_N[chunk], loss_N[chunk], lse_N[chunk], *options)
         if grad_N is None:
             continue
-        write_gradient(part, target_N[chunk], lse_N[chunk], grad_N[chunk], part, *settings)
-        if wanted.hidden:
-            torch.mm(product, weight_VD, out=result.hidden_ND[chunk])
-        if wanted.weight:
-            _add_product(result.weight_VD, product.t(), hidden_ND[chunk], first == 0)
-        if wanted.bias:
-            result.bias_V.add_(part.sum(0, dtype=torch.float32))
-    return replace(result, weight_VD=result.weight_VD[:classes])
+        write_gradient(part, target_N[chunk], lse_N[chunk], grad_N[chunk], part, *options)
+        if wanted[0]:
+            torch.mm(product, weight_VD, out=grad_hidden[chunk])
+        if wanted[1]:
+            _add_product(grad_weight, product.t(), hidden_ND[chunk], first == 0)
+        if wanted[2]:
+            grad_bias.add_(part.sum(0, dtype=torch.float32))
+    return loss_N, grad_hidden, grad_weight[:classes], grad_bias
 
 
 def _add_product(total: Tensor, one: Tensor, other: Tensor, is_first: bool) -> None:

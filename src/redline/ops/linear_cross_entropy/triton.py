@@ -10,21 +10,40 @@ own gradient, which is needed before the weight's gradient is summed over rows, 
 N: rows, D: features, V: classes.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 from torch._C._autograd import _get_current_graph_task_keep_graph
 
+from redline.ops import kernel
 from redline.ops.cross_entropy.reference import counted
-from redline.ops.kernel import INTERPRETED, launch
-from redline.ops.linear_cross_entropy.chunks import Options, Wanted, compute, sum_dtype
-from redline.ops.linear_cross_entropy.triton_kernels import scale_in_place_kernel, scale_kernel
-
-__all__ = ["INTERPRETED", "linear_cross_entropy"]
+from redline.ops.kernel import why_not as why_not
+from redline.ops.linear_cross_entropy.chunks import compute, empty_gradients
 
 _SCALE_BLOCK = 2048
+
+
+@triton.jit
+def scale_kernel(source, factor, out, count, BLOCK: tl.constexpr):
+    """Computes out = source · factor, where the factor is one element on the device."""
+    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = index < count
+    value = tl.load(source + index, mask=inside).to(tl.float32) * tl.load(factor)
+    tl.store(out + index, value.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def scale_in_place_kernel(values, factor, count, BLOCK: tl.constexpr):
+    """Multiplies the values by the factor in place. A factor of 1 reads and writes nothing."""
+    scale = tl.load(factor)
+    if scale != 1.0:
+        index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        inside = index < count
+        value = tl.load(values + index, mask=inside).to(tl.float32) * scale
+        tl.store(values + index, value.to(values.dtype.element_ty), mask=inside)
 
 
 def linear_cross_entropy(
@@ -37,7 +56,6 @@ def linear_cross_entropy(
     z_loss: float = 0.0,
     reduction: str = "mean",
 ) -> Tensor:
-    """Computes the reference function."""
     inputs = (hidden_ND, weight_VD, bias_V, target_N, ignore_index, label_smoothing, z_loss)
     if reduction == "none":
         return _rows(*inputs)
@@ -45,10 +63,15 @@ def linear_cross_entropy(
         tensor is not None and tensor.requires_grad and torch.is_grad_enabled()
         for tensor in (hidden_ND, weight_VD, bias_V)
     ]
-    return _reduced(*inputs, reduction == "mean", *trained)[0]
+    return _reduced(*inputs, reduction == "mean", trained)[0]
 
 
-@torch.library.custom_op("redline::linear_cross_entropy", mutates_args=())
+def _empty_outputs(hidden: Tensor, weight: Tensor, *others: Any) -> tuple[Tensor, ...]:
+    loss, factor = (torch.empty((), dtype=torch.float32, device=hidden.device) for _ in range(2))
+    return loss, factor, *empty_gradients(hidden, weight.shape[0], weight.shape[0], others[-1])
+
+
+@kernel.custom_op("linear_cross_entropy", _empty_outputs)
 def _reduced(
     hidden: Tensor,
     weight: Tensor,
@@ -58,56 +81,32 @@ def _reduced(
     smoothing: float,
     z_loss: float,
     is_mean: bool,
-    train_hidden: bool,
-    train_weight: bool,
-    train_bias: bool,
+    trained: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Returns the loss, the factor that backward still has to apply to the gradients, and the gradients."""
-    options, wanted = Options(ignore_index, smoothing, z_loss), Wanted(train_hidden, train_weight, train_bias)
     one = torch.ones((), dtype=torch.float32, device=hidden.device)
     share = one / counted(target, ignore_index) if is_mean else one.clone()
     now, later = (one, share.clone()) if hidden.dtype == torch.float16 else (share, one)
     grad = now.expand(len(hidden)).contiguous()
     inputs = (hidden.contiguous(), weight.contiguous(), bias, target.contiguous())
-    result = compute(*inputs, grad if train_hidden or train_weight or train_bias else None, options, wanted)
-    return result.loss_N.sum() * share, later, result.hidden_ND, result.weight_VD, result.bias_V
-
-
-@_reduced.register_fake
-def _(hidden: Tensor, weight: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    loss = torch.empty((), dtype=torch.float32, device=hidden.device)
-    return loss, torch.empty_like(loss), *_empty_gradients(hidden, weight, others[-3:])
-
-
-def _empty_gradients(hidden: Tensor, weight: Tensor, wanted: Sequence[bool]) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns uninitialized gradients of hidden, weight and bias, with no rows where they are not wanted."""
-    (rows, features), classes, device = hidden.shape, weight.shape[0], hidden.device
-    grad_hidden = torch.empty((rows if wanted[0] else 0, features), dtype=hidden.dtype, device=device)
-    dtype = sum_dtype(rows, classes, hidden.dtype)
-    grad_weight = torch.empty((classes if wanted[1] else 0, features), dtype=dtype, device=device)
-    return grad_hidden, grad_weight, torch.empty((classes if wanted[2] else 0,), dtype=torch.float32, device=device)
-
-
-def _keep_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.save_for_backward(*output[1:])
-    ctx.dtype = inputs[0].dtype
-    ctx.trained = inputs[8:]
-    ctx.set_materialize_grads(False)
+    options = (ignore_index, smoothing, z_loss)
+    loss_N, grad_hidden, grad_weight, grad_bias = compute(*inputs, grad if any(trained) else None, options, trained)
+    return loss_N.sum() * share, later, grad_hidden, grad_weight, grad_bias
 
 
 def _scale_gradients(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
     share, *gradients = ctx.saved_tensors
     found: list[Tensor | None] = [None] * 3
     if grad is not None:
-        factor = grad * share
-        for index, trained in enumerate(ctx.trained):
+        factor, dtype = grad * share, gradients[0].dtype
+        for index, trained in enumerate(ctx.options[-1]):
             if trained and ctx.needs_input_grad[index]:
                 gradient = gradients[index]
-                if gradient.dtype == ctx.dtype and _is_last_use(gradient):
+                if gradient.dtype == dtype and _is_last_use(gradient):
                     found[index] = _scale_in_place(gradient, factor)
                 else:
-                    found[index] = _scaled(gradient, factor, ctx.dtype)
-    return *found, *[None] * 8
+                    found[index] = _scaled(gradient, factor, dtype)
+    return tuple(found)
 
 
 def _is_last_use(gradient: Tensor) -> bool:
@@ -120,30 +119,32 @@ def _scale_in_place(gradient: Tensor, factor: Tensor) -> Tensor:
     """Scales the gradient in place. For a factor of 1 the kernel reads only the factor."""
     count = gradient.numel()
     grid = (-(-count // _SCALE_BLOCK),)
-    launch(scale_in_place_kernel, grid, gradient, factor.float(), count, BLOCK=_SCALE_BLOCK, num_warps=4)
+    kernel.launch(scale_in_place_kernel, grid, gradient, factor.float(), count, BLOCK=_SCALE_BLOCK, num_warps=4)
     # Detached, because the saved tensor belongs to the graph of the forward pass.
     return gradient.detach()
 
 
-_reduced.register_autograd(_scale_gradients, setup_context=_keep_gradients)
+kernel.differentiate(_reduced, _scale_gradients, saved=lambda inputs, output: output[1:], materialize=False)
 
 
-@torch.library.custom_op("redline::linear_cross_entropy_scaled", mutates_args=())
-def _scaled(gradient: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns gradient · factor, computed in fp32 and rounded once, without an fp32 copy."""
-    out = torch.empty(gradient.shape, dtype=dtype, device=gradient.device)
-    count = gradient.numel()
-    blocks = -(-count // _SCALE_BLOCK)
-    launch(scale_kernel, (blocks,), gradient, factor.float(), out, count, BLOCK=_SCALE_BLOCK, num_warps=4)
-    return out
-
-
-@_scaled.register_fake
-def _(gradient: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
+def _empty_scaled(gradient: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.empty(gradient.shape, dtype=dtype, device=gradient.device)
 
 
-@torch.library.custom_op("redline::linear_cross_entropy_rows", mutates_args=())
+@kernel.custom_op("linear_cross_entropy_scaled", _empty_scaled)
+def _scaled(gradient: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns gradient · factor, computed in fp32 and rounded once, without an fp32 copy."""
+    out = _empty_scaled(gradient, factor, dtype)
+    count = gradient.numel()
+    blocks = -(-count // _SCALE_BLOCK)
+    kernel.launch(scale_kernel, (blocks,), gradient, factor.float(), out, count, BLOCK=_SCALE_BLOCK, num_warps=4)
+    return out
+
+
+@kernel.custom_op(
+    "linear_cross_entropy_rows",
+    lambda hidden, *_: torch.empty((hidden.shape[0],), dtype=torch.float32, device=hidden.device),
+)
 def _rows(
     hidden: Tensor,
     weight: Tensor,
@@ -153,17 +154,14 @@ def _rows(
     smoothing: float,
     z_loss: float,
 ) -> Tensor:
-    options, nothing = Options(ignore_index, smoothing, z_loss), Wanted(False, False, False)
     inputs = (hidden.contiguous(), weight.contiguous(), bias, target.contiguous())
-    return compute(*inputs, None, options, nothing).loss_N
+    return compute(*inputs, None, (ignore_index, smoothing, z_loss))[0]
 
 
-@_rows.register_fake
-def _(hidden: Tensor, *_: object) -> Tensor:
-    return torch.empty((hidden.shape[0],), dtype=torch.float32, device=hidden.device)
-
-
-@torch.library.custom_op("redline::linear_cross_entropy_rows_backward", mutates_args=())
+@kernel.custom_op(
+    "linear_cross_entropy_rows_backward",
+    lambda hidden, weight, *others: empty_gradients(hidden, weight.shape[0], weight.shape[0], others[-1]),
+)
 def _rows_backward(
     hidden: Tensor,
     weight: Tensor,
@@ -175,28 +173,15 @@ def _rows_backward(
     z_loss: float,
     train: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    options, wanted = Options(ignore_index, smoothing, z_loss), Wanted(*train)
     inputs = (hidden.contiguous(), weight.contiguous(), bias, target.contiguous())
-    result = compute(*inputs, grad.contiguous(), options, wanted)
-    return result.hidden_ND, result.weight_VD, result.bias_V
-
-
-@_rows_backward.register_fake
-def _(hidden: Tensor, weight: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return _empty_gradients(hidden, weight, others[-1])
-
-
-def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:4])
-    ctx.options = inputs[4:]
+    return compute(*inputs, grad.contiguous(), (ignore_index, smoothing, z_loss), train)[1:]
 
 
 def _recompute_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     hidden, weight, bias, target = ctx.saved_tensors
     train = list(ctx.needs_input_grad[:3])
     gradients = _rows_backward(hidden, weight, bias, target, grad, *ctx.options, train)
-    found = [one.to(hidden.dtype) if wanted else None for one, wanted in zip(gradients, train, strict=True)]
-    return *found, *[None] * 4
+    return tuple(one.to(hidden.dtype) if wanted else None for one, wanted in zip(gradients, train, strict=True))
 
 
-_rows.register_autograd(_recompute_gradients, setup_context=_keep_inputs)
+kernel.differentiate(_rows, _recompute_gradients)

@@ -1,7 +1,6 @@
 """One decoding step of a neural memory layer: all operations between its projections, for one token per sequence.
 
-`reference.py` is the specification in plain PyTorch, about thirty kernel launches; `triton.py` needs one. The op
-modifies nothing in place.
+The reference takes about thirty kernel launches, `triton.py` one. The op modifies nothing in place.
 
 B: sequences, H: heads, K: channels of a key, V: channels of a value, C = H · (2K + V), T: taps, G = H · V.
 """
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from redline.errors import ModelError
 from redline.ops.checks import check_shape
-from redline.ops.dispatch import choose
+from redline.ops.dispatch import run
 from redline.ops.memory_step import reference
 from redline.ops.memory_step.reference import Learned, Projected
 
@@ -27,20 +26,8 @@ def memory_step(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the gated output (B, H · V), and the recent convolution inputs and the state after the token."""
     _check(token, learned, recent_BTC, state_BHKV)
-
-    def why_not() -> str:
-        return _triton().why_not(token, learned, recent_BTC, state_BHKV)
-
-    arguments = (token, learned, recent_BTC, state_BHKV, eps)
-    if choose("memory_step", implementation, state_BHKV.device, why_not) == "triton":
-        return _triton().memory_step(*arguments)
-    return reference.memory_step(*arguments)
-
-
-def _triton():
-    from redline.ops.memory_step import triton  # imports Triton
-
-    return triton
+    supported, arguments = (state_BHKV, token, learned, recent_BTC), (token, learned, recent_BTC, state_BHKV, eps)
+    return run("memory_step", implementation, supported, reference.memory_step, *arguments)
 
 
 def _check(token: Projected, learned: Learned, recent: Tensor, state: Tensor) -> None:

@@ -17,7 +17,7 @@ from redline.ops.gated_delta_rule.reference import gated_delta_step
 
 
 class Projected(NamedTuple):
-    """The token's projections; decay before its softplus, strength before its sigmoid."""
+    """The projections of a token. The decay is before its softplus, and the strength before its sigmoid."""
 
     mixed_BC: Tensor
     decay_BH: Tensor

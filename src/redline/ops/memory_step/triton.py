@@ -5,6 +5,7 @@ All intermediate values are fp32. The reference rounds some of them to the model
 B: sequences, T: taps, C: channels, H: heads, K: channels of a key, V: channels of a value.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,7 +16,6 @@ from torch import Tensor
 from redline.ops import kernel
 from redline.ops.memory_step.reference import Learned, Projected
 
-INTERPRETED = kernel.INTERPRETED
 # The largest number of elements of a head's state that a program can hold, and the number per warp.
 _MOST_ELEMENTS, _ELEMENTS_PER_WARP = 2**15, 1024
 
@@ -24,11 +24,10 @@ def memory_step(
     token: Projected, learned: Learned, recent_BTC: Tensor, state_BHKV: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Computes the reference function. It has no gradient."""
-    return _step(*token, *learned, recent_BTC, state_BHKV, eps)
+    return _step([*token, *learned, recent_BTC, state_BHKV], eps)
 
 
-def why_not(token: Projected, learned: Learned, recent_BTC: Tensor, state_BHKV: Tensor) -> str:
-    """Returns why the kernel does not support this input, or an empty string."""
+def why_not(state_BHKV: Tensor, token: Projected, learned: Learned, recent_BTC: Tensor) -> str:
     if torch.is_grad_enabled() and any(t.requires_grad for t in (*token, *learned, recent_BTC, state_BHKV)):
         return "the kernel has no backward pass, and an input requires grad"
     if state_BHKV.dtype != torch.float32:
@@ -95,38 +94,21 @@ def step_kernel(
     tl.store(gated + place, read.to(gated.dtype.element_ty), mask=in_v)
 
 
-@torch.library.custom_op("redline::memory_step", mutates_args=())
-def _step(
-    mixed: Tensor,
-    decay: Tensor,
-    strength: Tensor,
-    gate: Tensor,
-    taps: Tensor,
-    decay_bias: Tensor,
-    log_rate: Tensor,
-    norm: Tensor,
-    recent: Tensor,
-    state: Tensor,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    (batch, heads, keys, values), outputs = state.shape, _empty(mixed, gate, recent, state)
+def _empty_outputs(tensors: Sequence[Tensor], eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    (mixed, _, _, gate), (recent, state) = tensors[:4], tensors[-2:]
+    gated = torch.empty(gate.shape, dtype=mixed.dtype, device=mixed.device)
+    new_recent = torch.empty(recent.shape, dtype=mixed.dtype, device=mixed.device)
+    return gated, new_recent, kernel.empty_like(state)
+
+
+@kernel.custom_op("memory_step", _empty_outputs)
+def _step(tensors: Sequence[Tensor], eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Launches the kernel with the fields of `Projected` and `Learned`, the recent inputs and the state."""
+    batch, heads, keys, values = tensors[-1].shape
+    outputs, taps = _empty_outputs(tensors, eps), tensors[-2].shape[1] + 1
     block_k, block_v = kernel.padded(keys), kernel.padded(values)
-    tensors = (mixed, decay, strength, gate, taps, decay_bias, log_rate, norm, recent, state)
-    sizes: dict[str, Any] = {"TAPS": len(taps), "KEYS": keys, "VALUES": values, "BLOCK_K": block_k, "BLOCK_V": block_v}
+    sizes: dict[str, Any] = {"TAPS": taps, "KEYS": keys, "VALUES": values, "BLOCK_K": block_k, "BLOCK_V": block_v}
     warps = max(1, min(8, block_k * block_v // _ELEMENTS_PER_WARP))
     contiguous = [tensor.contiguous() for tensor in tensors]
     kernel.launch(step_kernel, (heads, batch), *contiguous, *outputs, heads, eps, **sizes, num_warps=warps)
     return outputs
-
-
-@_step.register_fake
-def _(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
-    mixed, gate, recent, state = (inputs[index] for index in (0, 3, 8, 9))
-    return _empty(mixed, gate, recent, state)
-
-
-def _empty(mixed: Tensor, gate: Tensor, recent: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns uninitialized tensors for the outputs."""
-    gated = torch.empty(gate.shape, dtype=mixed.dtype, device=mixed.device)
-    new_recent = torch.empty(recent.shape, dtype=mixed.dtype, device=mixed.device)
-    return gated, new_recent, torch.empty(state.shape, dtype=state.dtype, device=state.device)

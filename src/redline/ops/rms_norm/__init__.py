@@ -1,24 +1,17 @@
-"""RMSNorm, alone or fused with the residual addition before it.
-
-`reference.py` is the specification in plain PyTorch; `triton.py` has the fused kernels.
-"""
+"""RMSNorm, alone or fused with the residual addition before it."""
 
 from torch import Tensor
 
 from redline.errors import ModelError
 from redline.ops.checks import check_floating, check_same_device, check_same_dtype, check_shape
-from redline.ops.dispatch import choose
+from redline.ops.dispatch import run
 from redline.ops.rms_norm import reference
-
-__all__ = ["add_rms_norm", "rms_norm"]
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6, implementation: str = "auto") -> Tensor:
     """Returns x / √(mean(x²) + eps) · weight over the last dimension, in x's dtype."""
     _check("rms_norm", x, weight)
-    if choose("rms_norm", implementation, x.device, lambda: _triton().why_not(x)) == "triton":
-        return _triton().rms_norm(x, weight, eps)
-    return reference.rms_norm(x, weight, eps)
+    return run("rms_norm", implementation, (x,), reference.rms_norm, x, weight, eps)
 
 
 def add_rms_norm(
@@ -29,15 +22,7 @@ def add_rms_norm(
     check_shape("add_rms_norm", "residual", residual, x.shape)
     check_same_dtype("add_rms_norm", x=x, residual=residual)
     check_same_device("add_rms_norm", x=x, residual=residual)
-    if choose("add_rms_norm", implementation, x.device, lambda: _triton().why_not(x)) == "triton":
-        return _triton().add_rms_norm(x, residual, weight, eps)
-    return reference.add_rms_norm(x, residual, weight, eps)
-
-
-def _triton():
-    from redline.ops.rms_norm import triton  # imports Triton
-
-    return triton
+    return run("add_rms_norm", implementation, (x,), reference.add_rms_norm, x, residual, weight, eps)
 
 
 def _check(op: str, x: Tensor, weight: Tensor) -> None:

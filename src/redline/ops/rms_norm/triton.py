@@ -1,19 +1,20 @@
 """RMSNorm with Triton kernels, forward and backward, registered as custom ops for torch.compile.
 
-The backward pass saves only the input. Each program writes one row of partial sums of the weight's gradient, and the
-rows are added in a fixed order, so gradients are deterministic.
+Each row is read once and stays in registers until the result is written. A forward program computes ROWS rows. Backward
+saves only the input and recomputes the statistics, which is faster than loading them. It launches few programs that
+loop over many rows each. Each program writes one row of partial sums of the weight's gradient, and the rows are added
+in a fixed order, so gradients are deterministic. `grad_x` is the gradient of `x`.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from redline.ops import kernel
-from redline.ops.rms_norm.triton_kernels import backward_kernel, forward_kernel, sum_kernel
-
-INTERPRETED = kernel.INTERPRETED
 
 
 @dataclass(frozen=True)
@@ -67,39 +68,95 @@ _WIDEST = max(FORWARD_TILES)
 
 
 def why_not(x: Tensor) -> str:
-    """Returns why the kernels do not support this input, or an empty string."""
     if x.shape[-1] > _WIDEST:
         return f"rows may have at most {_WIDEST} elements, not {x.shape[-1]}"
     return kernel.why_not(x)
 
 
-@torch.library.custom_op("redline::rms_norm", mutates_args=())
+@triton.jit
+def _inverse_rms(value, eps, WIDTH: tl.constexpr):
+    return tl.rsqrt(tl.sum(value * value, axis=1) / WIDTH + eps)[:, None]
+
+
+@triton.jit(do_not_specialize=["rows"])
+def forward_kernel(
+    x, residual, weight, total, out, rows, eps,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, ADD: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK)[None, :]
+    place = row[:, None].to(tl.int64) * WIDTH + column
+    inside = (row < rows)[:, None] & (column < WIDTH)
+    value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    if ADD:
+        added = value + tl.load(residual + place, mask=inside, other=0.0).to(tl.float32)
+        stored = added.to(total.dtype.element_ty)
+        tl.store(total + place, stored, mask=inside)
+        value = stored.to(tl.float32)
+    scale = tl.load(weight + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+    normed = value * _inverse_rms(value, eps, WIDTH)
+    tl.store(out + place, (normed * scale).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def backward_kernel(
+    x, weight, grad_out, grad_total, grad_x, partial, rows, eps,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, ADD: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Writes one row of `partial` per program. With ADD, x is the stored sum, and `grad_total` is its own gradient."""
+    program = tl.program_id(0)
+    column = tl.arange(0, BLOCK)[None, :]
+    scale = tl.load(weight + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+    grad_weight = tl.zeros((ROWS, BLOCK), tl.float32)
+    for first in tl.range(program * ROWS, rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
+        row = first + tl.arange(0, ROWS)
+        place = row[:, None].to(tl.int64) * WIDTH + column
+        inside = (row < rows)[:, None] & (column < WIDTH)
+        value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+        grad = tl.load(grad_out + place, mask=inside, other=0.0).to(tl.float32)
+        scaled = grad * scale
+        along = tl.sum(scaled * value, axis=1)[:, None] / WIDTH
+        inverse = _inverse_rms(value, eps, WIDTH)
+        normed = value * inverse
+        result = (scaled - normed * (along * inverse)) * inverse
+        if ADD:
+            result += tl.load(grad_total + place, mask=inside, other=0.0).to(tl.float32)
+        tl.store(grad_x + place, result.to(grad_x.dtype.element_ty), mask=inside)
+        grad_weight += grad * normed
+    place = partial + program * WIDTH + tl.arange(0, BLOCK)
+    tl.store(place, tl.sum(grad_weight, axis=0), mask=tl.arange(0, BLOCK) < WIDTH)
+
+
+@triton.jit(do_not_specialize=["programs"])
+def sum_kernel(
+    partial, grad_weight, programs, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):  # fmt: skip
+    """Adds the rows of `partial` in a fixed order and rounds once."""
+    row = tl.arange(0, ROWS)[:, None]
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for first in range(0, programs, ROWS):
+        inside = (first + row < programs) & (column < WIDTH)[None, :]
+        total += tl.load(partial + (first + row) * WIDTH + column[None, :], mask=inside, other=0.0)
+    result = tl.sum(total, axis=0).to(grad_weight.dtype.element_ty)
+    tl.store(grad_weight + column, result, mask=column < WIDTH)
+
+
+@kernel.custom_op("rms_norm", lambda x, *_: kernel.empty_like(x))
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Computes the reference function."""
     out = kernel.empty_like(x)
     _launch_forward(x.contiguous(), None, weight, None, out, eps)
     return out
 
 
-@rms_norm.register_fake
-def _(x: Tensor, *_: object) -> Tensor:
-    return kernel.empty_like(x)
-
-
-@torch.library.custom_op("redline::add_rms_norm", mutates_args=())
+@kernel.custom_op("add_rms_norm", lambda x, *_: (kernel.empty_like(x), kernel.empty_like(x)))
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Computes the reference function."""
     out, total = kernel.empty_like(x), kernel.empty_like(x)
     _launch_forward(x.contiguous(), residual.contiguous(), weight, total, out, eps)
     return out, total
 
 
-@add_rms_norm.register_fake
-def _(x: Tensor, *_: object) -> tuple[Tensor, Tensor]:
-    return kernel.empty_like(x), kernel.empty_like(x)
-
-
-@torch.library.custom_op("redline::rms_norm_backward", mutates_args=())
+@kernel.custom_op("rms_norm_backward", lambda x, weight, *_: (kernel.empty_like(x), kernel.empty_like(weight)))
 def _backward(x: Tensor, weight: Tensor, grad: Tensor, grad_total: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
     """Returns the gradients of x and weight. `grad_total` is the gradient of the sum that `add_rms_norm` returns."""
     width, grad_x = x.shape[-1], kernel.empty_like(x)
@@ -118,39 +175,17 @@ def _backward(x: Tensor, weight: Tensor, grad: Tensor, grad_total: Tensor | None
     return grad_x, grad_weight
 
 
-@_backward.register_fake
-def _(x: Tensor, weight: Tensor, *_: object) -> tuple[Tensor, Tensor]:
-    return kernel.empty_like(x), kernel.empty_like(weight)
-
-
-def _setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: Tensor) -> None:
-    x, weight, ctx.eps = inputs
-    ctx.save_for_backward(x, weight)
-
-
-def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-    x, weight = ctx.saved_tensors
-    return *_backward(x, weight, grad, None, ctx.eps), None
-
-
-def _setup_add_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, float], output: tuple[Tensor, Tensor]) -> None:
-    _, _, weight, ctx.eps = inputs
-    ctx.save_for_backward(output[1], weight)
-    ctx.set_materialize_grads(False)
-
-
-def _differentiate_add(
-    ctx: Any, grad: Tensor | None, grad_total: Tensor | None
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+def _differentiate_add(ctx: Any, grad: Tensor | None, grad_total: Tensor | None) -> tuple[Tensor | None, ...]:
     if grad is None:
-        return grad_total, grad_total, None, None
-    total, weight = ctx.saved_tensors
-    grad_x, grad_weight = _backward(total, weight, grad, grad_total, ctx.eps)
-    return grad_x, grad_x, grad_weight, None
+        return grad_total, grad_total
+    grad_x, grad_weight = _backward(*ctx.saved_tensors, grad, grad_total, *ctx.options)
+    return grad_x, grad_x, grad_weight
 
 
-rms_norm.register_autograd(_differentiate, setup_context=_setup_context)
-add_rms_norm.register_autograd(_differentiate_add, setup_context=_setup_add_context)
+kernel.differentiate(rms_norm, lambda ctx, grad: _backward(*ctx.saved_tensors, grad, None, *ctx.options))
+kernel.differentiate(
+    add_rms_norm, _differentiate_add, saved=lambda inputs, output: (output[1], inputs[2]), materialize=False
+)
 
 
 def _launch_forward(

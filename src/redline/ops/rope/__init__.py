@@ -1,7 +1,5 @@
 """Rotary position embedding of queries and keys.
 
-`reference.py` is the specification in plain PyTorch; `triton.py` has the fused kernel.
-
 B: sequences, S: tokens or positions, H: heads, D: head dimension (half of it in the tables).
 """
 
@@ -9,7 +7,7 @@ from torch import Tensor
 
 from redline.errors import ModelError
 from redline.ops.checks import check_floating, check_integers, check_same_device, check_same_dtype, check_shape
-from redline.ops.dispatch import choose
+from redline.ops.dispatch import run
 from redline.ops.rope import reference
 from redline.ops.rope.tables import LinearScaling, Llama3Scaling, Scaling, frequencies, rope_tables
 
@@ -29,15 +27,7 @@ def rope(
     Without `positions_BS`, token s is at position s. Slices of a larger tensor are read in place.
     """
     _check(q_BSHD, k_BSHD, cos_SD, sin_SD, positions_BS)
-    if choose("rope", implementation, q_BSHD.device, lambda: _triton().why_not(q_BSHD)) == "triton":
-        return _triton().rope(q_BSHD, k_BSHD, cos_SD, sin_SD, positions_BS)
-    return reference.rope(q_BSHD, k_BSHD, cos_SD, sin_SD, positions_BS)
-
-
-def _triton():
-    from redline.ops.rope import triton  # imports Triton
-
-    return triton
+    return run("rope", implementation, (q_BSHD,), reference.rope, q_BSHD, k_BSHD, cos_SD, sin_SD, positions_BS)
 
 
 def _check(q_BSHD: Tensor, k_BSHD: Tensor, cos_SD: Tensor, sin_SD: Tensor, positions_BS: Tensor | None) -> None:

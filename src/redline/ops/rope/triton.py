@@ -7,16 +7,11 @@ synchronize with the device.
 B: sequences, S: tokens, H: heads, D: head dimension.
 """
 
-from typing import Any
-
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from redline.ops import kernel
-
-INTERPRETED = kernel.INTERPRETED
 
 _LARGEST_HEAD = 1024
 # The most elements of one half of the channels that a program holds at once, and the warps for each such number.
@@ -25,7 +20,6 @@ WARPS = {256: 1, 512: 2, 2048: 4}
 
 
 def why_not(q_BSHD: Tensor) -> str:
-    """Returns why the kernel does not support this input, or an empty string."""
     if q_BSHD.shape[-1] > _LARGEST_HEAD:
         return f"heads may have at most {_LARGEST_HEAD} channels, not {q_BSHD.shape[-1]}"
     return kernel.why_not(q_BSHD)
@@ -72,7 +66,7 @@ def rope_kernel(
     _rotate(k, k_out, k_head_stride, cosine, sine, K_HEADS, HALF, BLOCK_K, BLOCK_D)
 
 
-@torch.library.custom_op("redline::rope", mutates_args=())
+@kernel.custom_op("rope", lambda q, k, *_: (kernel.empty_like(q), kernel.empty_like(k)))
 def rope(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None = None, inverse: bool = False
 ) -> tuple[Tensor, Tensor]:
@@ -93,24 +87,11 @@ def rope(
     return q_out, k_out
 
 
-@rope.register_fake
-def _(q: Tensor, k: Tensor, *_: object) -> tuple[Tensor, Tensor]:
-    return kernel.empty_like(q), kernel.empty_like(k)
-
-
-def _setup_context(
-    ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, bool], output: tuple[Tensor, Tensor]
-) -> None:
-    _, _, cos, sin, positions, ctx.inverse = inputs
-    ctx.save_for_backward(cos, sin, positions)
-
-
-def _differentiate(ctx: Any, grad_q: Tensor, grad_k: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
-    cos, sin, positions = ctx.saved_tensors
-    return *rope(grad_q, grad_k, cos, sin, positions, not ctx.inverse), None, None, None, None
-
-
-rope.register_autograd(_differentiate, setup_context=_setup_context)
+kernel.differentiate(
+    rope,
+    lambda ctx, grad_q, grad_k: rope(grad_q, grad_k, *ctx.saved_tensors, not ctx.options[0]),
+    saved=lambda inputs, output: inputs[2:5],
+)
 
 
 def _constants(q_heads: int, k_heads: int, half: int) -> dict[str, object]:

@@ -16,7 +16,6 @@ from torch import Tensor
 from redline.ops import kernel
 from redline.ops.slot_write.reference import Slots, Written
 
-INTERPRETED = kernel.INTERPRETED
 # The most elements of keys that a program loads per step, and the most elements of a single key among them.
 _TILE, _LARGEST_BLOCK = 4096, 256
 _WARPS = 4
@@ -31,8 +30,7 @@ def slot_write(
     return after, Written(*_write(*after, *offered, threshold).unbind(1))
 
 
-def why_not(slots: Slots, key_BCHD: Tensor, value_BCHD: Tensor, score_BC: Tensor) -> str:
-    """Returns why the kernels do not support this input, or an empty string."""
+def why_not(key_BCHD: Tensor, value_BCHD: Tensor, score_BC: Tensor, slots: Slots) -> str:
     if torch.is_grad_enabled() and any(t.requires_grad for t in (*slots, key_BCHD, value_BCHD, score_BC)):
         return "the kernels have no backward pass, and an input requires grad"
     if {tensor.dtype for tensor in (*slots[2:], score_BC)} != {torch.float32}:
@@ -138,7 +136,11 @@ def write_kernel(
     tl.store(written + row * 3 + 2, evicted_count)
 
 
-@torch.library.custom_op("redline::slot_write", mutates_args=("keys", "values", "scores", "masses", "usages", "ages"))
+def _empty_counts(keys: Tensor, *_: object) -> Tensor:
+    return torch.empty((len(keys), 3), dtype=torch.int64, device=keys.device)
+
+
+@kernel.custom_op("slot_write", _empty_counts, mutates=("keys", "values", "scores", "masses", "usages", "ages"))
 def _write(
     keys: Tensor,
     values: Tensor,
@@ -155,7 +157,7 @@ def _write(
     batch, slots, heads, dim = keys.shape
     count = new_scores.shape[1]
     cosines = torch.empty((batch, count, slots), dtype=torch.float32, device=keys.device)
-    written = torch.empty((batch, 3), dtype=torch.int64, device=keys.device)
+    written = _empty_counts(keys)
     block_c = kernel.padded(count)
     block_n = min(kernel.padded(heads * dim), _LARGEST_BLOCK, max(16, _TILE // block_c))
     sizes = {"SIZE": heads * dim, "BLOCK_C": block_c, "BLOCK_N": block_n, "num_warps": _WARPS}
@@ -164,8 +166,3 @@ def _write(
     block_m = kernel.padded(slots)
     kernel.launch(write_kernel, (batch,), *tensors, slots, count, threshold, BLOCK_M=block_m, **sizes)
     return written
-
-
-@_write.register_fake
-def _(keys: Tensor, *_: object) -> Tensor:
-    return torch.empty((len(keys), 3), dtype=torch.int64, device=keys.device)

@@ -1,16 +1,11 @@
-"""The gated activation of SwiGLU, silu(gate) · up.
-
-`reference.py` is the specification in plain PyTorch; `triton.py` has the fused kernels.
-"""
+"""The gated activation of SwiGLU, silu(gate) · up."""
 
 from torch import Tensor
 
 from redline.errors import ModelError
 from redline.ops.checks import check_floating, check_same_device, check_same_dtype, check_shape
-from redline.ops.dispatch import choose
+from redline.ops.dispatch import run
 from redline.ops.swiglu import reference
-
-__all__ = ["packed_swiglu", "swiglu"]
 
 
 def swiglu(gate: Tensor, up: Tensor, implementation: str = "auto") -> Tensor:
@@ -22,9 +17,7 @@ def swiglu(gate: Tensor, up: Tensor, implementation: str = "auto") -> Tensor:
     check_floating("swiglu", gate=gate)
     check_same_dtype("swiglu", gate=gate, up=up)
     check_same_device("swiglu", gate=gate, up=up)
-    if choose("swiglu", implementation, gate.device, lambda: _triton().why_not(gate)) == "triton":
-        return _triton().swiglu(gate, up)
-    return reference.swiglu(gate, up)
+    return run("swiglu", implementation, (gate,), reference.swiglu, gate, up)
 
 
 def packed_swiglu(gate_up: Tensor, implementation: str = "auto") -> Tensor:
@@ -32,12 +25,4 @@ def packed_swiglu(gate_up: Tensor, implementation: str = "auto") -> Tensor:
     if gate_up.ndim < 1 or gate_up.shape[-1] % 2:
         raise ModelError(f"packed_swiglu: the last dimension of gate_up must be even, not {tuple(gate_up.shape)}.")
     check_floating("packed_swiglu", gate_up=gate_up)
-    if choose("packed_swiglu", implementation, gate_up.device, lambda: _triton().why_not(gate_up)) == "triton":
-        return _triton().packed_swiglu(gate_up)
-    return reference.packed_swiglu(gate_up)
-
-
-def _triton():
-    from redline.ops.swiglu import triton  # imports Triton
-
-    return triton
+    return run("packed_swiglu", implementation, (gate_up,), reference.packed_swiglu, gate_up)

@@ -13,8 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from redline.ops import kernel
-
-INTERPRETED = kernel.INTERPRETED
+from redline.ops.kernel import why_not as why_not
 
 
 @dataclass(frozen=True)
@@ -26,11 +25,6 @@ class Tiles:
 
 
 TILES = {"forward": Tiles(1024, 4), "backward": Tiles(512, 4)}
-
-
-def why_not(gate: Tensor) -> str:
-    """Returns why the kernels do not support this input, or an empty string."""
-    return kernel.why_not(gate)
 
 
 @triton.jit
@@ -65,58 +59,36 @@ def backward_kernel(
     tl.store(grad_up + place, (grads * silu).to(grad_up.dtype.element_ty), mask=inside)
 
 
-@torch.library.custom_op("redline::swiglu", mutates_args=())
+@kernel.custom_op("swiglu", lambda gate, up: kernel.empty_like(gate))
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """Computes the reference function."""
     out = kernel.empty_like(gate)
     _launch(forward_kernel, TILES["forward"], gate, up, out)
     return out
 
 
-@swiglu.register_fake
-def _(gate: Tensor, up: Tensor) -> Tensor:
-    return kernel.empty_like(gate)
-
-
-@torch.library.custom_op("redline::swiglu_backward", mutates_args=())
+@kernel.custom_op("swiglu_backward", lambda gate, up, grad: (kernel.empty_like(gate), kernel.empty_like(gate)))
 def _backward(gate: Tensor, up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     grad_gate, grad_up = kernel.empty_like(gate), kernel.empty_like(gate)
     _launch(backward_kernel, TILES["backward"], gate, up, grad.contiguous(), grad_gate, grad_up)
     return grad_gate, grad_up
 
 
-@_backward.register_fake
-def _(gate: Tensor, up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    return kernel.empty_like(gate), kernel.empty_like(gate)
+kernel.differentiate(swiglu, lambda ctx, grad: _backward(*ctx.saved_tensors, grad))
 
 
-def _setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
+def _half_of(gate_up: Tensor) -> Tensor:
+    return torch.empty((*gate_up.shape[:-1], gate_up.shape[-1] // 2), dtype=gate_up.dtype, device=gate_up.device)
 
 
-def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-    gate, up = ctx.saved_tensors
-    return _backward(gate, up, grad)
-
-
-swiglu.register_autograd(_differentiate, setup_context=_setup_context)
-
-
-@torch.library.custom_op("redline::packed_swiglu", mutates_args=())
+@kernel.custom_op("packed_swiglu", _half_of)
 def packed_swiglu(gate_up: Tensor) -> Tensor:
-    """Computes the reference function."""
     gate, up = _rows(gate_up).chunk(2, -1)
     out = _half_of(gate_up)
     _launch(forward_kernel, TILES["forward"], gate, up, out)
     return out
 
 
-@packed_swiglu.register_fake
-def _(gate_up: Tensor) -> Tensor:
-    return _half_of(gate_up)
-
-
-@torch.library.custom_op("redline::packed_swiglu_backward", mutates_args=())
+@kernel.custom_op("packed_swiglu_backward", lambda gate_up, grad: kernel.empty_like(gate_up))
 def _packed_backward(gate_up: Tensor, grad: Tensor) -> Tensor:
     grad_gate_up = kernel.empty_like(gate_up)
     gate, up = _rows(gate_up).chunk(2, -1)
@@ -125,21 +97,7 @@ def _packed_backward(gate_up: Tensor, grad: Tensor) -> Tensor:
     return grad_gate_up
 
 
-@_packed_backward.register_fake
-def _(gate_up: Tensor, grad: Tensor) -> Tensor:
-    return kernel.empty_like(gate_up)
-
-
-def _setup_packed_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-def _differentiate_packed(ctx: Any, grad: Tensor) -> Tensor:
-    (gate_up,) = ctx.saved_tensors
-    return _packed_backward(gate_up, grad)
-
-
-packed_swiglu.register_autograd(_differentiate_packed, setup_context=_setup_packed_context)
+kernel.differentiate(packed_swiglu, lambda ctx, grad: (_packed_backward(*ctx.saved_tensors, grad),))
 
 
 def _launch(which: Any, tiles: Tiles, gate: Tensor, up: Tensor, *others: Tensor) -> None:
@@ -162,7 +120,3 @@ def _rows(x: Tensor) -> Tensor:
     """Returns x as (rows, width), copied only if it cannot be viewed with contiguous rows."""
     x = x.reshape(-1, x.shape[-1]) if x.ndim != 2 else x
     return kernel.rows_contiguous(x)
-
-
-def _half_of(gate_up: Tensor) -> Tensor:
-    return torch.empty((*gate_up.shape[:-1], gate_up.shape[-1] // 2), dtype=gate_up.dtype, device=gate_up.device)

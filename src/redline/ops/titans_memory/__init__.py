@@ -1,14 +1,12 @@
 """The Titans memory: a linear memory that is updated by gradient descent with momentum and weight decay.
 
-`reference.py` is the specification in plain PyTorch; `triton.py` has chunked kernels.
-
 B: sequences, S: tokens, H: heads, K: channels of a key, V: channels of a value.
 """
 
 from torch import Tensor
 
-from redline.ops.checks import check_memory_inputs, check_shape
-from redline.ops.dispatch import choose
+from redline.ops.checks import check_memory_inputs
+from redline.ops.dispatch import run
 from redline.ops.titans_memory import reference
 from redline.ops.titans_memory.reference import TitansState, titans_step
 
@@ -37,25 +35,8 @@ def titans_memory(
     multiply in the widest dtype of q, k and v.
     """
     op = "titans_memory"
-    check_memory_inputs(op, q_BSHK, k_BSHK, v_BSHV, documents_BS, chunk)
-    batch, tokens, heads, keys = q_BSHK.shape
-    for name, gate in (("alpha_BSH", alpha_BSH), ("eta_BSH", eta_BSH), ("theta_BSH", theta_BSH)):
-        check_shape(op, name, gate, (batch, tokens, heads))
-    if state is not None:
-        for name, matrix in zip(state._fields[:3], state[:3], strict=True):
-            check_shape(op, f"state.{name}", matrix, (batch, heads, keys, v_BSHV.shape[-1]))
-        check_shape(op, "state.position_B", state.position_B, (batch,))
+    gates = {"alpha_BSH": alpha_BSH, "eta_BSH": eta_BSH, "theta_BSH": theta_BSH}
+    states = {} if state is None else {f"state.{name}": tensor for name, tensor in state._asdict().items()}
+    check_memory_inputs(op, q_BSHK, documents_BS, chunk, k_BSHK=k_BSHK, v_BSHV=v_BSHV, **gates, **states)
     inputs = (q_BSHK, k_BSHK, v_BSHV, alpha_BSH, eta_BSH, theta_BSH, state, documents_BS, chunk)
-
-    def why_not() -> str:
-        return _triton().why_not(q_BSHK, k_BSHK, v_BSHV, chunk)
-
-    if choose(op, implementation, q_BSHK.device, why_not) == "triton":
-        return _triton().titans_memory(*inputs)
-    return reference.chunked(*inputs)
-
-
-def _triton():
-    from redline.ops.titans_memory import triton  # imports Triton
-
-    return triton
+    return run(op, implementation, (q_BSHK, k_BSHK, v_BSHV, chunk), reference.chunked, *inputs)

@@ -14,44 +14,23 @@ import torch
 from torch import Tensor
 
 from redline.ops import kernel
-from redline.ops.gated_delta_rule.chunk_launch import ChunkLaunch
-from redline.ops.kernel import INTERPRETED as INTERPRETED
+from redline.ops.gated_delta_rule import chunk_launch
+from redline.ops.gated_delta_rule.chunk_launch import MOST_CHUNKS, ChunkLaunch, Tiles
 from redline.ops.titans_memory import triton_backward as backward
 from redline.ops.titans_memory import triton_forward as forward
 from redline.ops.titans_memory.reference import TitansState, positions
 
-CHUNKS = (16, 32, 64)
 _LARGEST_HEAD = 128
-_MOST_CHUNKS = 65_535  # the limit of CUDA for the second dimension of a grid
 _SEQUENTIAL = (forward.state_kernel, backward.state_grad_kernel)
 # The gate kernels process one row at a time, which one warp computes.
 _SINGLE_WARP = (forward.gate_kernel, backward.gate_grad_kernel)
 
 
-@dataclass(frozen=True)
-class Tiles:
-    """Block sizes, warps, and pipeline stages.
-
-    One program of a sequential kernel processes a block of `values` columns of the state over all chunks.
-    """
-
-    block: int
-    warps: int
-    values: int
-    state_warps: int
-    stages: int
-
-
 # Keyed by element size in bytes and padded channels of a key.
 TILES = {
-    (2, 16): Tiles(64, 4, 32, 4, 2),
-    (2, 32): Tiles(64, 4, 32, 4, 2),
-    (2, 64): Tiles(64, 4, 32, 4, 2),
+    **{(2, keys): Tiles(64, 4, 32, 4, 2) for keys in (16, 32, 64)},
     (2, 128): Tiles(64, 4, 16, 4, 2),
-    (4, 16): Tiles(32, 4, 16, 4, 1),
-    (4, 32): Tiles(32, 4, 16, 4, 1),
-    (4, 64): Tiles(32, 4, 16, 4, 1),
-    (4, 128): Tiles(32, 4, 16, 4, 1),
+    **{(4, keys): Tiles(32, 4, 16, 4, 1) for keys in (16, 32, 64, 128)},
 }
 # Used if the sequential kernels would occupy at most half of the device.
 FINE_VALUES = 16
@@ -95,16 +74,9 @@ def titans_memory(
 
 
 def why_not(q_BSHK: Tensor, k_BSHK: Tensor, v_BSHV: Tensor, chunk: int) -> str:
-    """Returns why the kernels do not support this input, or an empty string."""
-    largest = max(q_BSHK.shape[-1], v_BSHV.shape[-1])
-    if largest > _LARGEST_HEAD:
-        return f"heads may have at most {_LARGEST_HEAD} elements, not {largest}"
-    if chunk not in CHUNKS:
-        return f"unsupported chunk {chunk} (supported: 16, 32, 64)"
-    longest = _MOST_CHUNKS // 2 * chunk
-    if q_BSHK.shape[1] > longest:
-        return f"at most {longest} tokens per call are supported, not {q_BSHK.shape[1]}"
-    return kernel.why_not(q_BSHK) or kernel.why_not(k_BSHK) or kernel.why_not(v_BSHV)
+    # Each chunk is split into two parts.
+    too_long = chunk_launch.why_too_long(q_BSHK, MOST_CHUNKS // 2 * chunk)
+    return chunk_launch.why_not(q_BSHK, k_BSHK, v_BSHV, chunk, _LARGEST_HEAD) or too_long
 
 
 def launcher(q: Tensor, v: Tensor, wrap: Tensor | None, chunk: int) -> ChunkLaunch:
@@ -160,23 +132,16 @@ def _run_forward_kernels(
     memory, momentum, anchor = (fp32(*start.states[:2], *start.states[3:]) for _ in range(3))
     finals = memory, momentum, anchor
     start(forward.state_kernel, k, v, wrap, fresh, last, whole, *first, memories, momenta, anchors, errors, *finals)
-    fwd = (
-        gain,
-        momentum_gain,
-        of_memory,
-        of_momentum,
-        products,
-        last,
-        whole,
-        memories,
-        momenta,
-        anchors,
-        errors,
-    )
-    return Intermediates(*fwd, finals)
+    gains, states = (gain, momentum_gain, of_memory, of_momentum), (memories, momenta, anchors)
+    return Intermediates(*gains, products, last, whole, *states, errors, finals)
 
 
-@torch.library.custom_op("redline::titans_memory", mutates_args=())
+def _empty_outputs(q: Tensor, k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, ...]:
+    shape = (q.shape[0], q.shape[2], q.shape[3], v.shape[3])
+    return kernel.empty_like(v), *(torch.empty(shape, dtype=torch.float32, device=v.device) for _ in range(3))
+
+
+@kernel.custom_op("titans_memory", _empty_outputs)
 def _forward(
     q: Tensor,
     k: Tensor,
@@ -197,14 +162,7 @@ def _forward(
     first = tuple(kernel.contiguous(matrix) for matrix in (memory, momentum, anchor))
     fwd = _run_forward_kernels(start, k, v, (keep, eta, theta), first, wrap, fresh)
     out = torch.empty_like(v)
-    read = (
-        fwd.gain,
-        fwd.of_memory,
-        fwd.of_momentum,
-        fwd.memories,
-        fwd.momenta,
-        fwd.errors,
-    )
+    read = (fwd.gain, fwd.of_memory, fwd.of_momentum, fwd.memories, fwd.momenta, fwd.errors)
     start(forward.output_kernel, q, k, wrap, *read, out)
     final_memory, final_momentum, final_anchor = fwd.finals
     # If no chunk is split, the memory at the end of the last chunk is the next M₀ only if that chunk is full.
@@ -213,14 +171,9 @@ def _forward(
     return out, final_memory, final_momentum, final_anchor
 
 
-@_forward.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    shape = (q.shape[0], q.shape[2], q.shape[3], v.shape[3])
-    memory, momentum, anchor = (torch.empty(shape, dtype=torch.float32, device=v.device) for _ in range(3))
-    return kernel.empty_like(v), memory, momentum, anchor
-
-
-@torch.library.custom_op("redline::titans_memory_backward", mutates_args=())
+@kernel.custom_op(
+    "titans_memory_backward", lambda *inputs: [kernel.empty_like(one) for one in (*inputs[:6], *inputs[12:15])]
+)
 def _backward(
     q: Tensor,
     k: Tensor,
@@ -276,21 +229,10 @@ def _backward(
     return [grad_q, grad_k, grad_v, grad_keep, grad_eta, grad_theta, *firsts]
 
 
-@_backward.register_fake
-def _(*inputs: Any) -> list[Tensor]:
-    grad_memory, grad_momentum, grad_anchor = inputs[12:15]
-    return [kernel.empty_like(tensor) for tensor in (*inputs[:6], grad_memory, grad_momentum, grad_anchor)]
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, ctx.chunk = inputs
-    ctx.save_for_backward(*tensors)
-
-
 def _differentiate(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-    found = _backward(*ctx.saved_tensors, *grads, ctx.chunk)
+    found = _backward(*ctx.saved_tensors, *grads, *ctx.options)
     matrices = (grad if needed else None for grad, needed in zip(found[6:], ctx.needs_input_grad[6:9], strict=True))
-    return *found[:6], *matrices, None, None, None
+    return *found[:6], *matrices
 
 
-_forward.register_autograd(_differentiate, setup_context=_setup_context)
+kernel.differentiate(_forward, _differentiate)

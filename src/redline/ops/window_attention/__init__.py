@@ -1,7 +1,6 @@
 """Window attention of Swin transformers, with a relative position bias and shifted windows.
 
-`reference.py` is the specification in plain PyTorch, `sdpa.py` uses PyTorch's fused attention, and `triton.py` has the
-fused kernels.
+`sdpa.py` uses PyTorch's fused attention, and `triton.py` has separate kernels.
 
 B: images, H and W: height and width in tokens, C: channels, R: rows of the bias table (H: heads there).
 """
@@ -13,9 +12,9 @@ from torch import Tensor
 
 from redline.errors import ModelError
 from redline.ops.checks import check_same_device
-from redline.ops.dispatch import choose
+from redline.ops.dispatch import kernels, select
 from redline.ops.window_attention import reference, sdpa
-from redline.ops.window_attention.bias_table import compact_bias_table, expand_bias_table
+from redline.ops.window_attention.reference import compact_bias_table, expand_bias_table
 
 __all__ = [
     "IMPLEMENTATIONS",
@@ -34,11 +33,8 @@ def window_attention(
     """Returns the attention inside each window, (B, H, W, C). `auto` takes the fastest supported implementation."""
     _check(qkv_BHW3C, table_RH, table_RH.shape, window, shift)
     chosen = _choose(implementation, qkv_BHW3C, table_RH, table_RH.shape[-1], window)
-    if chosen == "triton":
-        return _triton().window_attention(qkv_BHW3C, table_RH, window, shift)
-    if chosen == "sdpa":
-        return sdpa.window_attention(qkv_BHW3C, table_RH, window, shift)
-    return reference.window_attention(qkv_BHW3C, table_RH, window, shift)
+    module = {"sdpa": sdpa, "reference": reference}.get(chosen)
+    return (module or kernels("window_attention")).window_attention(qkv_BHW3C, table_RH, window, shift)
 
 
 def window_attention_expanded(
@@ -49,7 +45,7 @@ def window_attention_expanded(
     _check(qkv_BHW3C, bias_HRWW, (rows**2, heads), window, shift)
     if _choose(implementation, qkv_BHW3C, bias_HRWW, heads, window) != "triton":
         return window_attention(qkv_BHW3C, compact_bias_table(bias_HRWW), window, shift, implementation)
-    return _triton().window_attention_expanded(qkv_BHW3C, bias_HRWW, shift)
+    return kernels("window_attention").window_attention_expanded(qkv_BHW3C, bias_HRWW, shift)
 
 
 def auto_implementation(qkv_BHW3C: Tensor, table_RH: Tensor, window: int) -> str:
@@ -61,17 +57,8 @@ def _choose(requested: str, qkv_BHW3C: Tensor, biases: Tensor, heads: int, windo
     # PyTorch's fused CPU attention has no gradient for masks, and its own fallback is slower than the reference.
     trains_table = biases.requires_grad and torch.is_grad_enabled()
     fallback = "reference" if trains_table and not qkv_BHW3C.is_cuda else "sdpa"
-
-    def why_not() -> str:
-        return _triton().why_not(qkv_BHW3C, heads, window)
-
-    return choose("window_attention", requested, qkv_BHW3C.device, why_not, IMPLEMENTATIONS, fallback)
-
-
-def _triton():
-    from redline.ops.window_attention import triton  # imports Triton
-
-    return triton
+    supported = (qkv_BHW3C, heads, window)
+    return select("window_attention", requested, *supported, implementations=IMPLEMENTATIONS, fallback=fallback)
 
 
 def _check(qkv_BHW3C: Tensor, biases: Tensor, table_shape: Sequence[int], window: int, shift: int) -> None:

@@ -60,3 +60,18 @@ def _side(length: int, window: int, shift: int, device: torch.device) -> Tensor:
     """Returns the region along one side of the rolled image: 0 before the last window, 1 in it, 2 if wrapped."""
     position = torch.arange(length, device=device)
     return (position >= length - window).long() + (position >= length - shift).long()
+
+
+def expand_bias_table(table_RH: Tensor, window: int) -> Tensor:
+    """Returns the table in the layout of the kernels, in which the biases of neighboring keys are contiguous.
+
+    The dimensions (heads, 2·window − 1, window, window) are head, row offset, query column and key column.
+    """
+    offsets = 2 * window - 1
+    return table_RH.unflatten(0, (offsets, offsets)).unfold(1, window, 1).permute(2, 0, 1, 3).contiguous()
+
+
+def compact_bias_table(bias_HRWW: Tensor) -> Tensor:
+    """Inverts `expand_bias_table`: takes the first query column, and what the last query column adds to it."""
+    first, last = bias_HRWW[:, :, 0], bias_HRWW[:, :, -1, 1:]
+    return torch.cat((first, last), -1).flatten(1).t()

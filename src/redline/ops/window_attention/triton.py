@@ -15,15 +15,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from redline.ops import kernel
-from redline.ops.window_attention.bias_table import expand_bias_table
+from redline.ops.window_attention.reference import expand_bias_table
 from redline.ops.window_attention.triton_kernels import (
     bias_gradient_kernel,
     forward_kernel,
     key_gradient_kernel,
     query_gradient_kernel,
 )
-
-INTERPRETED = kernel.INTERPRETED
 
 _WINDOWS = (4, 8, 16, 32)
 _LARGEST_HEAD = 128
@@ -49,23 +47,14 @@ class Tiles:
 # shared memory of the smallest GPUs. The forward tiles for two bytes were the fastest of six for the heads of
 # DRCT-L on an H200 (docs/log.md).
 FORWARD_TILES = {
-    (2, 16): Tiles(64, 32, 4, 3),
-    (2, 32): Tiles(64, 32, 4, 3),
-    (2, 64): Tiles(64, 32, 4, 3),
-    (2, 128): Tiles(64, 32, 4, 3),
-    (4, 16): Tiles(64, 32, 4, 1),
-    (4, 32): Tiles(64, 32, 4, 1),
-    (4, 64): Tiles(64, 32, 4, 1),
+    **{(2, size): Tiles(64, 32, 4, 3) for size in (16, 32, 64, 128)},
+    **{(4, size): Tiles(64, 32, 4, 1) for size in (16, 32, 64)},
     (4, 128): Tiles(32, 32, 4, 1),
 }
 BACKWARD_TILES = {
-    (2, 16): Tiles(64, 64, 4, 2),
-    (2, 32): Tiles(64, 64, 4, 2),
-    (2, 64): Tiles(64, 64, 4, 2),
+    **{(2, size): Tiles(64, 64, 4, 2) for size in (16, 32, 64)},
     (2, 128): Tiles(64, 32, 4, 1),
-    (4, 16): Tiles(64, 16, 4, 1),
-    (4, 32): Tiles(64, 16, 4, 1),
-    (4, 64): Tiles(64, 16, 4, 1),
+    **{(4, size): Tiles(64, 16, 4, 1) for size in (16, 32, 64)},
     (4, 128): Tiles(32, 16, 4, 1),
 }
 
@@ -76,7 +65,6 @@ def window_attention(qkv_BHW3C: Tensor, table_RH: Tensor, window: int, shift: in
 
 
 def why_not(qkv_BHW3C: Tensor, heads: int, window: int) -> str:
-    """Returns why the kernels do not support this input, or an empty string."""
     reason = kernel.why_not(qkv_BHW3C)
     if reason:
         return reason
@@ -88,7 +76,11 @@ def why_not(qkv_BHW3C: Tensor, heads: int, window: int) -> str:
     return ""
 
 
-@torch.library.custom_op("redline::window_attention_expanded", mutates_args=())
+def _empty_output(qkv: Tensor, *_: object) -> Tensor:
+    return torch.empty((*qkv.shape[:3], qkv.shape[3] // 3), dtype=qkv.dtype, device=qkv.device)
+
+
+@kernel.custom_op("window_attention_expanded", _empty_output)
 def window_attention_expanded(qkv: Tensor, bias: Tensor, shift: int) -> Tensor:
     """Computes window attention for inference and writes only the output."""
     qkv, out = qkv.contiguous(), _empty_output(qkv)
@@ -96,28 +88,18 @@ def window_attention_expanded(qkv: Tensor, bias: Tensor, shift: int) -> Tensor:
     return out
 
 
-@window_attention_expanded.register_fake
-def _(qkv: Tensor, bias: Tensor, shift: int) -> Tensor:
-    return _empty_output(qkv)
-
-
-@torch.library.custom_op("redline::window_attention", mutates_args=())
-def _forward(qkv: Tensor, table: Tensor, window: int, shift: int) -> tuple[Tensor, Tensor]:
-    qkv = qkv.contiguous()
-    out, lse = _forward_fake(qkv, table, window, shift)
-    _run_forward(qkv, expand_bias_table(table, window), shift, out, lse)
-    return out, lse
-
-
-@_forward.register_fake
-def _forward_fake(qkv: Tensor, table: Tensor, window: int, shift: int) -> tuple[Tensor, Tensor]:
+def _empty_outputs(qkv: Tensor, table: Tensor, window: int, shift: int) -> tuple[Tensor, Tensor]:
     tokens = qkv.shape[:3].numel()
     lse = torch.empty((tokens // window**2, table.shape[1], window**2), dtype=torch.float32, device=qkv.device)
     return _empty_output(qkv), lse
 
 
-def _empty_output(qkv: Tensor) -> Tensor:
-    return torch.empty((*qkv.shape[:3], qkv.shape[3] // 3), dtype=qkv.dtype, device=qkv.device)
+@kernel.custom_op("window_attention", _empty_outputs)
+def _forward(qkv: Tensor, table: Tensor, window: int, shift: int) -> tuple[Tensor, Tensor]:
+    qkv = qkv.contiguous()
+    out, lse = _empty_outputs(qkv, table, window, shift)
+    _run_forward(qkv, expand_bias_table(table, window), shift, out, lse)
+    return out, lse
 
 
 def _run_forward(qkv: Tensor, bias: Tensor, shift: int, out: Tensor, lse: Tensor | None) -> None:
@@ -131,7 +113,9 @@ def _run_forward(qkv: Tensor, bias: Tensor, shift: int, out: Tensor, lse: Tensor
     )  # fmt: skip
 
 
-@torch.library.custom_op("redline::window_attention_backward", mutates_args=())
+@kernel.custom_op(
+    "window_attention_backward", lambda qkv, table, out, lse, *_: (kernel.empty_like(qkv), torch.empty_like(lse))
+)
 def _backward(
     qkv: Tensor, table: Tensor, out: Tensor, lse: Tensor, gradient: Tensor, window: int, shift: int
 ) -> tuple[Tensor, Tensor]:
@@ -147,12 +131,7 @@ def _backward(
     return qkv_gradient, delta
 
 
-@_backward.register_fake
-def _(qkv: Tensor, table: Tensor, out: Tensor, lse: Tensor, *_: object) -> tuple[Tensor, Tensor]:
-    return kernel.empty_like(qkv), torch.empty_like(lse)
-
-
-@torch.library.custom_op("redline::window_attention_table_gradient", mutates_args=())
+@kernel.custom_op("window_attention_table_gradient", lambda qkv, table, *_: kernel.empty_like(table))
 def _table_gradient(
     qkv: Tensor, table: Tensor, lse: Tensor, delta: Tensor, gradient: Tensor, window: int, shift: int
 ) -> Tensor:
@@ -167,27 +146,15 @@ def _table_gradient(
     return _gather(partial.sum(0), window).to(table.dtype)
 
 
-@_table_gradient.register_fake
-def _(qkv: Tensor, table: Tensor, *_: object) -> Tensor:
-    return kernel.empty_like(table)
-
-
-def _setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int, int], output: tuple[Tensor, Tensor]) -> None:
-    qkv, table, ctx.window, ctx.shift = inputs
-    ctx.save_for_backward(qkv, table, *output)
-    ctx.set_materialize_grads(False)
-
-
-def _differentiate(ctx: Any, gradient: Tensor, _: None) -> tuple[Tensor, Tensor | None, None, None]:
+def _differentiate(ctx: Any, gradient: Tensor, _: None) -> tuple[Tensor, ...]:
     qkv, table, out, lse = ctx.saved_tensors
-    qkv_gradient, delta = _backward(qkv, table, out, lse, gradient, ctx.window, ctx.shift)
-    table_gradient = None
-    if ctx.needs_input_grad[1]:
-        table_gradient = _table_gradient(qkv, table, lse, delta, gradient, ctx.window, ctx.shift)
-    return qkv_gradient, table_gradient, None, None
+    qkv_gradient, delta = _backward(qkv, table, out, lse, gradient, *ctx.options)
+    if not ctx.needs_input_grad[1]:
+        return (qkv_gradient,)
+    return qkv_gradient, _table_gradient(qkv, table, lse, delta, gradient, *ctx.options)
 
 
-_forward.register_autograd(_differentiate, setup_context=_setup_context)
+kernel.differentiate(_forward, _differentiate, saved=lambda inputs, output: (*inputs[:2], *output), materialize=False)
 
 
 def _pieces(size: int) -> tuple[int, int]:

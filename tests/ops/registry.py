@@ -1,4 +1,4 @@
-"""The registry of all ops with Triton kernels, over which tests, benchmarks and documentation iterate.
+"""The registry of all ops with Triton kernels, over which the contract test iterates.
 
 Every op takes `implementation`: "auto", "reference" or "triton". Importing this module does not import Triton.
 """
@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from redline import ops
-from redline.ops import samples
+
+from . import samples
 
 Sizes = dict[str, Any]
 
