@@ -55,7 +55,7 @@ class Tracker:
         self._subject = subject
         self._enter, self._leave = enter, leave
         self._names = {id(module): name for name, module in subject.layers.items()}
-        self._owners = _owners(subject.layers)
+        self._owners = owner_paths(subject.layers)
         self._stack: list[Place] = []
         # The autograd sequence number at which each path started.
         self._numbers: list[int] = []
@@ -66,6 +66,12 @@ class Tracker:
     @property
     def current(self) -> Place:
         return self._stack[-1] if self._stack else Place((), _phase())
+
+    @property
+    def parents(self) -> set[str]:
+        """The current layer in the form that torch's counter of FLOPs reads from its own tracker of modules."""
+        # The prefix keeps names of layers apart from `Global`, which the counter uses for the total.
+        return {"Global", f"layer:{self.current.layer}"}
 
     def __enter__(self) -> "Tracker":
         self._handles += [
@@ -163,16 +169,13 @@ def _nodes(value: Any) -> Iterator[Any]:
         yield node
 
 
-def ancestry(name: str, layers: dict[str, nn.Module]) -> tuple[str, ...]:
-    """Returns the enclosing layers of a name: `a.b` -> ("", "a", "a.b"), restricted to known layers."""
-    parts = name.split(".") if name else []
-    names = ["", *(".".join(parts[: i + 1]) for i in range(len(parts)))]
-    return tuple(n for n in names if n in layers)
-
-
-def _owners(layers: dict[str, nn.Module]) -> dict[int, tuple[str, ...]]:
+def owner_paths(layers: dict[str, nn.Module]) -> dict[int, tuple[str, ...]]:
+    """Returns, by the id of each parameter, the layers that contain it: ("", "a", "a.b") for a parameter of `a.b`."""
     owners: dict[int, tuple[str, ...]] = {}
     for name, module in layers.items():
+        parts = name.split(".")
+        outer = dict.fromkeys(["", *(".".join(parts[: i + 1]) for i in range(len(parts)))])
+        path = tuple(known for known in outer if known in layers)
         for parameter in module.parameters(recurse=False):
-            owners.setdefault(id(parameter), ancestry(name, layers))
+            owners.setdefault(id(parameter), path)
     return owners
