@@ -20,14 +20,9 @@ METHODS = ("minmax", "percentile")
 # Convolutions are omitted: ONNX Runtime has no kernel for dynamic int8 convolutions with signed weights.
 _DYNAMIC_OPERATORS = ["MatMul", "Gemm", "Attention", "LSTM"]
 _INT8_OPERATORS = {
-    "ConvInteger",
-    "DynamicQuantizeLSTM",
-    "DynamicQuantizeMatMul",
-    "MatMulInteger",
-    "MatMulIntegerToFloat",
-    "QAttention",
-    "QGemm",
-}
+    "ConvInteger", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "MatMulInteger", "MatMulIntegerToFloat",
+    "QAttention", "QGemm",
+}  # fmt: skip
 # Operators that only move elements; a roll is exported as two slices and a concatenation.
 _MOVES = {"Reshape", "Transpose", "Slice", "Concat", "Squeeze", "Unsqueeze", "Flatten"}
 

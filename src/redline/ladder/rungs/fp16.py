@@ -8,7 +8,6 @@ module, and the saved plan contains `bf16`.
 
 import copy
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -86,24 +85,18 @@ def find_overflow(model: nn.Module, samples: tuple[Inputs, ...], device: torch.d
             return f"an input of sample {index} exceeds {LARGEST:,.0f}"
     devices = [device] if device.type == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(devices):
-        scratch = _copied(model, lambda weight: weight)
+        # Runs copies, because a forward pass in training mode updates the statistics of BatchNorm. The fp32 copy shares
+        # its weights with the model, because a forward pass does not change them and copies of them are large.
+        scratch = copy.deepcopy(model, {id(weight): weight for weight in model.parameters()})
         infinite_in_fp32 = [_run_and_collect(scratch, _prepare(s, device, torch.float32)) for s in samples]
-        scratch = convert(_copied(model, _in_half), torch.float16)
+        halved = copy.deepcopy(model, {id(weight): _in_half(weight) for weight in model.parameters()})
+        scratch = convert(halved, torch.float16)
         for index, sample in enumerate(samples):
             for name in _run_and_collect(scratch, _prepare(sample, device, torch.float16)):
                 if name not in infinite_in_fp32[index]:
                     place = f"the output of {name!r}" if name else "the model's output"
                     return f"{place} is not finite in fp16 on sample {index}"
     return ""
-
-
-def _copied(model: nn.Module, weight: Callable[[nn.Parameter], nn.Parameter]) -> nn.Module:
-    """Copies the model, because a forward pass in training mode updates the statistics of BatchNorm.
-
-    `weight` maps each weight to that of the copy. It may return the same object, because a forward pass does not change
-    weights, and copies of them are large.
-    """
-    return copy.deepcopy(model, {id(own): weight(own) for own in model.parameters()})
 
 
 def _in_half(weight: nn.Parameter) -> nn.Parameter:

@@ -61,8 +61,7 @@ class KeepMemory(Rung):
     def apply(self, job: Job) -> Job:
         keep_freed_memory()
         seen = Seen()
-        job = job.with_evidence(self.name, seen)
-        return replace(job, contexts=(*job.contexts, partial(_counting, seen)))
+        return replace(job.with_evidence(self.name, seen), contexts=(*job.contexts, partial(_counting, seen)))
 
     def proof(self, job: Job) -> str:
         seen: Seen = job.evidence[self.name]
