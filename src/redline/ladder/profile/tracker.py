@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
+from redline.ladder.gate import tensors_of
 from redline.ladder.profile.subject import Subject
 from redline.ladder.workload import Inputs, LossFunction
 
@@ -61,7 +61,6 @@ class Tracker:
         self._numbers: list[int] = []
         self._paths: list[tuple[str, ...]] = []
         self._handles: list[RemovableHandle] = []
-        self._node_handles: list[RemovableHandle] = []
 
     @property
     def current(self) -> Place:
@@ -89,10 +88,9 @@ class Tracker:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for handle in [*self._handles, *self._node_handles]:
+        for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._node_handles.clear()
         if self._subject.loss is not None:
             self._subject.loss.around = None
 
@@ -133,16 +131,13 @@ class Tracker:
         self._pop()
         self._push(Place((WATCHING,), FORWARD))
         for node in _nodes(value):
-            self._watch_node(node)
+            place = Place(self._path_of(node), BACKWARD)
+            self._handles += [
+                node.register_prehook(lambda *_, place=place: self._push(place)),
+                node.register_hook(lambda *_: self._pop()),
+            ]
         self._pop()
         return value
-
-    def _watch_node(self, node: Any) -> None:
-        place = Place(self._path_of(node), BACKWARD)
-        self._node_handles += [
-            node.register_prehook(lambda *_: self._push(place)),
-            node.register_hook(lambda *_: self._pop()),
-        ]
 
     def _path_of(self, node: Any) -> tuple[str, ...]:
         variable = getattr(node, "variable", None)  # an AccumulateGrad node, which adds to the gradient of a parameter
@@ -158,7 +153,7 @@ def _phase() -> str:
 
 def _nodes(value: Any) -> Iterator[Any]:
     """Yields every autograd node of a loss."""
-    waiting = [leaf.grad_fn for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+    waiting = [tensor.grad_fn for tensor in tensors_of(value)]
     seen = set()
     while waiting:
         node = waiting.pop()

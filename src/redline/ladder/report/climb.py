@@ -7,7 +7,7 @@ from statistics import median
 from redline.errors import MeasurementError
 from redline.ladder.measurement import Measurement
 from redline.ladder.report.ladder import Row, ladder_rows, timed
-from redline.ladder.report.recorded_machine import RecordedMachine
+from redline.ladder.report.roofline import RecordedMachine
 from redline.ladder.statistics import Interval, ratio_interval
 
 # Differences below this share are not mentioned in the headline.
@@ -16,6 +16,8 @@ _SAME = 0.02
 TRIED = ("trial", "second look")
 # Verdicts of rungs that did not run.
 UNTRIED = ("unavailable", "unmeasured")
+# The color classes of roles; a trial has one that depends on its verdict.
+KINDS = {"baseline": "base", "compile": "compiled", "final": "final"}
 
 
 @dataclass(frozen=True)

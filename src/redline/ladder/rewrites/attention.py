@@ -41,14 +41,11 @@ class AttentionCall:
         generator = torch.Generator(device).manual_seed(0)
 
         def random(shape: Sequence[int]) -> Tensor:
-            if len(shape) != 4:
-                tensor = torch.randn(shape, dtype=dtype, device=device, generator=generator)
-            else:
-                # In the memory layout that a projection produces: heads inside the sequence dimension.
-                batch, heads, length, width = shape
-                stored = (batch, length, heads, width)
-                tensor = torch.randn(stored, dtype=dtype, device=device, generator=generator).transpose(1, 2)
-            return tensor.requires_grad_(gradients)
+            # Four dimensions lie in memory as a projection produces them: heads inside the sequence dimension.
+            swapped = len(shape) == 4
+            stored = (shape[0], shape[2], shape[1], shape[3]) if swapped else shape
+            tensor = torch.randn(stored, dtype=dtype, device=device, generator=generator)
+            return (tensor.transpose(1, 2) if swapped else tensor).requires_grad_(gradients)
 
         mask = None
         if self.mask is not None:

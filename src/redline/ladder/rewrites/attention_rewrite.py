@@ -45,7 +45,7 @@ def lift_to_fp32(model: nn.Module, seen: Observation, gradients: bool) -> Rewrit
     return _rewrite(model, {**seen.handwritten, **seen.fused}, gradients, _lift_graph)
 
 
-_Change = Callable[[fx.Graph, nn.Module, tuple[Any, ...], dict[str, Any]], list[Match]]
+_Change = Callable[[fx.Graph, nn.Module, Site], list[Match]]
 
 
 def _rewrite(model: nn.Module, sites: dict[str, Site], gradients: bool, change: _Change) -> Rewriting:
@@ -73,7 +73,7 @@ def _replacement(
     graph = _trace(original, module, constants) if earlier is None else copied(earlier)
     untouched = copied(graph)
     try:
-        matches = change(graph, module, site.args, site.kwargs)
+        matches = change(graph, module, site)
         graph.lint()
     except NoMatch:
         raise
@@ -90,11 +90,10 @@ def _replacement(
 
 def _constants(original: type[nn.Module], module: nn.Module, site: Site) -> dict[str, Any]:
     """Returns the non-tensor arguments, for which the trace is specialized."""
-    bound = inspect.signature(original.forward).bind(module, *site.args, **site.kwargs)
-    bound.apply_defaults()
+    bound = _bound(original, module, site)
     constants = {}
     for name, value in list(bound.arguments.items())[1:]:
-        kind = inspect.signature(original.forward).parameters[name].kind
+        kind = bound.signature.parameters[name].kind
         if kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
             if value:
                 raise NoMatch(f"it takes *{name}")
@@ -103,6 +102,13 @@ def _constants(original: type[nn.Module], module: nn.Module, site: Site) -> dict
                 raise NoMatch(f"its argument {name} is a {type(value).__name__}")
             constants[name] = value
     return constants
+
+
+def _bound(original: type[nn.Module], module: nn.Module, site: Site) -> inspect.BoundArguments:
+    """Returns the recorded arguments and the defaults by name."""
+    bound = inspect.signature(original.forward).bind(module, *site.args, **site.kwargs)
+    bound.apply_defaults()
+    return bound
 
 
 def _trace(original: type[nn.Module], module: nn.Module, constants: dict[str, Any]) -> fx.Graph:
@@ -127,9 +133,9 @@ def _trace(original: type[nn.Module], module: nn.Module, constants: dict[str, An
     return graph
 
 
-def _fuse_graph(graph: fx.Graph, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Match]:
+def _fuse_graph(graph: fx.Graph, module: nn.Module, site: Site) -> list[Match]:
     modules = dict(module.named_modules())
-    values = _values(graph, module, args, kwargs)
+    values = _values(graph, module, site)
     matches = []
     for softmax in softmaxes(graph, modules):
         found = match(softmax, modules)
@@ -140,8 +146,8 @@ def _fuse_graph(graph: fx.Graph, module: nn.Module, args: tuple[Any, ...], kwarg
     return matches
 
 
-def _lift_graph(graph: fx.Graph, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Match]:
-    matches = _fuse_graph(graph, module, args, kwargs) if softmaxes(graph, dict(module.named_modules())) else []
+def _lift_graph(graph: fx.Graph, module: nn.Module, site: Site) -> list[Match]:
+    matches = _fuse_graph(graph, module, site) if softmaxes(graph, dict(module.named_modules())) else []
     in_fp32 = {attend: attend_in_fp32, F.scaled_dot_product_attention: fused_attention_in_fp32}
     lifted = [node for node in graph.nodes if node.op == "call_function" and node.target in in_fp32]
     if not lifted:
@@ -151,7 +157,7 @@ def _lift_graph(graph: fx.Graph, module: nn.Module, args: tuple[Any, ...], kwarg
     return matches
 
 
-def _values(graph: fx.Graph, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def _values(graph: fx.Graph, module: nn.Module, site: Site) -> dict[str, Any]:
     """Returns the value of each node of the graph for the recorded arguments."""
     seen: dict[str, Any] = {}
 
@@ -160,12 +166,10 @@ def _values(graph: fx.Graph, module: nn.Module, args: tuple[Any, ...], kwargs: d
             seen[n.name] = super().run_node(n)
             return seen[n.name]
 
-    original = getattr(type(module), _ORIGINAL, type(module))
-    bound = inspect.signature(original.forward).bind(module, *args, **kwargs)
-    bound.apply_defaults()
+    given = _bound(getattr(type(module), _ORIGINAL, type(module)), module, site).arguments
     placeholders = [str(node.target).lstrip("*") for node in graph.nodes if node.op == "placeholder"]
     with torch.no_grad(), state_preserved(module):
-        Watch(fx.GraphModule(module, graph)).run(*(bound.arguments[name] for name in placeholders))
+        Watch(fx.GraphModule(module, graph)).run(*(given[name] for name in placeholders))
     return seen
 
 

@@ -19,34 +19,25 @@ from redline.errors import RungError
 from redline.ladder.gate import all_finite
 from redline.ladder.job import Job
 from redline.ladder.rewrites.sample_run import watch_outputs
-from redline.ladder.rung import Rung, Stage, option
-from redline.ladder.rungs.bf16 import Bf16, apply_conversion, convert, count_convertible, proof_of_conversion
+from redline.ladder.rung import Rung, option
+from redline.ladder.rungs.bf16 import Bf16, HalfPrecision, convert
 from redline.ladder.rungs.fp32_attention import Fp32Attention
 from redline.ladder.rungs.grad_scaler import GradScaler
 from redline.ladder.workload import Inputs, call
-from redline.machine.machine import Machine
 
 LARGEST = torch.finfo(torch.float16).max
 
 
 @dataclass(frozen=True)
-class Fp16(Rung):
+class Fp16(HalfPrecision):
     name: ClassVar[str] = "fp16"
-    stage: ClassVar[Stage] = Stage.PRECISION
+    dtype: ClassVar[torch.dtype] = torch.float16
     summary: ClassVar[str] = (
         "weights and activations in float16, converted once; falls back to bf16 if the samples overflow"
     )
     excludes: ClassVar[frozenset[str]] = frozenset({"bf16", "autocast"})
 
     check: bool = option(True, "run the samples in fp16 first and fall back to bf16 if a value overflows")
-
-    def why_not(self, machine: Machine, job: Job | None = None) -> str:
-        slow = machine.why_slow("fp16", job.mostly if job is not None else "")
-        if slow:
-            return slow
-        if job is not None and not count_convertible(job.model, torch.float16):
-            return "all weights of the model are fp16 already"
-        return ""
 
     def fallbacks(self, verdict: str, training: bool) -> tuple[tuple[Rung, ...], ...]:
         if verdict != "refused":
@@ -64,15 +55,10 @@ class Fp16(Rung):
         warnings.warn(f"fp16 falls back to bf16: {overflow}", stacklevel=2)
         return Bf16()
 
-    def apply(self, job: Job) -> Job:
-        return apply_conversion(job, self, torch.float16)
-
     def proof(self, job: Job) -> str:
-        sentence = proof_of_conversion(job, self)
-        if not sentence:
-            return ""
+        sentence = super().proof(job)
         checked = f"nothing overflowed on {len(job.samples)} sample(s)" if self.check else "overflow not checked"
-        return f"{sentence}; {checked}"
+        return f"{sentence}; {checked}" if sentence else ""
 
 
 def find_overflow(model: nn.Module, samples: tuple[Inputs, ...], device: torch.device) -> str:

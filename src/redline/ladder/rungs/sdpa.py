@@ -6,6 +6,7 @@ several fused kernels and uses the first that supports the inputs, not the faste
 writes the fastest into the plan.
 """
 
+import functools
 import itertools
 import warnings
 from collections import Counter
@@ -185,21 +186,20 @@ def _total_seconds(
     backend: str, calls: dict[AttentionCall, int], dtype: torch.dtype, device: torch.device, training: bool
 ) -> float:
     """Returns the time of all attention calls of one forward pass; infinite if the kernel does not support a shape."""
+
+    def step(given: dict[str, Any]) -> None:
+        output = F.scaled_dot_product_attention(**given)
+        if training:
+            torch.autograd.grad(output, [given[name] for name in ("query", "key", "value")], output)
+
     total = 0.0
     for seen, count in calls.items():
-        given = seen.inputs(dtype, device, training)
-        leaves = [given[name] for name in ("query", "key", "value")]
-
-        def step(given: dict[str, Any] = given, leaves: list[torch.Tensor] = leaves) -> None:
-            output = F.scaled_dot_product_attention(**given)
-            if training:
-                torch.autograd.grad(output, leaves, output)
-
+        run = functools.partial(step, seen.inputs(dtype, device, training))
         try:
             with sdpa_kernel(BACKENDS[backend]), torch.set_grad_enabled(training), warnings.catch_warnings():
                 # A kernel that cannot run emits warnings before it raises; the error is sufficient.
                 warnings.simplefilter("ignore")
-                total += count * _seconds(step, device)
+                total += count * _seconds(run, device)
         except RuntimeError:
             return float("inf")
     return total
