@@ -151,10 +151,13 @@ def find_unaligned(model: nn.Module, multiple: int) -> list[nn.Conv2d | nn.Linea
             continue
         assert isinstance(module, (nn.Conv2d, nn.Linear))
         plain = type(module.weight) is nn.Parameter and module.weight.is_floating_point()
-        hooked = module._forward_pre_hooks or module._forward_hooks
-        if plain and not hooked and any(width % multiple for width in _widths(module)):
+        if plain and not _hooked(module) and any(width % multiple for width in _widths(module)):
             found.append(module)
     return found
+
+
+def _hooked(module: nn.Module) -> bool:
+    return bool(module._forward_pre_hooks or module._forward_hooks)
 
 
 def _swap(model: nn.Module, new: Mapping[nn.Module, nn.Module]) -> nn.Module:
@@ -170,7 +173,7 @@ def _swap(model: nn.Module, new: Mapping[nn.Module, nn.Module]) -> nn.Module:
 
 def _join(module: nn.Module) -> PaddedSequential | None:
     """Returns a PaddedSequential with the same children, or None if no padded tensor can be passed on between them."""
-    if type(module) is not nn.Sequential or module._forward_pre_hooks or module._forward_hooks:
+    if type(module) is not nn.Sequential or _hooked(module):
         return None
     joints: set[int] = set()
     last: tuple[int, Padded] | None = None
@@ -179,14 +182,9 @@ def _join(module: nn.Module) -> PaddedSequential | None:
             if last and last[1].is_linear == child.is_linear and last[1].outputs == child.inputs:
                 joints.add(last[0])
             last = (index, child) if child.extra_outputs else None
-        elif last is not None and not _keeps_channels_apart(child, last[1]):
-            last = None
+        elif last is not None:
+            apart = type(child) in _ELEMENTWISE or (type(child) in _CHANNELWISE and not last[1].is_linear)
+            last = last if apart and not _hooked(child) else None
     if not joints:
         return None
     return PaddedSequential(OrderedDict(module._modules), joints).train(module.training)
-
-
-def _keeps_channels_apart(module: nn.Module, before: Padded) -> bool:
-    if module._forward_pre_hooks or module._forward_hooks:
-        return False
-    return type(module) in _ELEMENTWISE or (not before.is_linear and type(module) in _CHANNELWISE)

@@ -36,8 +36,7 @@ def _counting(seen: Seen) -> Iterator[None]:
     before = _page_faults()
     yield
     seen.last = _page_faults() - before
-    if not seen.calls:
-        seen.first = seen.last
+    seen.first = seen.first if seen.calls else seen.last
     seen.calls += 1
 
 

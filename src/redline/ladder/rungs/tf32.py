@@ -92,13 +92,6 @@ def tf32(seen: Seen | None = None) -> Iterator[None]:
 
 
 @contextmanager
-def strict_fp32() -> Iterator[None]:
-    """Disables TF32, also for convolutions, where torch enables it by default; restores all settings on exit."""
-    with _every_switch("ieee"):
-        yield
-
-
-@contextmanager
 def _every_switch(precision: str) -> Iterator[None]:
     _swallow_deprecation_warning()
     on = precision == "tf32"
@@ -123,6 +116,10 @@ def _every_switch(precision: str) -> Iterator[None]:
             torch._C._set_cudnn_allow_tf32(cudnn_was_on)
         for switch, value in zip(_SWITCHES, own, strict=True):
             _write(*switch, value)
+
+
+# Disables TF32, also for convolutions, where torch enables it by default; restores all settings on exit.
+strict_fp32 = partial(_every_switch, "ieee")
 
 
 def _matmul_precision() -> str:
