@@ -231,24 +231,21 @@ def _rows(
         step.total[OUTSIDE, FORWARD] = step.own[OUTSIDE, FORWARD]
     ran = {name for step in steps for name, _ in step.total}
     kinds = {name: type(module).__name__ for name, module in subject.layers.items()}
-    rows = []
-    for name in [*subject.layers, LOSS, OPTIMIZER, OUTSIDE]:
-        if name not in ran:
-            continue
 
-        def middle(which: str, phase: str, name: str = name) -> float:
-            return median([getattr(step, which).get((name, phase), 0.0) for step in steps])
+    def middle(times: str, name: str, phase: str) -> float:
+        return median([getattr(step, times).get((name, phase), 0.0) for step in steps])
 
-        rows.append(
-            LayerTime(
-                name=name,
-                type=kinds.get(name, name),
-                calls=steps[-1].calls.get(name, 0),
-                forward_self_s=middle("own", FORWARD),
-                forward_s=middle("total", FORWARD),
-                backward_self_s=middle("own", BACKWARD),
-                backward_s=middle("total", BACKWARD),
-                flops=flops.get(name, 0.0),
-            )
+    return tuple(
+        LayerTime(
+            name=name,
+            type=kinds.get(name, name),
+            calls=steps[-1].calls.get(name, 0),
+            forward_self_s=middle("own", name, FORWARD),
+            forward_s=middle("total", name, FORWARD),
+            backward_self_s=middle("own", name, BACKWARD),
+            backward_s=middle("total", name, BACKWARD),
+            flops=flops.get(name, 0.0),
         )
-    return tuple(rows)
+        for name in [*subject.layers, LOSS, OPTIMIZER, OUTSIDE]
+        if name in ran
+    )

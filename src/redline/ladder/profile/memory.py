@@ -183,22 +183,21 @@ def _kept(subject: Subject) -> dict[str, dict[str, int]]:
 def _rows(subject: Subject, kept: dict[str, dict[str, int]], ledger: Ledger | None) -> tuple[LayerMemory, ...]:
     at_peak = ledger.at_peak_by_layer if ledger is not None else {}
     saved = ledger.saved if ledger is not None else {}
-    others = sorted(({*at_peak, *saved, *kept["optimizer"]}) - set(subject.layers))
-    rows = []
-    for name in [*subject.layers, *others]:
-        module = subject.layers.get(name)
-        row = LayerMemory(
+    kinds = {name: type(module).__name__ for name, module in subject.layers.items()}
+    others = sorted({*at_peak, *saved, *kept["optimizer"]} - set(kinds))
+    rows = [
+        LayerMemory(
             name=name,
-            type=type(module).__name__ if module is not None else name,
+            type=kinds.get(name, name),
             weight_bytes=kept["weights"].get(name, 0),
             activation_bytes=saved.get(name, 0),
             gradient_bytes=kept["gradients"].get(name, 0),
             optimizer_bytes=kept["optimizer"].get(name, 0),
             at_peak_bytes=at_peak.get(name, 0),
         )
-        if row.total_bytes or row.at_peak_bytes:
-            rows.append(row)
-    return tuple(rows)
+        for name in [*kinds, *others]
+    ]
+    return tuple(row for row in rows if row.total_bytes or row.at_peak_bytes)
 
 
 def _device_bytes(subject: Subject) -> dict[str, Any]:

@@ -58,7 +58,6 @@ class Roofline:
     """A measurement relative to the ceilings of its machine."""
 
     achieved_flops_per_s: float
-    achieved_bytes_per_s: float
     # FLOPs per byte that must be moved.
     intensity: float
     ceiling_flops_per_s: float
@@ -86,7 +85,6 @@ def place(measurement: Measurement, shape: str | None = None) -> Roofline | None
         return None  # the plan runs faster kernels than the benchmark of the ceilings
     return Roofline(
         achieved_flops_per_s=flops / seconds,
-        achieved_bytes_per_s=least_bytes / seconds,
         intensity=flops / least_bytes,
         ceiling_flops_per_s=peak,
         ceiling_bytes_per_s=bandwidth,

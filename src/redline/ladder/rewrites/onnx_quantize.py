@@ -56,17 +56,10 @@ def quantize_static(
     external: bool,
     choose: Callable[[Any], list[str]] | None = None,
 ) -> None:
-    """Quantizes `source` to `target` with ranges calibrated on `batches`.
+    """Quantizes the fp32 model `source` to `target` with ranges calibrated on `batches`, which are arrays by input name.
 
-    Args:
-        source: the fp32 model.
-        target: the file to write.
-        batches: arrays by input name.
-        method: one of `METHODS`.
-        percentile: the percentage of values inside the range, for the method `percentile`.
-        symmetric: also quantizes inputs symmetrically, as TensorRT requires.
-        external: stores weights in an external file.
-        choose: returns the names of the nodes to quantize, given the graph; by default all supported nodes.
+    `symmetric` also quantizes inputs symmetrically, as TensorRT requires. `external` stores weights in a separate file.
+    `choose` returns the names of the nodes to quantize, given the graph; by default all supported nodes are quantized.
     """
     # ONNX Runtime has int8 convolution kernels for signed inputs on Arm only; elsewhere they would run in float.
     signed = symmetric or platform.machine() in ("aarch64", "arm64")

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from redline.cuda_graphs import CaptureCounts, CudaGraphCapturer, GraphCapturer, GraphedCallable, TrainingState
+from redline.cuda_graphs import CaptureCounts, CudaGraphCapturer, GraphedCallable, TrainingState
 from redline.errors import RungError
 from redline.ladder.job import Job
 from redline.ladder.rung import Rung, Stage, option
@@ -66,7 +66,7 @@ class CudaGraph(Rung):
         return ""
 
     def apply(self, job: Job) -> Job:
-        tally, recorder, model = CaptureCounts(), _recorder(job.device), job.model
+        tally, recorder, model = CaptureCounts(), CudaGraphCapturer(job.device), job.model
         optimizers: list[torch.optim.Optimizer] = []
 
         def wrap(function: Callable[..., Any]) -> GraphedCallable:
@@ -88,10 +88,6 @@ class CudaGraph(Rung):
         plural = "s" if tally.graphs > 1 else ""
         said = f"{tally.graphs} graph{plural} captured, {tally.replays} replays, {held} in the pool"
         return said + (f", {tally.uncaptured} calls without a graph" if tally.uncaptured else "")
-
-
-def _recorder(device: torch.device) -> GraphCapturer:
-    return CudaGraphCapturer(device)
 
 
 def _capturable(make: OptimizerFactory, made: list[torch.optim.Optimizer], parameters: Any) -> torch.optim.Optimizer:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from redline.errors import RungError
-from redline.ladder.gate import all_finite
+from redline.ladder.gate import all_finite, tensors_of
 from redline.ladder.job import Job
 from redline.ladder.rewrites.sample_run import watch_outputs
 from redline.ladder.rung import Rung, option
@@ -67,7 +67,7 @@ def find_overflow(model: nn.Module, samples: tuple[Inputs, ...], device: torch.d
         if _leaves_range(weight):
             return f"the weight {name!r} exceeds {LARGEST:,.0f}"
     for index, sample in enumerate(samples):
-        if any(_leaves_range(leaf) for leaf in pytree.tree_leaves(sample) if isinstance(leaf, Tensor)):
+        if any(map(_leaves_range, tensors_of(sample))):
             return f"an input of sample {index} exceeds {LARGEST:,.0f}"
     devices = [device] if device.type == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(devices):
@@ -97,12 +97,11 @@ def _leaves_range(tensor: Tensor) -> bool:
 
 
 def _prepare(sample: Inputs, device: torch.device, dtype: torch.dtype) -> Inputs:
-    def place(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor):
-            return leaf
-        return leaf.to(device, dtype if leaf.is_floating_point() and dtype == torch.float16 else None)
-
-    return pytree.tree_map(place, sample)
+    """Moves the sample to the device; for fp16 also converts its floating-point tensors."""
+    half = dtype == torch.float16
+    return pytree.tree_map_only(
+        Tensor, lambda t: t.to(device, dtype if half and t.is_floating_point() else None), sample
+    )
 
 
 def _run_and_collect(model: nn.Module, sample: Inputs) -> list[str]:
