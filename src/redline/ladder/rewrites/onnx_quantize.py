@@ -56,7 +56,7 @@ def quantize_static(
     external: bool,
     choose: Callable[[Any], list[str]] | None = None,
 ) -> None:
-    """Quantizes the fp32 model `source` to `target` with ranges calibrated on `batches`, which are arrays by input name.
+    """Quantizes the fp32 model `source` to `target`, with ranges calibrated on `batches` (arrays by input name).
 
     `symmetric` also quantizes inputs symmetrically, as TensorRT requires. `external` stores weights in a separate file.
     `choose` returns the names of the nodes to quantize, given the graph; by default all supported nodes are quantized.

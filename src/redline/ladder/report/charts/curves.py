@@ -45,8 +45,8 @@ def draw_curves(
 ) -> Markup:
     """Returns the chart at every width; empty if no curve has two points.
 
-    `title` is for screen readers, and `name` is a prefix for element ids, unique on the page. `along` labels the x axis.
-    `write` formats the values of the y axis, and `span` sets its start and (unless None) its end.
+    `title` is for screen readers, and `name` is a prefix for element ids, unique on the page. `along` is the label of
+    the x axis. `write` formats the values of the y axis, and `span` sets its start and (unless None) its end.
     """
     shown = [curve for curve in curves if curve.points]
     if max((len(curve.points) for curve in shown), default=0) < 2:
