@@ -214,10 +214,7 @@ def _device_bytes(subject: Subject) -> dict[str, Any]:
         return {"peak_bytes": peak, "reserved_bytes": reserved, "fragmentation_bytes": reserved - peak}
     resettable = reset_peak_resident()
     subject.step()
-    return {
-        "resident_bytes": resident_bytes(),
-        "resident_peak_bytes": peak_resident_bytes() if resettable else None,
-    }
+    return {"resident_bytes": resident_bytes(), "resident_peak_bytes": peak_resident_bytes() if resettable else None}
 
 
 def _unique_bytes(tensors: Iterable[Tensor]) -> int:

@@ -22,7 +22,7 @@ from redline.machine.machine import Machine
 WARMUPS = 2
 
 
-@dataclass
+@dataclass(eq=False)
 class WatchedLoss:
     """The loss of a workload, which a tracker can wrap by setting `around`."""
 

@@ -26,7 +26,7 @@ from redline.machine.machine import Machine
 from redline.machine.pinned_copies import CudaDevice, PendingCopy, PinnedCopies, PlainCopies
 
 
-@dataclass
+@dataclass(eq=False)
 class Pipeline:
     """Calls a function on inputs in host memory, chunk by chunk, and returns outputs in host memory."""
 

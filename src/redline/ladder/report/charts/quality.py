@@ -31,9 +31,7 @@ def draw_quality(climb: Climb, width: int) -> Drawing | None:
     drawing.text(left, 9, f"{name} ({gate.better} is better)", "axis-title")
     limit_y = y(gate.limit)
     drawing.line(left, limit_y, right, limit_y, "limit")
-    gate_text = f"gate: {'≤' if gate.better == 'lower' else '≥'} {gate.limit:g}"
-    drawing.text(right, limit_y - 5, gate_text, "limit-text", "end")
-    drawing.reserve(right, limit_y - 5, gate_text, "end")
+    drawing.limit_text(right, limit_y - 5, f"gate: {'≤' if gate.better == 'lower' else '≥'} {gate.limit:g}")
     _draw_path(drawing, climb, placed, x, y)
     inside = (left, 16.0, width, bottom - 2.0)
     for entry, score in untimed:

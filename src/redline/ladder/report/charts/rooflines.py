@@ -52,14 +52,10 @@ def _draw_ceilings(drawing: Drawing, dtypes: dict[str, float], bandwidth: float,
         if any(abs(text_y - other) < 14 for other in used):
             text_y = y(peak) + 14
         used.append(text_y)
-        text = f"{dtype} {format_rate(peak, 'FLOP/s')}"
-        drawing.text(x.end, text_y, text, "limit-text", "end")
-        drawing.reserve(x.end, text_y, text, "end")
+        drawing.limit_text(x.end, text_y, f"{dtype} {format_rate(peak, 'FLOP/s')}")
         drawing.taken.append((x(peak / bandwidth), y(peak) - 1, x.end, y(peak) + 1))
     middle = (max(start, x.low) * top / bandwidth) ** 0.5
-    place_x, place_y, text = x(middle) - 8, y(middle * bandwidth) - 6, format_rate(bandwidth, "B/s")
-    drawing.text(place_x, place_y, text, "limit-text", "end")
-    drawing.reserve(place_x, place_y, text, "end")
+    drawing.limit_text(x(middle) - 8, y(middle * bandwidth) - 6, format_rate(bandwidth, "B/s"))
 
 
 def _name(entry: Entry) -> str:

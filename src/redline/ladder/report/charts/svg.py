@@ -55,10 +55,10 @@ class Drawing:
         short = shorten(text, room)
         self.text(x, y, short, kind, anchor, tip=text if short != text else "")
 
-    def reserve(self, x: float, y: float, text: str, anchor: str = "start") -> None:
-        """Keeps labels of points away from a text at a fixed position."""
-        left = x - text_width(text) if anchor == "end" else x
-        self.taken.append((left - 2, y - 12, left + text_width(text) + 2, y + 4))
+    def limit_text(self, x: float, y: float, text: str) -> None:
+        """Draws the name of a limit that ends at x; the labels of points must not overlap it."""
+        self.text(x, y, text, "limit-text", "end")
+        self.taken.append((x - text_width(text) - 2, y - 12, x + 2, y + 4))
 
     def label_point(self, x: float, y: float, text: str, inside: Box, kind: str = "") -> None:
         """Draws a label beside its point at the first free position; draws nothing if there is none."""
