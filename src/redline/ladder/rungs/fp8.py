@@ -34,11 +34,9 @@ _MULTIPLE = 16
 
 @dataclass(frozen=True)
 class Fp8(Rung):
-    mode: str = option("dynamic", "quantize weights only, or weights and inputs", choices=("weight_only", "dynamic"))
+    mode: str = option("dynamic", "quantize weights only, or weights and inputs", ("weight_only", "dynamic"))
     granularity: str = option(
-        "auto",
-        "one scale per row or per tensor; auto uses rows where supported",
-        choices=("auto", "row", "tensor"),
+        "auto", "one scale per row or per tensor; auto uses rows where supported", ("auto", "row", "tensor")
     )
     skip: tuple[str, ...] = option((), "names of modules that are not quantized")
     min_features: int = option(64, "minimum number of input and output features of a quantized layer")

@@ -47,11 +47,9 @@ class Int8(Rung):
     mode: str = option(
         "weight_only",
         "weight_only, or inputs too with scales per row (dynamic) or calibrated (static)",
-        choices=("weight_only", "dynamic", "static"),
+        ("weight_only", "dynamic", "static"),
     )
-    calibration: str = option(
-        "minmax", "mode=static: method that determines the input range of each layer", choices=METHODS
-    )
+    calibration: str = option("minmax", "mode=static: method that determines the input range of each layer", METHODS)
     percentile: float = option(99.9, "calibration=percentile: percentage of values inside the range")
     skip: tuple[str, ...] = option((), "names of modules that are not quantized")
     progressive: bool = option(False, "quantize layers by increasing sensitivity until a gate would fail")

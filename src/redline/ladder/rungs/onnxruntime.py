@@ -53,17 +53,13 @@ class OnnxModule(PerShape[OnnxEngine]):
 
 @dataclass(frozen=True)
 class Onnxruntime(Rung):
-    provider: str = option(
-        "auto", "execution provider; auto uses the device of the model", choices=("auto", *_PROVIDERS)
-    )
+    provider: str = option("auto", "execution provider; auto uses the device of the model", ("auto", *_PROVIDERS))
     int8: str = option(
         "none",
         "int8 arithmetic: none, scaled at each call (dynamic) or calibrated (static)",
-        choices=("none", "dynamic", "static"),
+        ("none", "dynamic", "static"),
     )
-    calibration: str = option(
-        "minmax", "int8=static: method that determines the ranges on the samples", choices=METHODS
-    )
+    calibration: str = option("minmax", "int8=static: method that determines the ranges on the samples", METHODS)
     percentile: float = option(99.999, "calibration=percentile: percentage of values inside the range")
     threads: int = option(0, "threads per operator; 0 uses the number of torch threads")
 

@@ -45,10 +45,8 @@ class _Compiled:
 
 @dataclass(frozen=True)
 class Tensorrt(Rung):
-    precision: str = option(
-        "keep", "keep the dtypes of the model, or use fp16 where it is safe", choices=("keep", "fp16")
-    )
-    optimization_level: int = option(3, "how thoroughly TensorRT searches for kernels", choices=(0, 1, 2, 3, 4, 5))
+    precision: str = option("keep", "keep the dtypes of the model, or use fp16 where it is safe", ("keep", "fp16"))
+    optimization_level: int = option(3, "how thoroughly TensorRT searches for kernels", (0, 1, 2, 3, 4, 5))
 
     name: ClassVar[str] = "tensorrt"
     stage: ClassVar[Stage] = Stage.COMPILE
