@@ -18,7 +18,7 @@ from redline.machine.machine import Machine
 
 @dataclass(frozen=True)
 class Profile:
-    """The results; parts that were not requested are None or empty."""
+    """The results of a profile; parts that were not requested are None or empty."""
 
     workload: str
     options: dict[str, Any]

@@ -81,7 +81,7 @@ def _save(value: Any, path: Path, parts: Iterable[Any]) -> None:
 
 
 def _is_importable(name: str) -> bool:
-    """Whether a new process with the same `sys.path` finds the module; True for `__main__`, always written by value."""
+    """Returns whether a new process finds the module; also True for `__main__`, which cloudpickle writes by value."""
     package = name.partition(".")[0]
     finders = [finder.find_spec for finder in sys.meta_path if hasattr(finder, "find_spec")]
     return package == "__main__" or any(find(package, None) is not None for find in finders)

@@ -43,7 +43,7 @@ class SampleInputs:
 
 
 def _varies(tensor: Tensor) -> bool:
-    """Whether `_vary` changes a tensor; masks, constants, and sorted integers such as positions stay as they are."""
+    """Returns whether `_vary` changes a tensor; masks, constants and sorted integers (positions) stay as they are."""
     if tensor.numel() < 2 or tensor.is_complex() or len(torch.unique(tensor.flatten()[:4096])) <= 2:
         return False
     if tensor.is_floating_point():
@@ -53,7 +53,7 @@ def _varies(tensor: Tensor) -> bool:
 
 @torch.no_grad()
 def _vary(tensor: Tensor) -> Tensor:
-    """Another tensor of the same shape, in the same range: integers are permuted, floats shifted, scaled and noised."""
+    """Returns a tensor of the same shape and range: integers are permuted; floats are shifted, scaled and noised."""
     if not _varies(tensor):
         return tensor
     if not tensor.is_floating_point():
