@@ -45,7 +45,7 @@ class Place:
         return name if self.phase == FORWARD else f"{name} {self.phase}"
 
 
-Watcher = Callable[[Place], None]
+Watcher = Callable[[Place], object]
 
 
 class Tracker:

@@ -31,7 +31,7 @@ def state_preserved(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def watch_outputs(modules: Mapping[str, nn.Module], note: Callable[[str, Any], None]) -> Iterator[None]:
+def watch_outputs(modules: Mapping[str, nn.Module], note: Callable[[str, Any], object]) -> Iterator[None]:
     """Calls `note(name, output)` after each forward pass of the modules."""
     with ExitStack() as stack:
         for name, module in modules.items():
@@ -44,7 +44,7 @@ def watch_outputs(modules: Mapping[str, nn.Module], note: Callable[[str, Any], N
 
 
 @contextmanager
-def watch_inputs(modules: Mapping[str, nn.Module], note: Callable[[str, Any, Any], None]) -> Iterator[None]:
+def watch_inputs(modules: Mapping[str, nn.Module], note: Callable[[str, Any, Any], object]) -> Iterator[None]:
     """Calls `note(name, args, kwargs)` before each forward pass of the modules."""
     with ExitStack() as stack:
         for name, module in modules.items():
