@@ -9,10 +9,10 @@ from rich.console import Console
 from goldens import check_golden
 from redline.cli import profile as command
 from redline.ladder.profile.attention import Attention, AttentionLayer
-from redline.ladder.profile.deeper import Deeper
 from redline.ladder.profile.kernels import KernelTime
 from redline.ladder.profile.layers import LayerTime, LayerTimes
 from redline.ladder.profile.memory import LayerMemory, Memory
+from redline.ladder.profile.ranges import Deeper
 from redline.ladder.profile.result import Profile
 
 LAYERS = LayerTimes(

@@ -56,7 +56,7 @@ def profile(
     """
     with uninterrupted_imports():
         from redline.ladder.profile import profile_workload, write_page
-        from redline.ladder.profile.deeper import why_no_nvtx
+        from redline.ladder.profile.ranges import why_no_nvtx
         from redline.ladder.workloads.addresses import load_workload
         from redline.machine.machine import Machine
     chosen = layers or memory or attention or trace is not None or nvtx
@@ -135,14 +135,10 @@ def _show(table: Table) -> None:
 
 def _name(name: str, kind: str) -> str:
     """Returns a layer with its class; the loss, for example, has no class."""
-    from redline.ladder.profile.sentences import layer_name
-
-    return escape(layer_name(name)) + ("" if kind == name else f" [dim]{escape(kind)}[/]")
+    return escape(name or "(model)") + ("" if kind == name else f" [dim]{escape(kind)}[/]")
 
 
 def _print_layers(times: LayerTimes, top: int, training: bool) -> None:
-    from redline.ladder.profile.sentences import measuring_cost
-
     backward = ("backward",) if training else ()
     ceiling = ("ceiling",) if times.ceiling_flops_per_s else ()
     columns = ("layer", "self", *backward, "share", "with inner", "FLOPs", *ceiling)
@@ -163,7 +159,7 @@ def _print_layers(times: LayerTimes, top: int, training: bool) -> None:
         table.add_row(escape(kind.type), str(kind.layers), format_seconds(kind.self_s),
                       f"{times.share(kind.self_s):.1%}", flops)  # fmt: skip
     _show(table)
-    results.print(measuring_cost(times), highlight=False)
+    results.print(times.measuring_cost, highlight=False)
 
 
 def _print_kernels(kernels: tuple[KernelTime, ...], top: int, device: str) -> None:
@@ -176,8 +172,6 @@ def _print_kernels(kernels: tuple[KernelTime, ...], top: int, device: str) -> No
 
 
 def _print_memory(memory: Memory, top: int) -> None:
-    from redline.ladder.profile.sentences import memory_totals
-
     largest = memory.largest(top)
     fields = ("weight_bytes", "activation_bytes", "gradient_bytes", "optimizer_bytes", "at_peak_bytes")
     titles = ("weights", "activations", "gradients", "optimizer", "at peak")
@@ -190,7 +184,7 @@ def _print_memory(memory: Memory, top: int) -> None:
         table.add_row(_name(layer.name, layer.type), *(format_bytes(size) if size else "" for size in sizes))
     _show(table)
     table = _table("Memory in total", "what", "bytes")
-    for what, size in memory_totals(memory):
+    for what, size in memory.totals:
         table.add_row(escape(what), format_bytes(size))
     _show(table)
 

@@ -6,7 +6,7 @@ import pytest
 
 from redline.errors import RedlineError
 from redline.ladder.profile.kernels import time_kernels
-from redline.ladder.profile.trace import write_trace
+from redline.ladder.profile.ranges import write_trace
 
 
 def names(trace: dict) -> set[str]:

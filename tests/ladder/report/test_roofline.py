@@ -40,7 +40,6 @@ def test_arithmetic_bound_uses_the_best_rate_of_the_dtype():
     assert found.floor_s == pytest.approx(0.01)
     assert found.share == pytest.approx(0.5)
     assert found.achieved_flops_per_s == pytest.approx(3e13)
-    assert found.achieved_bytes_per_s == pytest.approx(5e10)
     assert found.intensity == pytest.approx(600)
 
 

@@ -1,3 +1,4 @@
+import functools
 from dataclasses import replace
 from typing import Any
 
@@ -135,14 +136,14 @@ def test_freezing_takes_weights_as_constants_and_leaks_no_setting() -> None:
 
 
 def test_settings_change_only_during_compilation() -> None:
-    from redline.ladder.rungs.compile import _while_compiling
+    from redline.ladder.rungs.compile import _compiler_settings, _while_compiling
 
     seen: list[tuple[bool, int]] = []
 
     def function(x: Tensor) -> None:
         seen.append((torch._inductor.config.freezing, torch._dynamo.config.recompile_limit))
 
-    run = _while_compiling(function, freeze=True, regions=5)
+    run = _while_compiling(function, settings=functools.partial(_compiler_settings, True, 5))
     for rows in (3, 3, 4, 3):
         run(inputs(0, rows))
     default = torch._dynamo.config.recompile_limit

@@ -272,7 +272,7 @@ def test_each_graph_exposes_its_own_gradients() -> None:
 
 def faked(monkeypatch: pytest.MonkeyPatch) -> FakeRecorder:
     recorder = FakeRecorder()
-    monkeypatch.setattr(cuda_graph, "_recorder", lambda device: recorder)
+    monkeypatch.setattr(cuda_graph, "CudaGraphCapturer", lambda device: recorder)
     return recorder
 
 

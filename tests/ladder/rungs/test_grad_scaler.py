@@ -54,7 +54,7 @@ def test_fp32_steps_equal_unscaled_steps() -> None:
     model = nn.Sequential(nn.Linear(7, 11), nn.Tanh(), nn.Linear(11, 2))
     twin = copy.deepcopy(model)
     plain, scaled = momentum(twin.parameters()), momentum(model.parameters())
-    scaler = AdaptiveGradScaler(model, init_scale=4096.0, growth_interval=2)
+    scaler = AdaptiveGradScaler(model, GradScaler(init_scale=4096.0, growth_interval=2))
     for _ in range(5):
         x = torch.randn(4, 7)
         plain.zero_grad()

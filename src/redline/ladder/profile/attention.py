@@ -7,18 +7,19 @@ A product with a weight is a projection and does not count, so the softmax of a 
 attention. The attention layer is the innermost layer that contains all of these operations.
 """
 
-from collections import defaultdict
+import itertools
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from redline.ladder.gate import tensors_of
 from redline.ladder.profile.kernels import KernelTime
-from redline.ladder.profile.layers import LayerTimes
+from redline.ladder.profile.layers import LayerTime, LayerTimes
 from redline.ladder.profile.subject import Subject
 from redline.ladder.profile.tracker import FORWARD, OUTSIDE, Tracker
 
@@ -78,24 +79,13 @@ def measure_attention(subject: Subject, times: LayerTimes) -> Attention:
     rows = {row.name: row for row in times.layers}
     layers = []
     for name, kernels in found.items():
-        row = rows.get(name)
-        parts = [
-            row
-            for inner, row in rows.items()
-            if _inside(inner, name) and row.type in ("Softmax", "Dropout") and inner != name
-        ]
-        layers.append(
-            AttentionLayer(
-                name=name,
-                type=row.type if row is not None else name,
-                kernel=", ".join(sorted(kernels)),
-                calls=sum(kernels.values()),
-                total_s=row.total_s if row is not None else 0.0,
-                core_s=(row.self_s if row is not None else 0.0) + sum(part.self_s for part in parts),
-            )
-        )
+        row = rows.get(name) or LayerTime(name, name, 0, 0.0, 0.0, 0.0, 0.0, 0.0)
+        parts = [part for part in rows.values() if _inside(part.name, name) and part.type in ("Softmax", "Dropout")]
+        core_s = row.self_s + sum(part.self_s for part in parts)
+        kernel = ", ".join(sorted(kernels))
+        layers.append(AttentionLayer(name, row.type, kernel, sum(kernels.values()), row.total_s, core_s))
     # The time of a layer inside another attention layer is included there.
-    outermost = [x for x in layers if not any(_inside(x.name, o.name) and x.name != o.name for o in layers)]
+    outermost = [layer for layer in layers if not any(_inside(layer.name, other.name) for other in layers)]
     kernels = tuple(sorted({kernel for kernels in found.values() for kernel in kernels}))
     with_mlp = "; the time of torch's fused encoder layer includes its MLP" if _WITH_MLP in kernels else ""
     return Attention(
@@ -114,7 +104,7 @@ def attention_by_kernel(kernels: tuple[KernelTime, ...]) -> Attention:
 
 
 def _inside(name: str, outer: str) -> bool:
-    return outer == "" or name == outer or name.startswith(f"{outer}.")
+    return name != outer and (outer == "" or name.startswith(f"{outer}."))
 
 
 def find_attention(subject: Subject) -> dict[str, dict[str, int]]:
@@ -145,7 +135,7 @@ class _Follower(TorchDispatchMode):
         for parameter in subject.layers[""].parameters():
             if _has_storage(parameter):
                 self._weights[parameter.untyped_storage()] = True
-        self.found: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+        self.found: dict[str, dict[str, int]] = defaultdict(Counter)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -153,7 +143,7 @@ class _Follower(TorchDispatchMode):
         if place.phase != FORWARD:
             return result
         name = func._schema.name
-        inputs = _tensors((args, kwargs))
+        inputs = tensors_of((args, kwargs))
         trails = [trail for trail in map(self._trail, inputs) if trail is not None]
         trail: _Trail | None = None
         if name in _FUSED:
@@ -170,7 +160,7 @@ class _Follower(TorchDispatchMode):
             trail = trails[0]
         # A weight that was cast, sliced or transposed still counts as a weight.
         from_weights = bool(inputs) and all(self._is_weight(tensor) for tensor in inputs)
-        for tensor in _tensors(result):
+        for tensor in tensors_of(result):
             if _has_storage(tensor):
                 if from_weights:
                     self._weights[tensor.untyped_storage()] = True
@@ -192,14 +182,8 @@ class _Follower(TorchDispatchMode):
 
 
 def _common(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
-    length = 0
-    while length < min(len(one), len(other)) and one[length] == other[length]:
-        length += 1
-    return one[:length]
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+    """Returns the longest common beginning."""
+    return tuple(a for a, b in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def _has_storage(tensor: Tensor) -> bool:

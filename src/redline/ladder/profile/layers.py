@@ -8,15 +8,16 @@ without hooks alternate, so that the overhead of the hooks can be reported.
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from redline.ladder.profile.flops import count_flops
+from redline.ladder.measuring.flops import counting_flops
 from redline.ladder.profile.subject import Subject
 from redline.ladder.profile.tracker import BACKWARD, FORWARD, LOSS, OPTIMIZER, OUTSIDE, WATCHING, Place, Tracker
 from redline.ladder.statistics import median
+from redline.notation import format_seconds
 
 REPEATS = 7
 
@@ -80,6 +81,15 @@ class LayerTimes:
         """The relative slowdown of a step by the hooks: 0.1 is 10%."""
         return self.watched_step_s / self.step_s - 1
 
+    @property
+    def measuring_cost(self) -> str:
+        """A sentence about the overhead of the measurement, for the terminal and the page."""
+        return (
+            f"The layers add up to {format_seconds(self.self_sum_s)}; a step takes {format_seconds(self.step_s)} "
+            f"without hooks and {format_seconds(self.watched_step_s)} with hooks ({self.overhead:+.0%}), medians of "
+            f"{self.repeats} steps."
+        )
+
     def share(self, seconds: float) -> float:
         """Returns the share of the time of all layers, so that shares add up to one."""
         total = self.self_sum_s
@@ -112,89 +122,87 @@ def time_layers(subject: Subject, repeats: int = REPEATS) -> LayerTimes:
         seconds, times = _watched_step(subject)
         watched.append(seconds)
         steps.append(times)
-    flops = count_flops(subject)
-    ceilings = subject.machine.ceilings
-    precision = subject.job.precision
+    flops, flops_by_layer = _count_flops(subject)
+    ceilings, precision = subject.machine.ceilings, subject.job.precision
     return LayerTimes(
-        layers=_rows(subject, steps, watched, flops.by_layer),
+        layers=_rows(subject, steps, watched, flops_by_layer),
         step_s=median(plain),
         watched_step_s=median(watched),
         repeats=repeats,
-        flops=flops.total,
+        flops=flops,
         precision=precision,
         ceiling_flops_per_s=ceilings.flops_per_s(precision) if ceilings is not None else 0.0,
     )
 
 
+def _count_flops(subject: Subject) -> tuple[float, dict[str, float]]:
+    """Counts the matrix products and convolutions of one step, in total and by layer; a multiply-add counts as two."""
+    # The counter's own tracker of modules is wrong in backward passes.
+    with counting_flops(Tracker(subject)) as counter:
+        subject.step()
+    counts = {name: float(sum(kinds.values())) for name, kinds in counter.get_flop_counts().items()}
+    by_layer = {name.removeprefix("layer:"): flops for name, flops in counts.items() if name != "Global"}
+    return float(counter.get_total_flops()), by_layer
+
+
 @dataclass
 class _Span:
-    """One run of a layer; the `outer` marks include the hooks."""
+    """One run of a layer; the `outer` marks include the hooks. A mark is a CUDA event, or a time on a CPU."""
 
     place: Place
+    parent: "_Span | None"
     outer_start: Any
     start: Any
     end: Any = None
     outer_end: Any = None
-    parent: "_Span | None" = None
     inside_s: float = 0.0
-
-
-class _Clock:
-    """Cheap time marks (CUDA events on a GPU) that are converted to seconds later."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self.is_cuda = device.type == "cuda"
-
-    def mark(self) -> Any:
-        if not self.is_cuda:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self._device))
-        return event
-
-    def seconds(self, start: Any, end: Any) -> float:
-        return start.elapsed_time(end) / 1e3 if self.is_cuda else end - start
 
 
 @dataclass
 class _StepTimes:
     """Times of one step by (layer, phase): seconds without and with inner layers, and calls."""
 
-    own: dict[tuple[str, str], float]
-    total: dict[tuple[str, str], float]
-    calls: dict[str, int]
+    own: dict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
+    total: dict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
+    calls: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     # Time spent in hooks.
     watching_s: float = 0.0
 
 
 def _watched_step(subject: Subject) -> tuple[float, _StepTimes]:
-    clock = _Clock(subject.device)
+    is_cuda = subject.device.type == "cuda"
     open_spans: list[_Span] = []
     spans: list[_Span] = []
 
+    def mark() -> Any:
+        if not is_cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(subject.device))
+        return event
+
     def enter(place: Place) -> None:
-        outer = clock.mark()
-        span = _Span(place, outer, outer, parent=open_spans[-1] if open_spans else None)
+        outer = mark()
+        span = _Span(place, open_spans[-1] if open_spans else None, outer, outer)
         open_spans.append(span)
         spans.append(span)
-        if not clock.is_cuda:
-            span.start = clock.mark()
+        if not is_cuda:
+            span.start = mark()
 
     def leave(place: Place) -> None:
-        end = clock.mark()
+        end = mark()
         span = open_spans.pop()
         span.end = span.outer_end = end
-        if not clock.is_cuda:
-            span.outer_end = clock.mark()
+        if not is_cuda:
+            span.outer_end = mark()
 
     with Tracker(subject, enter, leave):
-        seconds = subject.timed_step()
-    return seconds, _sum_up(spans, clock.seconds)
+        step_s = subject.timed_step()
+    return step_s, _sum_up(spans, lambda start, end: start.elapsed_time(end) / 1e3 if is_cuda else end - start)
 
 
 def _sum_up(spans: list[_Span], seconds: Callable[[Any, Any], float]) -> _StepTimes:
-    times = _StepTimes(defaultdict(float), defaultdict(float), defaultdict(int))
+    times = _StepTimes()
     for span in spans:
         if span.parent is not None:
             span.parent.inside_s += seconds(span.outer_start, span.outer_end)
@@ -223,24 +231,21 @@ def _rows(
         step.total[OUTSIDE, FORWARD] = step.own[OUTSIDE, FORWARD]
     ran = {name for step in steps for name, _ in step.total}
     kinds = {name: type(module).__name__ for name, module in subject.layers.items()}
-    rows = []
-    for name in [*subject.layers, LOSS, OPTIMIZER, OUTSIDE]:
-        if name not in ran:
-            continue
 
-        def middle(which: str, phase: str, name: str = name) -> float:
-            return median([getattr(step, which).get((name, phase), 0.0) for step in steps])
+    def middle(times: str, name: str, phase: str) -> float:
+        return median([getattr(step, times).get((name, phase), 0.0) for step in steps])
 
-        rows.append(
-            LayerTime(
-                name=name,
-                type=kinds.get(name, name),
-                calls=steps[-1].calls.get(name, 0),
-                forward_self_s=middle("own", FORWARD),
-                forward_s=middle("total", FORWARD),
-                backward_self_s=middle("own", BACKWARD),
-                backward_s=middle("total", BACKWARD),
-                flops=flops.get(name, 0.0),
-            )
+    return tuple(
+        LayerTime(
+            name=name,
+            type=kinds.get(name, name),
+            calls=steps[-1].calls.get(name, 0),
+            forward_self_s=middle("own", name, FORWARD),
+            forward_s=middle("total", name, FORWARD),
+            backward_self_s=middle("own", name, BACKWARD),
+            backward_s=middle("total", name, BACKWARD),
+            flops=flops.get(name, 0.0),
         )
-    return tuple(rows)
+        for name in [*subject.layers, LOSS, OPTIMIZER, OUTSIDE]
+        if name in ran
+    )

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
+from redline.ladder.gate import tensors_of
 from redline.ladder.profile.subject import Subject
 from redline.ladder.profile.tracker import FORWARD, OPTIMIZER, Tracker
 
@@ -48,7 +48,7 @@ class Ledger(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         place = self._tracker.current
         kind = "activations" if place.phase == FORWARD and place.layer != OPTIMIZER else "temporary"
-        for tensor in tensors_in(result):
+        for tensor in tensors_of(result):
             self.add(tensor, place.layer, kind)
         return result
 
@@ -89,41 +89,20 @@ class Ledger(TorchDispatchMode):
             self._saved_storages.add(key)
             self.saved[layer] += block.size
 
-    def _alive_at_peak(self) -> tuple[int, list[Block]]:
-        now = peak = peak_index = 0
-        for index, (_, change) in enumerate(self._events):
-            now += change
-            if now > peak:
-                peak, peak_index = now, index
-        alive: dict[int, Block] = {}
-        for block, change in self._events[: peak_index + 1]:
-            if change >= 0:
-                alive[id(block)] = block
-            else:
-                alive.pop(id(block), None)
-        return peak, list(alive.values())
-
     def close(self) -> None:
-        """Stops recording and computes the peak."""
+        """Stops recording, and computes the peak and the bytes at the peak by kind and by layer."""
         self._references.clear()
         self._blocks.clear()
-        self.peak_bytes, self._alive = self._alive_at_peak()
-
-    def at_peak_by_kind(self) -> dict[str, int]:
-        sizes: dict[str, int] = {kind: 0 for kind in KINDS}  # noqa: C420
-        for block in self._alive:
-            sizes[block.kind] += block.size
-        return sizes
-
-    def at_peak_by_layer(self) -> dict[str, int]:
-        sizes: dict[str, int] = defaultdict(int)
-        for block in self._alive:
-            sizes[block.layer] += block.size
-        return sizes
-
-
-def tensors_in(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+        now = peak_events = self.peak_bytes = 0
+        for count, (_, change) in enumerate(self._events, start=1):
+            now += change
+            if now > self.peak_bytes:
+                self.peak_bytes, peak_events = now, count
+        self.at_peak_by_kind: dict[str, int] = dict.fromkeys(KINDS, 0)
+        self.at_peak_by_layer: dict[str, int] = defaultdict(int)
+        for block, change in self._events[:peak_events]:
+            self.at_peak_by_kind[block.kind] += change
+            self.at_peak_by_layer[block.layer] += change
 
 
 def storage_parts(tensor: Tensor) -> list[Tensor]:

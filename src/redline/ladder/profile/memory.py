@@ -7,6 +7,7 @@ rounding). On a CPU the resident size of the process is reported instead.
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +15,10 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from redline.ladder.profile.ledger import Ledger, storage_parts, tensors_in
+from redline.ladder.gate import tensors_of
+from redline.ladder.profile.ledger import Ledger, storage_parts
 from redline.ladder.profile.subject import Subject
-from redline.ladder.profile.tracker import OPTIMIZER, OUTSIDE, Tracker
+from redline.ladder.profile.tracker import OPTIMIZER, OUTSIDE, Tracker, owner_paths
 from redline.machine.host_memory import peak_resident_bytes, reset_peak_resident, resident_bytes
 
 
@@ -53,47 +55,59 @@ class Memory:
     counted_peak_bytes: int | None
     at_peak: Mapping[str, int]
     # From the CUDA allocator.
-    peak_bytes: int | None
-    workspace_bytes: int | None
-    reserved_bytes: int | None
-    fragmentation_bytes: int | None
+    peak_bytes: int | None = None
+    workspace_bytes: int | None = None
+    reserved_bytes: int | None = None
+    fragmentation_bytes: int | None = None
     # From the operating system: the whole process, including Python and libraries.
-    resident_bytes: int | None
-    resident_peak_bytes: int | None
+    resident_bytes: int | None = None
+    resident_peak_bytes: int | None = None
 
     def largest(self, count: int) -> tuple[LayerMemory, ...]:
         return tuple(sorted(self.layers, key=lambda layer: -layer.total_bytes)[:count])
+
+    @property
+    def totals(self) -> list[tuple[str, int]]:
+        """The totals that are available for the device and the plan, with their names."""
+        lines = [
+            ("weights and buffers", self.weight_bytes),
+            (f"activations ({self.activations_are})", self.activation_bytes),
+            ("gradients", self.gradient_bytes),
+            ("optimizer state", self.optimizer_bytes),
+            ("inputs", self.input_bytes),
+            ("peak of all tensors", self.counted_peak_bytes),
+            *((f"· {kind} at the peak", size) for kind, size in self.at_peak.items() if size),
+            ("peak of the CUDA allocator", self.peak_bytes),
+            ("workspace (allocator peak minus tensors)", self.workspace_bytes),
+            ("reserved from the device", self.reserved_bytes),
+            ("fragmentation (reserved, not allocated)", self.fragmentation_bytes),
+            ("resident size of the process", self.resident_bytes),
+            ("· peak in a step", self.resident_peak_bytes),
+        ]
+        return [(what, size) for what, size in lines if size is not None]
 
 
 def measure_memory(subject: Subject) -> Memory:
     """Measures two steps: one with a ledger of all tensors, one without."""
     ledger = None if subject.sealed else _watched_step(subject)
-    device = _device_peak(subject)
+    device = _device_bytes(subject)
     kept = _kept(subject)
     layers = _rows(subject, kept, ledger)
     totals = {kind: sum(sizes.values()) for kind, sizes in kept.items()}
-    counted = ledger.peak_bytes if ledger is not None else None
-    workspace = None
-    if device.peak is not None and counted is not None:
-        workspace = max(device.peak - counted, 0)
+    if ledger is not None and "peak_bytes" in device:
+        device["workspace_bytes"] = max(device["peak_bytes"] - ledger.peak_bytes, 0)
+    short_lived = "outputs of layers, most of them short-lived"
     return Memory(
         layers=layers,
-        activations_are="saved for the backward pass"
-        if subject.training
-        else "outputs of layers, most of them short-lived",
+        activations_are="saved for the backward pass" if subject.training else short_lived,
         weight_bytes=totals["weights"],
         activation_bytes=sum(layer.activation_bytes for layer in layers) if ledger is not None else None,
         gradient_bytes=totals["gradients"],
         optimizer_bytes=totals["optimizer"],
-        input_bytes=_unique_bytes(tensors_in(subject.inputs)),
-        counted_peak_bytes=counted,
-        at_peak=ledger.at_peak_by_kind() if ledger is not None else {},
-        peak_bytes=device.peak,
-        workspace_bytes=workspace,
-        reserved_bytes=device.reserved,
-        fragmentation_bytes=device.fragmentation,
-        resident_bytes=device.resident,
-        resident_peak_bytes=device.resident_peak,
+        input_bytes=_unique_bytes(tensors_of(subject.inputs)),
+        counted_peak_bytes=ledger.peak_bytes if ledger is not None else None,
+        at_peak=ledger.at_peak_by_kind if ledger is not None else {},
+        **device,
     )
 
 
@@ -109,27 +123,20 @@ def _watched_step(subject: Subject) -> Ledger:
         ledger.save(tensor, tracker.current.layer)
         return tensor
 
-    def unpack(tensor: Tensor) -> Tensor:
-        return tensor
-
     def output(module: Any, _: Any, result: Any) -> None:
         name = names.get(id(module))
         if name is not None:
-            for tensor in tensors_in(result):
+            for tensor in tensors_of(result):
                 ledger.save(tensor, name)
 
     names = {id(module): name for name, module in subject.layers.items()}
-    with tracker:
+    with tracker, ExitStack() as stack:
         if subject.training:
-            with saved_tensors_hooks(pack, unpack), ledger:
-                subject.step()
+            stack.enter_context(saved_tensors_hooks(pack, lambda tensor: tensor))
         else:
-            handle = torch.nn.modules.module.register_module_forward_hook(output)
-            try:
-                with ledger:
-                    subject.step()
-            finally:
-                handle.remove()
+            stack.callback(torch.nn.modules.module.register_module_forward_hook(output).remove)
+        with ledger:
+            subject.step()
     for parameter in subject.layers[""].parameters():
         if parameter.grad is not None:
             ledger.rename(parameter.grad, "gradients")
@@ -143,20 +150,12 @@ def _residents(subject: Subject) -> Iterable[tuple[Tensor, str, str]]:
         for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
             yield tensor, name, "weights"
     if subject.optimizer is not None:
-        owners = _owner_names(subject)
+        owners = owner_paths(subject.layers)
         for parameter, state in subject.optimizer.state.items():
-            for tensor in tensors_in(state):
-                yield tensor, owners.get(id(parameter), OPTIMIZER), "optimizer"
-    for tensor in tensors_in(subject.inputs):
+            for tensor in tensors_of(state):
+                yield tensor, owners.get(id(parameter), (OPTIMIZER,))[-1], "optimizer"
+    for tensor in tensors_of(subject.inputs):
         yield tensor, OUTSIDE, "inputs"
-
-
-def _owner_names(subject: Subject) -> dict[int, str]:
-    owners: dict[int, str] = {}
-    for name, module in subject.layers.items():
-        for parameter in module.parameters(recurse=False):
-            owners.setdefault(id(parameter), name)
-    return owners
 
 
 def _kept(subject: Subject) -> dict[str, dict[str, int]]:
@@ -182,37 +181,27 @@ def _kept(subject: Subject) -> dict[str, dict[str, int]]:
 
 
 def _rows(subject: Subject, kept: dict[str, dict[str, int]], ledger: Ledger | None) -> tuple[LayerMemory, ...]:
-    at_peak = ledger.at_peak_by_layer() if ledger is not None else {}
+    at_peak = ledger.at_peak_by_layer if ledger is not None else {}
     saved = ledger.saved if ledger is not None else {}
-    others = sorted(({*at_peak, *saved, *kept["optimizer"]}) - set(subject.layers))
-    rows = []
-    for name in [*subject.layers, *others]:
-        module = subject.layers.get(name)
-        row = LayerMemory(
+    kinds = {name: type(module).__name__ for name, module in subject.layers.items()}
+    others = sorted({*at_peak, *saved, *kept["optimizer"]} - set(kinds))
+    rows = [
+        LayerMemory(
             name=name,
-            type=type(module).__name__ if module is not None else name,
+            type=kinds.get(name, name),
             weight_bytes=kept["weights"].get(name, 0),
             activation_bytes=saved.get(name, 0),
             gradient_bytes=kept["gradients"].get(name, 0),
             optimizer_bytes=kept["optimizer"].get(name, 0),
             at_peak_bytes=at_peak.get(name, 0),
         )
-        if row.total_bytes or row.at_peak_bytes:
-            rows.append(row)
-    return tuple(rows)
+        for name in [*kinds, *others]
+    ]
+    return tuple(row for row in rows if row.total_bytes or row.at_peak_bytes)
 
 
-@dataclass(frozen=True)
-class _DevicePeak:
-    peak: int | None = None
-    reserved: int | None = None
-    fragmentation: int | None = None
-    resident: int | None = None
-    resident_peak: int | None = None
-
-
-def _device_peak(subject: Subject) -> _DevicePeak:
-    """Runs a step without a ledger and reads the peak from the CUDA allocator or the operating system."""
+def _device_bytes(subject: Subject) -> dict[str, Any]:
+    """Runs a step without a ledger, and returns what the CUDA allocator or the operating system says about it."""
     device = subject.device
     if device.type == "cuda":
         subject.wait()
@@ -222,10 +211,10 @@ def _device_peak(subject: Subject) -> _DevicePeak:
         subject.wait()
         reserved = torch.cuda.max_memory_reserved(device)
         peak = torch.cuda.max_memory_allocated(device)
-        return _DevicePeak(peak, reserved, reserved - peak)
+        return {"peak_bytes": peak, "reserved_bytes": reserved, "fragmentation_bytes": reserved - peak}
     resettable = reset_peak_resident()
     subject.step()
-    return _DevicePeak(resident=resident_bytes(), resident_peak=peak_resident_bytes() if resettable else None)
+    return {"resident_bytes": resident_bytes(), "resident_peak_bytes": peak_resident_bytes() if resettable else None}
 
 
 def _unique_bytes(tensors: Iterable[Tensor]) -> int:

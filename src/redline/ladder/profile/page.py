@@ -5,7 +5,6 @@ from pathlib import Path
 from redline.files.atomic import write_text
 from redline.ladder.profile.memory import LayerMemory
 from redline.ladder.profile.result import Profile
-from redline.ladder.profile.sentences import layer_name, measuring_cost, memory_totals
 from redline.notation import format_bytes, format_rate, format_seconds
 from redline.pages import Tile, render_page
 
@@ -26,9 +25,6 @@ def render_profile(profile: Profile, top: int = 10) -> str:
         profile=profile,
         top=top,
         tiles=_tiles(profile),
-        layer_name=layer_name,
-        measuring_cost=measuring_cost,
-        memory_totals=memory_totals,
         memory_parts=_memory_parts,
         memory_part_names=list(_MEMORY_PARTS),
         percent_of=lambda part, whole: f"{part / whole:.2%}" if whole else "0",

@@ -6,12 +6,11 @@ from typing import Any
 
 from redline.ladder.plan import Plan
 from redline.ladder.profile.attention import Attention, attention_by_kernel, measure_attention
-from redline.ladder.profile.deeper import Deeper, commands, run_with_nvtx
 from redline.ladder.profile.kernels import KernelTime, time_kernels
 from redline.ladder.profile.layers import REPEATS, LayerTimes, time_layers
 from redline.ladder.profile.memory import Memory, measure_memory
+from redline.ladder.profile.ranges import Deeper, commands, run_with_nvtx, write_trace
 from redline.ladder.profile.subject import prepare
-from redline.ladder.profile.trace import write_trace
 from redline.ladder.statistics import median
 from redline.ladder.workload import Workload
 from redline.machine.machine import Machine
@@ -19,7 +18,7 @@ from redline.machine.machine import Machine
 
 @dataclass(frozen=True)
 class Profile:
-    """The results; parts that were not requested are None or empty."""
+    """The results of a profile; parts that were not requested are None or empty."""
 
     workload: str
     options: dict[str, Any]

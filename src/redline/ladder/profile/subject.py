@@ -5,7 +5,7 @@ The profile runs in the current process, unlike trials, because it uses its own 
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,18 +16,18 @@ from redline.ladder.job import Applied, Job, TrainingStep
 from redline.ladder.plan import Plan
 from redline.ladder.rewrites.io_adapter import Boundary
 from redline.ladder.rung import Stage
-from redline.ladder.workload import Inputs, LossFunction, Workload
+from redline.ladder.workload import Inputs, LossFunction, Workload, describe_error
 from redline.machine.machine import Machine
 
 WARMUPS = 2
 
 
+@dataclass(eq=False)
 class WatchedLoss:
     """The loss of a workload, which a tracker can wrap by setting `around`."""
 
-    def __init__(self, loss: LossFunction) -> None:
-        self.loss = loss
-        self.around: Callable[[LossFunction, Any, Inputs], Tensor] | None = None
+    loss: LossFunction
+    around: Callable[[LossFunction, Any, Inputs], Tensor] | None = None
 
     def __call__(self, output: Any, batch: Inputs) -> Tensor:
         if self.around is None:
@@ -60,10 +60,6 @@ class Subject:
         return self.loss is not None
 
     @property
-    def root_type(self) -> str:
-        return type(self.layers[""]).__name__
-
-    @property
     def optimizer(self) -> torch.optim.Optimizer | None:
         return self.applied.optimizer if isinstance(self.applied, TrainingStep) else None
 
@@ -75,9 +71,7 @@ class Subject:
         except RedlineError:
             raise
         except Exception as error:
-            text = str(error).strip().splitlines()
-            what = f"{type(error).__name__}: {text[0] if text else 'no message'}"
-            raise WorkloadError(f"{self.workload.label}: the step failed: {what}.") from error
+            raise WorkloadError(f"{self.workload.label}: the step failed: {describe_error(error)}.") from error
 
     def wait(self) -> None:
         if self.device.type == "cuda":
@@ -97,17 +91,7 @@ def prepare(workload: Workload, plan: Plan, machine: Machine) -> Subject:
     model = workload.fresh_model(machine.device)
     inputs = workload.fresh_inputs(0, machine.device)
     loss = WatchedLoss(workload.loss) if workload.loss is not None else None
-    job = Job.of(
-        model,
-        samples=(inputs,),
-        gates=workload.gates,
-        loss=loss,
-        optimizer=workload.optimizer,
-        host_inputs=workload.host_inputs,
-        share=True,
-        master_weights=workload.master_weights,
-    )
-    plan, job = plan.build(job, machine)
+    plan, job = plan.build(Job.of_workload(replace(workload, loss=loss), model, (inputs,)), machine)
     root = job.model
     while isinstance(root, Boundary):
         root = root.model
@@ -140,15 +124,14 @@ def _sealed(plan: Plan, root: nn.Module) -> str:
             "profile without this rung to see the layers."
         )
     for name, module in root.named_modules():
+        where = f"layer {name!r} of the model" if name else "the model"
         # torch.compile(model) wraps the model; model.compile() sets this attribute.
         wrapped = type(module).__name__ == "OptimizedModule"
         if wrapped or getattr(module, "_compiled_call_impl", None) is not None:
-            where = f"layer {name!r} of the model" if name else "the model"
             return (
                 f"{where} is already compiled, so the table shows kernels instead of layers; "
                 "profile the uncompiled model to see the layers."
             )
         if isinstance(module, torch.jit.ScriptModule):
-            where = f"layer {name!r} of the model" if name else "the model"
             return f"{where} is TorchScript, so the table shows kernels instead of layers."
     return ""

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
+from redline.ladder.gate import tensors_of
 from redline.ladder.profile.subject import Subject
 from redline.ladder.workload import Inputs, LossFunction
 
@@ -45,7 +45,7 @@ class Place:
         return name if self.phase == FORWARD else f"{name} {self.phase}"
 
 
-Watcher = Callable[[Place], None]
+Watcher = Callable[[Place], object]
 
 
 class Tracker:
@@ -55,17 +55,22 @@ class Tracker:
         self._subject = subject
         self._enter, self._leave = enter, leave
         self._names = {id(module): name for name, module in subject.layers.items()}
-        self._owners = _owners(subject.layers)
+        self._owners = owner_paths(subject.layers)
         self._stack: list[Place] = []
         # The autograd sequence number at which each path started.
         self._numbers: list[int] = []
         self._paths: list[tuple[str, ...]] = []
         self._handles: list[RemovableHandle] = []
-        self._node_handles: list[RemovableHandle] = []
 
     @property
     def current(self) -> Place:
         return self._stack[-1] if self._stack else Place((), _phase())
+
+    @property
+    def parents(self) -> set[str]:
+        """The current layer in the form that torch's counter of FLOPs reads from its own tracker of modules."""
+        # The prefix keeps names of layers apart from `Global`, which the counter uses for the total.
+        return {"Global", f"layer:{self.current.layer}"}
 
     def __enter__(self) -> "Tracker":
         self._handles += [
@@ -83,10 +88,9 @@ class Tracker:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for handle in [*self._handles, *self._node_handles]:
+        for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._node_handles.clear()
         if self._subject.loss is not None:
             self._subject.loss.around = None
 
@@ -127,16 +131,13 @@ class Tracker:
         self._pop()
         self._push(Place((WATCHING,), FORWARD))
         for node in _nodes(value):
-            self._watch_node(node)
+            place = Place(self._path_of(node), BACKWARD)
+            self._handles += [
+                node.register_prehook(lambda *_, place=place: self._push(place)),
+                node.register_hook(lambda *_: self._pop()),
+            ]
         self._pop()
         return value
-
-    def _watch_node(self, node: Any) -> None:
-        place = Place(self._path_of(node), BACKWARD)
-        self._node_handles += [
-            node.register_prehook(lambda *_: self._push(place)),
-            node.register_hook(lambda *_: self._pop()),
-        ]
 
     def _path_of(self, node: Any) -> tuple[str, ...]:
         variable = getattr(node, "variable", None)  # an AccumulateGrad node, which adds to the gradient of a parameter
@@ -152,7 +153,7 @@ def _phase() -> str:
 
 def _nodes(value: Any) -> Iterator[Any]:
     """Yields every autograd node of a loss."""
-    waiting = [leaf.grad_fn for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+    waiting = [tensor.grad_fn for tensor in tensors_of(value)]
     seen = set()
     while waiting:
         node = waiting.pop()
@@ -163,16 +164,13 @@ def _nodes(value: Any) -> Iterator[Any]:
         yield node
 
 
-def ancestry(name: str, layers: dict[str, nn.Module]) -> tuple[str, ...]:
-    """Returns the enclosing layers of a name: `a.b` -> ("", "a", "a.b"), restricted to known layers."""
-    parts = name.split(".") if name else []
-    names = ["", *(".".join(parts[: i + 1]) for i in range(len(parts)))]
-    return tuple(n for n in names if n in layers)
-
-
-def _owners(layers: dict[str, nn.Module]) -> dict[int, tuple[str, ...]]:
+def owner_paths(layers: dict[str, nn.Module]) -> dict[int, tuple[str, ...]]:
+    """Returns, by the id of each parameter, the layers that contain it: ("", "a", "a.b") for a parameter of `a.b`."""
     owners: dict[int, tuple[str, ...]] = {}
     for name, module in layers.items():
+        parts = name.split(".")
+        outer = dict.fromkeys(["", *(".".join(parts[: i + 1]) for i in range(len(parts)))])
+        path = tuple(known for known in outer if known in layers)
         for parameter in module.parameters(recurse=False):
-            owners.setdefault(id(parameter), ancestry(name, layers))
+            owners.setdefault(id(parameter), path)
     return owners

@@ -7,7 +7,7 @@ from statistics import median
 from redline.errors import MeasurementError
 from redline.ladder.measurement import Measurement
 from redline.ladder.report.ladder import Row, ladder_rows, timed
-from redline.ladder.report.recorded_machine import RecordedMachine
+from redline.ladder.report.roofline import RecordedMachine
 from redline.ladder.statistics import Interval, ratio_interval
 
 # Differences below this share are not mentioned in the headline.
@@ -16,6 +16,8 @@ _SAME = 0.02
 TRIED = ("trial", "second look")
 # Verdicts of rungs that did not run.
 UNTRIED = ("unavailable", "unmeasured")
+# The color classes of roles; a trial has one that depends on its verdict.
+KINDS = {"baseline": "base", "compile": "compiled", "final": "final"}
 
 
 @dataclass(frozen=True)
@@ -141,16 +143,12 @@ def choose_run(measurements: Sequence[Measurement], run: str | None = None) -> l
     if not measurements:
         raise MeasurementError("the file contains no measurements to report.")
     ids = list(dict.fromkeys(m.run for m in measurements))
-    if run is None:
-        chosen = measurements[-1].run
-    else:
-        matches = [known for known in ids if known == run] or [known for known in ids if known.startswith(run)]
-        if len(matches) != 1:
-            problem = "several runs in this file start with" if matches else "no run in this file starts with"
-            listed = ", ".join(repr(known) for known in ids)
-            raise MeasurementError(f"{problem} {run!r}: choose one of {listed}.")
-        chosen = matches[0]
-    return [m for m in measurements if m.run == chosen]
+    run = measurements[-1].run if run is None else run
+    matches = [run] if run in ids else [known for known in ids if known.startswith(run)]
+    if len(matches) != 1:
+        problem = "several runs in this file start with" if matches else "no run in this file starts with"
+        raise MeasurementError(f"{problem} {run!r}: choose one of {', '.join(map(repr, ids))}.")
+    return [m for m in measurements if m.run == matches[0]]
 
 
 def find_final(rows: Sequence[Row]) -> int | None:
@@ -228,11 +226,8 @@ def interleaved_eager_s(climb: Climb, shape: str | None = None) -> float | None:
     result = climb.result
     if result is not None and result.timed:
         shape = result.measurement.shapes[0] if shape is None else shape
-        samples = result.measurement.against_samples.get(shape)
-        if samples:
+        if samples := result.measurement.against_samples.get(shape):
             return median(samples)
         if result.measurement.plan == "eager":
             return result.measurement.median_s(shape)
-    if climb.baseline is None or not climb.baseline.timed:
-        return None
-    return climb.baseline.measurement.median_s(climb.baseline.measurement.shapes[0] if shape is None else shape)
+    return climb.baseline.measurement.median_s(shape) if climb.baseline and climb.baseline.timed else None

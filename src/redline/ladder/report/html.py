@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from redline.ladder.report.charts import draw_all
 from redline.ladder.report.climb import Climb, format_ratio, interleaved_eager_s
-from redline.ladder.report.ladder import format_score, worst_score
+from redline.ladder.report.ladder import score_name, score_text, worst_score
 from redline.ladder.report.plan_text import plan_toml
 from redline.ladder.report.tables import (
     Table,
@@ -54,9 +54,8 @@ def _tiles(climb: Climb) -> list[Tile]:
         tiles.append(Tile("Speed-up", format_ratio(row.over_start), note))
     if climb.over_compiled is not None:
         mode = climb.compiled.label.partition("(")[2].rstrip(")") if climb.compiled else ""
-        tiles.append(
-            Tile("Over torch.compile", format_ratio(climb.over_compiled), f"its best mode: {mode or 'default'}")
-        )
+        note = f"its best mode: {mode or 'default'}"
+        tiles.append(Tile("Over torch.compile", format_ratio(climb.over_compiled), note))
     eager_s = interleaved_eager_s(climb) if before is not None else None
     was = f"from {format_seconds(eager_s)}" if eager_s else "original model"
     tiles.append(Tile("Time per step", format_seconds(row.median_s or float("nan")), was))
@@ -68,14 +67,7 @@ def _tiles(climb: Climb) -> list[Tile]:
         tiles.append(Tile("Peak memory", format_bytes(row.peak_bytes), was))
     worst = worst_score(m.scores)
     if worst is not None:
-        name = worst.metric.replace("_", " ")
-        tiles.append(
-            Tile(
-                "Closest gate",
-                format_score(worst).removeprefix(name).split()[0],
-                f"{name}, limit {worst.limit:g}",
-            )
-        )
+        tiles.append(Tile("Closest gate", score_text(worst).split()[0], f"{score_name(worst)}, limit {worst.limit:g}"))
     if row.share is not None:
         tiles.append(Tile("Of the roofline", f"{row.share:.0%}", f"in {m.precision}, on this machine"))
     return tiles
@@ -83,8 +75,5 @@ def _tiles(climb: Climb) -> list[Tile]:
 
 def _without_empty(table: Table) -> Table:
     shown = columns_with_values(table)
-    return replace(
-        table,
-        columns=tuple(table.columns[i] for i in shown),
-        rows=tuple(tuple(row[i] for i in shown) for row in table.rows),
-    )
+    rows = tuple(tuple(row[i] for i in shown) for row in table.rows)
+    return replace(table, columns=tuple(table.columns[i] for i in shown), rows=rows)

@@ -126,13 +126,21 @@ def worst_score(scores: Sequence[Score]) -> Score | None:
 
 def format_score(score: Score) -> str:
     """Returns, for example, `relative error 0.0031 ≤ 0.02` (`>` if the score failed)."""
-    name = score.metric.replace("_", " ")
+    return f"{score_name(score)} {score_text(score)}"
+
+
+def score_name(score: Score) -> str:
+    return score.metric.replace("_", " ")
+
+
+def score_text(score: Score) -> str:
+    """Returns the value of a score and its limit."""
     if math.isnan(score.value):
-        return f"{name} NaN"
+        return "NaN"
     good, bad = ("≤", ">") if score.better == "lower" else ("≥", "<")
     # A score close to 1 needs more digits than an error to show the difference.
     digits = 7 if score.better == "higher" and score.value < 10 else 3
-    return f"{name} {score.value:.{digits}g} {good if score.passed else bad} {score.limit:g}"
+    return f"{score.value:.{digits}g} {good if score.passed else bad} {score.limit:g}"
 
 
 def rung_names(text: str) -> list[str]:
@@ -149,7 +157,6 @@ def _row(m: Measurement, over_start: float | None, baseline: Measurement | None,
     interval = m.interval_s() if shown and len(m.samples[m.shapes[0]]) > 1 else None
     roofline = place(m) if shown else None
     worst = worst_score(m.scores)
-    setup_s = m.setup_s.get(m.shapes[0] if m.shapes else "")
     return Row(
         rung=m.rung,
         plan=m.plan,
@@ -166,7 +173,7 @@ def _row(m: Measurement, over_start: float | None, baseline: Measurement | None,
         peak_bytes=m.peak_bytes if m.peak_bytes > 0 else None,
         quality=format_score(worst) if worst else "",
         share=roofline.share if roofline else None,
-        setup_s=setup_s,
+        setup_s=m.setup_s.get(m.shapes[0] if m.shapes else ""),
         setup_cached=m.setup_cached,
         break_even=_break_even(m, over_start, baseline, cold_s),
         proof="; ".join(filter(None, (m.proof.get(name, "") for name in rung_names(m.rung)))),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from redline.ladder.report.charts.svg import Drawing, Scale, shorten, text_width
-from redline.ladder.report.climb import TRIED, UNTRIED, Climb, find_final, format_ratio, row_label
+from redline.ladder.report.climb import KINDS, TRIED, UNTRIED, Climb, find_final, format_ratio, row_label
 from redline.ladder.report.ladder import Row
 from redline.notation import format_bytes, format_seconds
 
@@ -60,9 +60,8 @@ def ladder_svg(
     height = _TOP + _ROW * len(steps) + (_ROW if untried else 0) + 16
     words = "; ".join(f"{step.label} {step.note}" for step in steps)
     drawing = Drawing(width, height, title or "The ladder", f"Gain after each rung: {words}.")
-    drawing.parts.append(
-        Markup('<rect class="card" x=".5" y=".5" width="{}" height="{}" rx="12"/>').format(width - 1, height - 1)
-    )
+    card = '<rect class="card" x=".5" y=".5" width="{}" height="{}" rx="12"/>'
+    drawing.parts.append(Markup(card).format(width - 1, height - 1))
     drawing.text(_MARGIN, 42, shorten(title, (width - 2 * _MARGIN) * 0.66), "title")
     drawing.label(_MARGIN, 66, subtitle, width - 2 * _MARGIN, "subtitle")
     left = _MARGIN + min(width * 0.28, 20 + max((text_width(step.label) for step in steps), default=0))
@@ -115,7 +114,7 @@ def _steps(rows: Sequence[Row], memory: bool) -> list[_Step]:
         if tried and (row.verdict != "kept" or gain is None):
             steps.append(_Step(label, "quiet", None, f"{row.verdict}: {row.reason}" if row.reason else row.verdict))
             continue
-        kind = {"baseline": "base", "compile": "compiled", "final": "final"}.get(row.role, "kept")
+        kind = KINDS.get(row.role, "kept")
         label = f"+ {label}" if kind == "kept" else label
         label += " (removed later)" if tried and row.rung.partition("(")[0] in removed else ""
         steps.append(_Step(label, kind, gain, _note(row, gain, memory)))

@@ -47,17 +47,13 @@ def markdown_table(table: Table) -> str:
     shown = columns_with_values(table)
     columns = [table.columns[i] for i in shown] + (["Reason"] if table.why else [])
     aligned = ["---" if i < table.words else "---:" for i in shown] + (["---"] if table.why else [])
-    lines = [_line([escape(column) for column in columns]), _line(aligned)]
+    lines = [[escape(column) for column in columns], aligned]
     for index, row in enumerate(table.rows):
         cells = [_flat(row[i]) for i in shown] + ([table.why[index]] if table.why else [])
-        lines.append(_line([escape(cell) for cell in cells]))
-    return "\n".join(lines)
+        lines.append([escape(cell) for cell in cells])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _flat(cell: str) -> str:
     value, _, small = cell.partition("\n")
     return f"{value} ({small})" if small else value
-
-
-def _line(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"

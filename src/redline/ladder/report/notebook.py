@@ -11,7 +11,7 @@ _COLUMNS = ("rung", "time per step", "× start", "peak memory", "verdict", "reas
 
 
 def render_notebook(measurements: Sequence[Measurement]) -> str:
-    """The headline of a climb, its plan, and a row for each rung that was tried."""
+    """Returns the headline of a climb, its plan, and a row for each rung that was tried."""
     climb = Climb.of(measurements)
     lines = [
         f"<p><b>{escape(climb.headline())}</b><br>plan: <code>{escape(climb.subject.plan)}</code></p>",

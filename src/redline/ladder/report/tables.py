@@ -7,7 +7,7 @@ from typing import Any
 
 from redline.ladder.gate import Score
 from redline.ladder.report.climb import UNTRIED, Climb, Entry, format_change, format_ratio, interleaved_eager_s
-from redline.ladder.report.ladder import format_score, rung_names, shapes_sentence, speedup, worst_score
+from redline.ladder.report.ladder import rung_names, score_name, score_text, shapes_sentence, speedup, worst_score
 from redline.ladder.report.roofline import place
 from redline.ladder.statistics import Interval
 from redline.notation import format_bytes, format_rate, format_seconds
@@ -31,17 +31,7 @@ class Table:
 
 def all_tables(climb: Climb) -> list[Table]:
     """Returns all tables that are not empty, in the order of the page."""
-    makers: tuple[Callable[[Climb], Table | None], ...] = (
-        _ladder,
-        _rejected,
-        _shapes,
-        _ablation,
-        _proof,
-        _gates,
-        _memory,
-        _setup,
-        _environment,
-    )
+    makers = (_ladder, _rejected, _shapes, _ablation, _proof, _gates, _memory, _setup, _environment)
     return [table for make in makers if (table := make(climb)) is not None and table.rows]
 
 
@@ -52,27 +42,22 @@ def _ladder(climb: Climb) -> Table:
     for entry in entries:
         row = entry.row
         again = " (again)" if row.role == "second look" else ""
-        rows.append(
-            (
-                entry.label + again,
-                row.verdict,
-                _or_none(row.median_s, format_seconds) + _span(row.low_s, row.high_s),
-                _or_none(row.against_s, format_seconds),
-                NONE if row.role == "baseline" else _ratio(row.over_last),
-                _or_none(row.over_start, format_ratio),
-                _or_none(row.peak_bytes, format_bytes),
-                _quality(entry.measurement.scores),
-                _or_none(row.share, lambda share: f"{share:.0%}"),
-                _setup_time(entry),
-                _calls(row.break_even),
-            )
-        )
+        cells = {
+            "Rung": entry.label + again,
+            "Verdict": row.verdict,
+            "Time per step": _or_none(row.median_s, format_seconds) + _span(row.low_s, row.high_s),
+            "Last plan": _or_none(row.against_s, format_seconds),
+            "Over last": NONE if row.role == "baseline" else _ratio(row.over_last),
+            "Over start": _or_none(row.over_start, format_ratio),
+            "Peak memory": _or_none(row.peak_bytes, format_bytes),
+            "Quality": _quality(entry.measurement.scores),
+            "Of the roofline": _or_none(row.share, "{:.0%}".format),
+            "Set-up": _setup_time(entry),
+            "Break-even": _calls(row.break_even),
+        }
+        rows.append(cells)
         later = row.verdict == "kept" and row.role != "final" and not removed.isdisjoint(rung_names(row.rung))
         why.append(row.reason + ("; removed later by the ablation" if later else ""))
-    columns = (
-        "Rung", "Verdict", "Time per step", "Last plan", "Over last", "Over start", "Peak memory", "Quality",
-        "Of the roofline", "Set-up", "Break-even",
-    )  # fmt: skip
     hidden = sum(e.row.verdict in UNTRIED for e in climb.tried)
     note = (
         "Medians with 99% intervals. Last plan: the median of the plan measured alternately with this one; over last: "
@@ -85,43 +70,39 @@ def _ladder(climb: Climb) -> Table:
         note += " * This set-up used a compiler cache and takes longer on first use."
     if hidden:
         note += f" {hidden} more were not tried; the next table gives the reasons."
-    return Table("ladder", "The ladder", columns, tuple(rows), tuple(why), note, words=2)
+    cells = tuple(tuple(row.values()) for row in rows)
+    return Table("ladder", "The ladder", tuple(rows[0]) if rows else (), cells, tuple(why), note, words=2)
 
 
 def _rejected(climb: Climb) -> Table:
-    rows = []
-    for entry in climb.rejected:
-        row = entry.row
-        verdict = "removed" if row.role == "ablation" else row.verdict
-        rows.append((row.rung or entry.label, verdict, row.reason or NONE))
-    return Table("rejected", "Rungs not kept, and why", ("Rung", "Verdict", "Reason"), tuple(rows), words=3)
+    rows = tuple((e.row.rung or e.label, _verdict(e), e.row.reason or NONE) for e in climb.rejected)
+    return Table("rejected", "Rungs not kept, and why", ("Rung", "Verdict", "Reason"), rows, words=3)
 
 
 def _ablation(climb: Climb) -> Table:
-    rows, why = [], []
-    for entry in climb.ablations:
-        slowdown, verdict = entry.slowdown_without, "removed" if entry.row.verdict == "dropped" else entry.row.verdict
-        rows.append((entry.row.rung, verdict, _ratio(slowdown), _or_none(entry.row.peak_bytes, format_bytes)))
-        why.append(entry.row.reason)
+    rows = tuple(
+        (e.row.rung, _verdict(e), _ratio(e.slowdown_without), _or_none(e.row.peak_bytes, format_bytes))
+        for e in climb.ablations
+    )
+    why = tuple(e.row.reason for e in climb.ablations)
     columns = ("Rung", "Verdict", "Slower without it", "Peak memory without it")
-    return Table("ablation", "What each rung is worth in the final plan", columns, tuple(rows), tuple(why), words=2)
+    return Table("ablation", "What each rung is worth in the final plan", columns, rows, why, words=2)
 
 
-def _proof(climb: Climb) -> Table | None:
-    if climb.result is None:
-        return None
-    rows = tuple((rung, proof or NONE) for rung, proof in climb.result.measurement.proof.items())
+def _verdict(entry: Entry) -> str:
+    return "removed" if entry.row.role == "ablation" and entry.row.verdict == "dropped" else entry.row.verdict
+
+
+def _proof(climb: Climb) -> Table:
+    proofs = climb.result.measurement.proof if climb.result else {}
+    rows = tuple((rung, proof or NONE) for rung, proof in proofs.items())
     return Table("proof", "Proof that each rung took effect", ("Rung", "Proof"), rows, words=2)
 
 
-def _gates(climb: Climb) -> Table | None:
-    if climb.result is None:
-        return None
-    rows = []
-    for score in climb.result.measurement.scores:
-        name = score.metric.replace("_", " ")
-        rows.append((name, "passed" if score.passed else "failed", format_score(score).removeprefix(name).strip()))
-    return Table("gates", "The gates of the final plan", ("Gate", "Verdict", "Score and limit"), tuple(rows), words=3)
+def _gates(climb: Climb) -> Table:
+    scores = climb.result.measurement.scores if climb.result else ()
+    rows = tuple((score_name(s), "passed" if s.passed else "failed", score_text(s)) for s in scores)
+    return Table("gates", "The gates of the final plan", ("Gate", "Verdict", "Score and limit"), rows, words=3)
 
 
 def _memory(climb: Climb) -> Table:
@@ -152,12 +133,11 @@ def _setup(climb: Climb) -> Table:
 
 def _shapes(climb: Climb) -> Table | None:
     result = climb.result
-    shapes = result.measurement.shapes if result else ()
-    if len(shapes) < 2 or result is None or not result.timed:
+    if result is None or not result.timed or len(result.measurement.shapes) < 2:
         return None
     m = result.measurement
     rows = []
-    for shape in shapes:
+    for shape in m.shapes:
         before = interleaved_eager_s(climb, shape)
         compiled = climb.compiled.measurement.median_s(shape) if climb.compiled else float("nan")
         after, roofline = m.median_s(shape), place(m, shape)
@@ -250,9 +230,8 @@ def _quality(scores: Sequence[Score]) -> str:
     worst = worst_score(scores)
     if worst is None:
         return NONE
-    name = worst.metric.replace("_", " ")
-    value, *limit = format_score(worst).removeprefix(name).split()
-    return f"{value}\n{name}{' ' if limit else ''}{' '.join(limit)}"
+    value, *limit = score_text(worst).split()
+    return f"{value}\n{' '.join([score_name(worst), *limit])}"
 
 
 def _setup_time(entry: Entry) -> str:

@@ -4,18 +4,19 @@
 together with the module that calls it and the arguments of that module. Rewritten modules call `attend`.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from redline.ladder.job import Job, entered
-from redline.ladder.rewrites.sample_run import on_device, state_preserved
+from redline.ladder.rewrites.sample_run import on_device, state_preserved, watch_inputs, watch_outputs
 from redline.ladder.workload import call
 
 PRODUCTS = frozenset({"matmul", "__matmul__", "__rmatmul__", "bmm", "einsum"})
@@ -40,23 +41,22 @@ class AttentionCall:
         generator = torch.Generator(device).manual_seed(0)
 
         def random(shape: Sequence[int]) -> Tensor:
-            if len(shape) != 4:
-                tensor = torch.randn(shape, dtype=dtype, device=device, generator=generator)
-            else:
-                # In the memory layout that a projection produces: heads inside the sequence dimension.
-                batch, heads, length, width = shape
-                stored = (batch, length, heads, width)
-                tensor = torch.randn(stored, dtype=dtype, device=device, generator=generator).transpose(1, 2)
-            return tensor.requires_grad_(gradients)
+            # Four dimensions lie in memory as a projection produces them: heads inside the sequence dimension.
+            swapped = len(shape) == 4
+            stored = (shape[0], shape[2], shape[1], shape[3]) if swapped else shape
+            tensor = torch.randn(stored, dtype=dtype, device=device, generator=generator)
+            return (tensor.transpose(1, 2) if swapped else tensor).requires_grad_(gradients)
 
         mask = None
-        if self.mask is not None and self.boolean_mask:
-            mask = torch.ones(self.mask, dtype=torch.bool, device=device)
-        elif self.mask is not None:
-            mask = torch.zeros(self.mask, dtype=dtype, device=device)
-        names = {"query": random(self.query), "key": random(self.key), "value": random(self.value)}
+        if self.mask is not None:
+            # Blocks no key: True in a boolean mask, and 0 in a mask that is added.
+            mask = torch.full(
+                self.mask, self.boolean_mask, dtype=torch.bool if self.boolean_mask else dtype, device=device
+            )
         return {
-            **names,
+            "query": random(self.query),
+            "key": random(self.key),
+            "value": random(self.value),
             "attn_mask": mask,
             "dropout_p": self.dropout_p,
             "is_causal": self.causal,
@@ -83,7 +83,7 @@ class Site:
 class Observation:
     """The attention calls and attention modules of one run."""
 
-    calls: dict[AttentionCall, int] = field(default_factory=dict)
+    calls: Counter[AttentionCall] = field(default_factory=Counter)
     sites: dict[str, Site] = field(default_factory=dict)
 
     @property
@@ -104,19 +104,13 @@ class _Observer(TorchFunctionMode):
         self.seen = seen
 
     def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         if name == "scaled_dot_product_attention":
-            attention_call = _attention_call(*args, **kwargs)
-            self.seen.calls[attention_call] = self.seen.calls.get(attention_call, 0) + 1
-            site = self._site()
-            site.fused_calls += 1
+            self.seen.calls[_attention_call(*args, **kwargs)] += 1
+            self._site().fused_calls += 1
         elif name == "softmax":
             self._site().softmaxes += 1
         elif name in PRODUCTS:
@@ -126,14 +120,11 @@ class _Observer(TorchFunctionMode):
     def _site(self) -> Site:
         if not self.stack:
             return Site((), {})
-        name, args, kwargs = self.stack[-1]
+        name, *given = self.stack[-1]
         if name not in self.seen.sites:
-            self.seen.sites[name] = Site(*pytree.tree_map(_copied, (args, kwargs)))
+            copied = pytree.tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), given)
+            self.seen.sites[name] = Site(*copied)
         return self.seen.sites[name]
-
-
-def _copied(leaf: Any) -> Any:
-    return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
 
 
 def _attention_call(
@@ -162,26 +153,17 @@ def observe(job: Job) -> Observation:
     """Runs the first sample without gradients and without changing the model."""
     seen = Observation()
     stack: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
-    hooks = []
-    for name, module in job.model.named_modules():
-        # A softmax inside nn.Softmax belongs to the module that uses it.
-        if type(module).__module__.startswith("torch.nn."):
-            continue
-
-        def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], name: str = name) -> None:
-            stack.append((name, args, kwargs))
-
-        def leave(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            stack.pop()
-
-        hooks.append(module.register_forward_pre_hook(enter, with_kwargs=True))
-        hooks.append(module.register_forward_hook(leave))
-    try:
-        with torch.no_grad(), state_preserved(job.model), entered(job.contexts), _Observer(stack, seen):
-            call(job.model, on_device(job.samples[0], job.device))
-    finally:
-        for hook in hooks:
-            hook.remove()
+    # A softmax inside nn.Softmax belongs to the module that uses it.
+    modules = {n: m for n, m in job.model.named_modules() if not type(m).__module__.startswith("torch.nn.")}
+    with (
+        watch_inputs(modules, lambda name, args, kwargs: stack.append((name, args, kwargs))),
+        watch_outputs(modules, lambda name, output: stack.pop()),
+        torch.no_grad(),
+        state_preserved(job.model),
+        entered(job.contexts),
+        _Observer(stack, seen),
+    ):
+        call(job.model, on_device(job.samples[0], job.device))
     return seen
 
 
@@ -235,26 +217,11 @@ def attend_in_fp32(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwar
 
 
 def fused_attention_in_fp32(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *args: Any, **kwargs: Any
 ) -> Tensor:
     """Like `scaled_dot_product_attention`, computed in fp32 with the output in the dtype of `value`."""
     if attn_mask is not None and attn_mask.dtype != torch.bool:
         attn_mask = attn_mask.float()
+    wide = query.float(), key.float(), value.float()
     with torch.autocast(query.device.type, enabled=False):
-        return F.scaled_dot_product_attention(
-            query.float(),
-            key.float(),
-            value.float(),
-            attn_mask=attn_mask,
-            dropout_p=dropout_p,
-            is_causal=is_causal,
-            scale=scale,
-            enable_gqa=enable_gqa,
-        ).to(value.dtype)
+        return F.scaled_dot_product_attention(*wide, attn_mask, *args, **kwargs).to(value.dtype)

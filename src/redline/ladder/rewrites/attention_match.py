@@ -5,7 +5,9 @@ scores, and down, through casts and dropout, to the product with the values. Eve
 user.
 """
 
+import functools
 import operator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,9 +35,8 @@ class Scores:
     key_is_transposed: bool
     scales: tuple[tuple[str, Any], ...] = ()
     biases: tuple[Any, ...] = ()
-    blocked: tuple[fx.Node, ...] = ()
-    # True for each condition in `blocked` that selects the keys to attend to instead of the keys to block.
-    inverted: tuple[bool, ...] = ()
+    # Each condition that blocks keys, with True if it selects the keys to attend to instead of the keys to block.
+    blocked: tuple[tuple[fx.Node, bool], ...] = ()
     fill: float = MINUS_INFINITY
 
 
@@ -105,21 +106,11 @@ def insert_attend(graph: fx.Graph, found: Match, causal: bool, dropout_p: float)
                 key = graph.call_method("transpose", (key, -2, -1))
             if found.value_is_transposed:
                 value = graph.call_method("transpose", (value, -2, -1))
-        node = graph.call_function(
-            attend,
-            (query, key, value),
-            {
-                "bias": _sum(graph, scores),
-                "blocked": _blocked(graph, scores),
-                "fill": scores.fill,
-                "scale": _scale(graph, scores),
-                "dropout_p": dropout_p,
-                "causal": causal,
-            },
-        )
-        result = node
-        if found.value_is_transposed:
-            result = graph.call_method("transpose", (node, -2, -1))
+        bias, blocked = _folded(graph, operator.add, scores.biases), _blocked(graph, scores)
+        masks = {"bias": bias, "blocked": blocked, "fill": scores.fill}
+        settings = {"scale": _scale(graph, scores), "dropout_p": dropout_p, "causal": causal}
+        node = graph.call_function(attend, (query, key, value), masks | settings)
+        result = graph.call_method("transpose", (node, -2, -1)) if found.value_is_transposed else node
         result = _permuted(graph, result, output_axes)
     output.replace_all_uses_with(result)
     # Dead-code elimination keeps in-place operations, so the old nodes are erased explicitly.
@@ -182,11 +173,9 @@ def _scores(node: Any, depth: int = 0) -> Scores | None:
         return above and _filled(above, _argument(node, 1, "mask"), _argument(node, 2, "value"), False)
     if _is(node, "where") and len(node.args) == 3:
         condition, yes, no = node.args
-        if isinstance(yes, (int, float)):
-            above = _above(node, 2, depth)
-            return above and _filled(above, condition, yes, False)
-        above = _above(node, 1, depth)
-        return above and _filled(above, condition, no, True)
+        fills = isinstance(yes, (int, float))
+        above = _above(node, 2 if fills else 1, depth)
+        return above and _filled(above, condition, yes if fills else no, not fills)
     return None
 
 
@@ -228,9 +217,7 @@ def _filled(scores: Scores, condition: Any, value: Any, inverted: bool) -> Score
         raise NoMatch(f"its mask is filled with {value:g}, which is not minus infinity")
     if scores.blocked and scores.fill != value:
         raise NoMatch("its masks are filled with different values")
-    return replace(
-        scores, blocked=(*scores.blocked, condition), inverted=(*scores.inverted, inverted), fill=float(value)
-    )
+    return replace(scores, blocked=(*scores.blocked, (condition, inverted)), fill=float(value))
 
 
 def _transposes_last_two(node: Any) -> bool:
@@ -318,19 +305,17 @@ def _permuted(graph: fx.Graph, node: fx.Node, axes: tuple[int, ...]) -> fx.Node:
     return graph.call_method("permute", (node, *axes)) if axes != tuple(range(len(axes))) else node
 
 
-def _sum(graph: fx.Graph, scores: Scores) -> Any:
-    total: Any = None
-    for bias in scores.biases:
-        total = bias if total is None else graph.call_function(operator.add, (total, bias))
-    return total
-
-
 def _blocked(graph: fx.Graph, scores: Scores) -> Any:
-    total: Any = None
-    for condition, inverted in zip(scores.blocked, scores.inverted, strict=True):
-        one = graph.call_function(torch.logical_not, (condition,)) if inverted else condition
-        total = one if total is None else graph.call_function(torch.logical_or, (total, one))
-    return total
+    conditions = (
+        graph.call_function(torch.logical_not, (node,)) if inverted else node for node, inverted in scores.blocked
+    )
+    return _folded(graph, torch.logical_or, conditions)
+
+
+def _folded(graph: fx.Graph, function: Callable[..., Any], values: Iterable[Any]) -> Any:
+    """Returns a node that combines the values from left to right; None if there are none."""
+    nodes = iter(values)
+    return functools.reduce(lambda total, one: graph.call_function(function, (total, one)), nodes, next(nodes, None))
 
 
 def _scale(graph: fx.Graph, scores: Scores) -> Any:

@@ -1,7 +1,9 @@
 """Proves that a rewritten module is equivalent to the original by running both on the same inputs."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,7 +43,7 @@ def prove(
         with state_preserved(twin), sdpa_kernel(SDPBackend.MATH), _full_precision():
             for fresh in (False, True):
                 given = (site.args, site.kwargs)
-                args, kwargs = pytree.tree_map(lambda leaf, fresh=fresh: _trial_input(leaf, fresh), given)
+                args, kwargs = pytree.tree_map(partial(_trial_input, fresh=fresh), given)
                 expected = _run(plain, twin, args, kwargs, gradients)
                 _compare(expected, _run(rewritten, twin, args, kwargs, gradients))
     except NoMatch:
@@ -62,11 +64,8 @@ def _trial_input(leaf: Any, fresh: bool) -> Any:
     if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
         return leaf
     leaf = leaf.float()
-    if torch.isinf(leaf).any() and not torch.isnan(leaf).any():
-        return leaf  # an additive mask
-    if fresh or not torch.isfinite(leaf).all():
-        return torch.randn_like(leaf)
-    return leaf
+    additive_mask = torch.isinf(leaf).any() and not torch.isnan(leaf).any()
+    return torch.randn_like(leaf) if not additive_mask and (fresh or not torch.isfinite(leaf).all()) else leaf
 
 
 _ATTENTION = (attend, attend_in_fp32, F.scaled_dot_product_attention, fused_attention_in_fp32)
@@ -94,13 +93,7 @@ def _without_dropout(graph: fx.Graph, matches: list[Match]) -> fx.Graph:
     return bare
 
 
-def _run(
-    function: Callable[..., Any],
-    twin: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    gradients: bool,
-) -> list[Tensor]:
+def _run(function: Callable[..., Any], twin: nn.Module, args: Any, kwargs: Any, gradients: bool) -> list[Tensor]:
     """Returns the outputs and, for training, the gradients of inputs and parameters, with a fixed random seed."""
 
     def leaf(value: Any) -> Any:
@@ -126,21 +119,20 @@ def _run(
         return [*(t.detach() for t in output), *(g * scale for g in zeros)]
 
 
-class _full_precision:
+@contextmanager
+def _full_precision() -> Iterator[None]:
     """Disables TF32 while two results are compared."""
-
-    def __enter__(self) -> None:
-        self.before = torch.backends.cuda.matmul.allow_tf32
-        torch.backends.cuda.matmul.allow_tf32 = False
-
-    def __exit__(self, *_: object) -> None:
-        torch.backends.cuda.matmul.allow_tf32 = self.before
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def copied(graph: fx.Graph) -> fx.Graph:
     copied = fx.Graph()
-    returned = copied.graph_copy(graph, {})
-    copied.output(returned)
+    copied.output(copied.graph_copy(graph, {}))
     return copied
 
 

@@ -6,44 +6,24 @@ arguments, or training instead of evaluation) uses the original `forward`.
 """
 
 import inspect
+import operator
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.fx.proxy import TraceError
 
-from redline.ladder.rewrites.attention import (
-    Observation,
-    Site,
-    attend,
-    attend_in_fp32,
-    fused_attention_in_fp32,
-)
+from redline.ladder.rewrites.attention import Observation, Site, attend, attend_in_fp32, fused_attention_in_fp32
 from redline.ladder.rewrites.attention_match import Match, NoMatch, insert_attend, match, softmaxes
 from redline.ladder.rewrites.attention_proof import copied, first_line, function_of, prove
+from redline.ladder.rewrites.attention_switch import Rewriting
 from redline.ladder.rewrites.sample_run import state_preserved
 
 _GRAPH = "_redline_attention_graph"
 _ORIGINAL = "_redline_original_class"
-
-
-@dataclass
-class Rewriting:
-    """The rewritten modules, and the unchanged ones with reasons."""
-
-    done: list[str] = field(default_factory=list)
-    left: list[tuple[str, str]] = field(default_factory=list)
-    _classes: list[tuple[nn.Module, type]] = field(default_factory=list)
-
-    def undo(self) -> None:
-        for module, original in reversed(self._classes):
-            module.__class__ = original
-
-    @property
-    def reasons(self) -> str:
-        return ", ".join(f"{name} ({reason})" for name, reason in self.left)
 
 
 class _Tracer(fx.Tracer):
@@ -65,7 +45,7 @@ def lift_to_fp32(model: nn.Module, seen: Observation, gradients: bool) -> Rewrit
     return _rewrite(model, {**seen.handwritten, **seen.fused}, gradients, _lift_graph)
 
 
-_Change = Callable[[fx.Graph, nn.Module, tuple[Any, ...], dict[str, Any]], list[Match]]
+_Change = Callable[[fx.Graph, nn.Module, Site], list[Match]]
 
 
 def _rewrite(model: nn.Module, sites: dict[str, Site], gradients: bool, change: _Change) -> Rewriting:
@@ -78,7 +58,7 @@ def _rewrite(model: nn.Module, sites: dict[str, Site], gradients: bool, change: 
         except NoMatch as reason:
             result.left.append((name or "the model itself", str(reason)))
             continue
-        result._classes.append((module, module.__class__))
+        result.undos.append(partial(setattr, module, "__class__", module.__class__))
         module.__class__ = replacement
         result.done.append(name or "the model itself")
     return result
@@ -93,7 +73,7 @@ def _replacement(
     graph = _trace(original, module, constants) if earlier is None else copied(earlier)
     untouched = copied(graph)
     try:
-        matches = change(graph, module, site.args, site.kwargs)
+        matches = change(graph, module, site)
         graph.lint()
     except NoMatch:
         raise
@@ -110,11 +90,10 @@ def _replacement(
 
 def _constants(original: type[nn.Module], module: nn.Module, site: Site) -> dict[str, Any]:
     """Returns the non-tensor arguments, for which the trace is specialized."""
-    bound = inspect.signature(original.forward).bind(module, *site.args, **site.kwargs)
-    bound.apply_defaults()
+    bound = _bound(original, module, site)
     constants = {}
     for name, value in list(bound.arguments.items())[1:]:
-        kind = inspect.signature(original.forward).parameters[name].kind
+        kind = bound.signature.parameters[name].kind
         if kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
             if value:
                 raise NoMatch(f"it takes *{name}")
@@ -123,6 +102,13 @@ def _constants(original: type[nn.Module], module: nn.Module, site: Site) -> dict
                 raise NoMatch(f"its argument {name} is a {type(value).__name__}")
             constants[name] = value
     return constants
+
+
+def _bound(original: type[nn.Module], module: nn.Module, site: Site) -> inspect.BoundArguments:
+    """Returns the recorded arguments and the defaults by name."""
+    bound = inspect.signature(original.forward).bind(module, *site.args, **site.kwargs)
+    bound.apply_defaults()
+    return bound
 
 
 def _trace(original: type[nn.Module], module: nn.Module, constants: dict[str, Any]) -> fx.Graph:
@@ -138,10 +124,7 @@ def _trace(original: type[nn.Module], module: nn.Module, constants: dict[str, An
         node.target = ("*" * str(node.target).count("*")) + name
     # Removes the assertions about constants: the new forward checks them before it calls the graph.
     for node in reversed(list(graph.nodes)):
-        if node.op == "call_function" and getattr(node.target, "__name__", "") in (
-            "_assert",
-            "_assert_is_none",
-        ):
+        if node.op == "call_function" and getattr(node.target, "__name__", "") in ("_assert", "_assert_is_none"):
             inputs = node.all_input_nodes
             graph.erase_node(node)
             for above in inputs:
@@ -150,9 +133,9 @@ def _trace(original: type[nn.Module], module: nn.Module, constants: dict[str, An
     return graph
 
 
-def _fuse_graph(graph: fx.Graph, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Match]:
+def _fuse_graph(graph: fx.Graph, module: nn.Module, site: Site) -> list[Match]:
     modules = dict(module.named_modules())
-    values = _values(graph, module, args, kwargs)
+    values = _values(graph, module, site)
     matches = []
     for softmax in softmaxes(graph, modules):
         found = match(softmax, modules)
@@ -163,22 +146,18 @@ def _fuse_graph(graph: fx.Graph, module: nn.Module, args: tuple[Any, ...], kwarg
     return matches
 
 
-def _lift_graph(graph: fx.Graph, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Match]:
-    matches = _fuse_graph(graph, module, args, kwargs) if softmaxes(graph, dict(module.named_modules())) else []
-    changed = 0
-    for node in graph.nodes:
-        if node.op == "call_function" and node.target is attend:
-            node.target = attend_in_fp32
-            changed += 1
-        elif node.op == "call_function" and node.target is torch.nn.functional.scaled_dot_product_attention:
-            node.target = fused_attention_in_fp32
-            changed += 1
-    if not changed:
+def _lift_graph(graph: fx.Graph, module: nn.Module, site: Site) -> list[Match]:
+    matches = _fuse_graph(graph, module, site) if softmaxes(graph, dict(module.named_modules())) else []
+    in_fp32 = {attend: attend_in_fp32, F.scaled_dot_product_attention: fused_attention_in_fp32}
+    lifted = [node for node in graph.nodes if node.op == "call_function" and node.target in in_fp32]
+    if not lifted:
         raise NoMatch("its attention is in a function that cannot be traced")
+    for node in lifted:
+        node.target = in_fp32[node.target]
     return matches
 
 
-def _values(graph: fx.Graph, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def _values(graph: fx.Graph, module: nn.Module, site: Site) -> dict[str, Any]:
     """Returns the value of each node of the graph for the recorded arguments."""
     seen: dict[str, Any] = {}
 
@@ -187,12 +166,10 @@ def _values(graph: fx.Graph, module: nn.Module, args: tuple[Any, ...], kwargs: d
             seen[n.name] = super().run_node(n)
             return seen[n.name]
 
-    original = getattr(type(module), _ORIGINAL, type(module))
-    bound = inspect.signature(original.forward).bind(module, *args, **kwargs)
-    bound.apply_defaults()
+    given = _bound(getattr(type(module), _ORIGINAL, type(module)), module, site).arguments
     placeholders = [str(node.target).lstrip("*") for node in graph.nodes if node.op == "placeholder"]
     with torch.no_grad(), state_preserved(module):
-        Watch(fx.GraphModule(module, graph)).run(*(bound.arguments[name] for name in placeholders))
+        Watch(fx.GraphModule(module, graph)).run(*(given[name] for name in placeholders))
     return seen
 
 
@@ -201,7 +178,7 @@ def _is_causal(found: Match, module: nn.Module, values: dict[str, Any]) -> bool:
     scores = found.scores
     if len(scores.biases) + len(scores.blocked) != 1:
         return False
-    node = (*scores.biases, *scores.blocked)[0]
+    node = scores.biases[0] if scores.biases else scores.blocked[0][0]
     value = values.get(node.name)
     if not isinstance(value, Tensor) or value.ndim < 2 or not _is_constant(node, module):
         return False
@@ -210,7 +187,7 @@ def _is_causal(found: Match, module: nn.Module, values: dict[str, Any]) -> bool:
         return False
     value = value.reshape(length, width)
     if scores.blocked:
-        allowed = value.bool() if scores.inverted[0] else ~value.bool()
+        allowed = value.bool() if scores.blocked[0][1] else ~value.bool()
     elif bool(((value == 0) | (value == float("-inf"))).all()):
         allowed = value == 0
     else:
@@ -220,7 +197,7 @@ def _is_causal(found: Match, module: nn.Module, values: dict[str, Any]) -> bool:
 
 def _is_constant(node: fx.Node, module: nn.Module) -> bool:
     if node.op == "get_attr":
-        return not isinstance(_attribute(module, str(node.target)), nn.Parameter)
+        return not isinstance(operator.attrgetter(str(node.target))(module), nn.Parameter)
     if node.op in ("placeholder", "call_module"):
         return False
     if node.op == "call_method" and node.target in ("size", "dim"):
@@ -229,13 +206,6 @@ def _is_constant(node: fx.Node, module: nn.Module) -> bool:
     if name == "getattr" and node.args[1] in ("shape", "ndim", "device", "dtype"):
         return True
     return all(_is_constant(above, module) for above in node.all_input_nodes)
-
-
-def _attribute(module: nn.Module, path: str) -> Any:
-    value: Any = module
-    for part in path.split("."):
-        value = getattr(value, part)
-    return value
 
 
 def _subclass(original: type[nn.Module], module: nn.Module, graph: fx.Graph, site: Site) -> type[nn.Module]:
@@ -254,8 +224,6 @@ def _subclass(original: type[nn.Module], module: nn.Module, graph: fx.Graph, sit
                 proven = proven and fits(value, want)
             for name, value in kwargs.items():
                 proven = proven and fits(value, wanted_by_name[name])
-        if proven:
-            return fast(self, *args, **kwargs)
-        return original.forward(self, *args, **kwargs)
+        return fast(self, *args, **kwargs) if proven else original.forward(self, *args, **kwargs)
 
     return type(original.__name__, (original,), {"forward": forward, _GRAPH: graph, _ORIGINAL: original})

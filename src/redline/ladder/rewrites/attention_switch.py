@@ -6,6 +6,7 @@ These models look up their attention function by name, which cannot be traced. T
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,21 +25,33 @@ TOLERANCE = 1e-4
 
 
 @dataclass
-class Switching:
-    """The switched models, and the unchanged ones with reasons."""
+class Rewriting:
+    """The rewritten modules, and the unchanged ones with reasons."""
 
     done: list[str] = field(default_factory=list)
     left: list[tuple[str, str]] = field(default_factory=list)
-    _undos: list[Callable[[], None]] = field(default_factory=list)
+    undos: list[Callable[[], None]] = field(default_factory=list)
+
+    def __add__(self, other: "Rewriting") -> "Rewriting":
+        return Rewriting(self.done + other.done, self.left + other.left, self.undos + other.undos)
 
     def undo(self) -> None:
-        for switch_back in reversed(self._undos):
-            switch_back()
+        for undo in reversed(self.undos):
+            undo()
+
+    @property
+    def examples(self) -> str:
+        """The names of the first rewritten modules, and the number of the others."""
+        return ", ".join(self.done[:4]) + (f" and {len(self.done) - 4} more" if len(self.done) > 4 else "")
+
+    @property
+    def reasons(self) -> str:
+        return ", ".join(f"{name} ({reason})" for name, reason in self.left)
 
 
-def switch_to_fused(job: Job) -> Switching:
+def switch_to_fused(job: Job) -> Rewriting:
     """Switches every submodel that uses eager attention."""
-    result = Switching()
+    result = Rewriting()
     for name, module in _owners(job.model):
         label = name or "the model itself"
         expected = _outputs(job)
@@ -47,16 +60,12 @@ def switch_to_fused(job: Job) -> Switching:
         except (ValueError, ImportError) as error:
             result.left.append((label, str(error).splitlines()[0].rstrip(".")))
             continue
-
-        def switch_back(module: Any = module) -> None:
-            module.set_attn_implementation(_PLAIN)
-
         error = relative_error(expected, _outputs(job))
         if module.config._attn_implementation == _FUSED and error <= TOLERANCE:
             result.done.append(label)
-            result._undos.append(switch_back)
+            result.undos.append(partial(module.set_attn_implementation, _PLAIN))
         else:
-            switch_back()
+            module.set_attn_implementation(_PLAIN)
             result.left.append((label, f"equality is not proven: relative error {error:.1e}"))
     return result
 
@@ -79,8 +88,6 @@ def _outputs(job: Job) -> list[torch.Tensor]:
     job.model.eval()
     try:
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), state_preserved(job.model):
-            return [
-                tensor.float() for tensor in tensors_of(call(job.model, job.samples[0])) if tensor.is_floating_point()
-            ]
+            return [t.float() for t in tensors_of(call(job.model, job.samples[0])) if t.is_floating_point()]
     finally:
         job.model.train(was_training)

@@ -6,8 +6,7 @@ uses the limit with the smallest squared error from a grid of limits.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from redline.errors import RungError
 from redline.ladder.job import Job, entered
-from redline.ladder.rewrites.sample_run import on_device
+from redline.ladder.rewrites.sample_run import on_device, watch_inputs
 from redline.ladder.workload import call
 
 METHODS = ("minmax", "percentile", "mse")
@@ -57,19 +56,19 @@ def observe(job: Job, layers: Mapping[str, nn.Linear]) -> dict[str, Seen]:
     """Runs the samples and returns input statistics of every layer that ran."""
     seen: dict[str, Seen] = {}
 
-    def note(name: str, x: Tensor) -> None:
+    def note(name: str, args: Any, kwargs: Any) -> None:
+        x = args[0] if args else kwargs["input"]
         entry = seen.setdefault(name, Seen())
         largest = float(x.detach().abs().amax()) if x.numel() else 0.0
         if not math.isfinite(largest):
-            raise RungError(
-                f"int8: cannot calibrate layer {name!r}: its inputs on the samples contain NaN or infinity."
-            )
+            problem = "its inputs on the samples contain NaN or infinity"
+            raise RungError(f"int8: cannot calibrate layer {name!r}: {problem}.")
         rows = x.numel() // x.shape[-1]
         entry.rows = rows if not entry.ranks else min(entry.rows, rows)
         entry.ranks.add(x.ndim)
         entry.largest = max(entry.largest, largest)
 
-    with _hooked(layers, note):
+    with watch_inputs(layers, note):
         outputs_on_samples(job)
     return seen
 
@@ -83,13 +82,13 @@ def clipping_limits(job: Job, layers: Mapping[str, nn.Linear], method: str, perc
     if method == "minmax":
         return {name: Limit(s.largest, s.ranks.pop()) for name, s in seen.items()}
 
-    def count(name: str, x: Tensor) -> None:
+    def count(name: str, args: Any, kwargs: Any) -> None:
         entry = seen[name]
-        sizes = x.detach().abs().flatten().float()
+        sizes = (args[0] if args else kwargs["input"]).detach().abs().flatten().float()
         counts = torch.histc(sizes, _BINS, 0.0, entry.largest).double().cpu()
         entry.histogram = counts if entry.histogram is None else entry.histogram + counts
 
-    with _hooked({name: layers[name] for name in seen}, count):
+    with watch_inputs({name: layers[name] for name in seen}, count):
         outputs_on_samples(job)
     limits = {}
     for name, entry in seen.items():
@@ -117,15 +116,3 @@ def mse_limit(histogram: Tensor, largest: float, levels: int = 127) -> float:
     restored = (centers / scales).round().clamp(max=levels) * scales
     errors = ((restored - centers) ** 2 * histogram).sum(1)
     return float(limits[int(errors.argmin())])
-
-
-@contextmanager
-def _hooked(layers: Mapping[str, nn.Linear], note: Callable[[str, Tensor], None]) -> Iterator[None]:
-    with ExitStack() as stack:
-        for name, layer in layers.items():
-
-            def before(_: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
-                note(name, args[0] if args else kwargs["input"])
-
-            stack.callback(layer.register_forward_pre_hook(before, with_kwargs=True).remove)
-        yield

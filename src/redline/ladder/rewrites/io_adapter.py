@@ -11,10 +11,7 @@ class Boundary(nn.Module):
     """Converts floating-point inputs to `dtype` (and `memory_format`) and outputs of that dtype to fp32."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        dtype: torch.dtype | None = None,
-        memory_format: torch.memory_format | None = None,
+        self, model: nn.Module, dtype: torch.dtype | None = None, memory_format: torch.memory_format | None = None
     ) -> None:
         super().__init__()
         self.model = model

@@ -4,6 +4,7 @@ The first run of the session is profiled to find the nodes of the optimized grap
 """
 
 import json
+import math
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -64,9 +65,8 @@ class OnnxEngine:
             self.nodes = _profiled_nodes(Path(self._session.end_profiling()))
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        tensors = flat_tensors(args, kwargs)
         run = self._run_on_cpu if self._device.type == "cpu" else self._run_on_cuda
-        return self._flat.restore(run(tensors))
+        return self._flat.restore(run(flat_tensors(args, kwargs)))
 
     def _run_on_cpu(self, tensors: list[Tensor]) -> list[Tensor]:
         feeds = {n: t.detach().contiguous().numpy() for n, t in zip(self._inputs, tensors, strict=True)}
@@ -125,9 +125,8 @@ def _session(path: Path, providers: Sequence[tuple[str, dict[str, Any]]], thread
 
 
 def _profiled_nodes(path: Path) -> tuple[Node, ...]:
-    events = json.loads(path.read_text(encoding="utf-8"))
     nodes = {}
-    for event in events:
+    for event in json.loads(path.read_text(encoding="utf-8")):
         details = event.get("args", {})
         if event.get("cat") == "Node" and "provider" in details:
             name = event["name"].removesuffix("_kernel_time")
@@ -149,11 +148,7 @@ def weight_bytes(path: Path) -> int:
 
     total = 0
     for tensor in onnx.load(str(path), load_external_data=False).graph.initializer:
-        item = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
-        count = 1
-        for size in tensor.dims:
-            count *= size
-        total += item * count
+        total += onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize * math.prod(tensor.dims)
     return total
 
 

@@ -20,14 +20,9 @@ METHODS = ("minmax", "percentile")
 # Convolutions are omitted: ONNX Runtime has no kernel for dynamic int8 convolutions with signed weights.
 _DYNAMIC_OPERATORS = ["MatMul", "Gemm", "Attention", "LSTM"]
 _INT8_OPERATORS = {
-    "ConvInteger",
-    "DynamicQuantizeLSTM",
-    "DynamicQuantizeMatMul",
-    "MatMulInteger",
-    "MatMulIntegerToFloat",
-    "QAttention",
-    "QGemm",
-}
+    "ConvInteger", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "MatMulInteger", "MatMulIntegerToFloat",
+    "QAttention", "QGemm",
+}  # fmt: skip
 # Operators that only move elements; a roll is exported as two slices and a concatenation.
 _MOVES = {"Reshape", "Transpose", "Slice", "Concat", "Squeeze", "Unsqueeze", "Flatten"}
 
@@ -61,17 +56,10 @@ def quantize_static(
     external: bool,
     choose: Callable[[Any], list[str]] | None = None,
 ) -> None:
-    """Quantizes `source` to `target` with ranges calibrated on `batches`.
+    """Quantizes the fp32 model `source` to `target`, with ranges calibrated on `batches` (arrays by input name).
 
-    Args:
-        source: the fp32 model.
-        target: the file to write.
-        batches: arrays by input name.
-        method: one of `METHODS`.
-        percentile: the percentage of values inside the range, for the method `percentile`.
-        symmetric: also quantizes inputs symmetrically, as TensorRT requires.
-        external: stores weights in an external file.
-        choose: returns the names of the nodes to quantize, given the graph; by default all supported nodes.
+    `symmetric` also quantizes inputs symmetrically, as TensorRT requires. `external` stores weights in a separate file.
+    `choose` returns the names of the nodes to quantize, given the graph; by default all supported nodes are quantized.
     """
     # ONNX Runtime has int8 convolution kernels for signed inputs on Arm only; elsewhere they would run in float.
     signed = symmetric or platform.machine() in ("aarch64", "arm64")

@@ -6,23 +6,18 @@ when the engine is built and restored around each call.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from redline.errors import RungError
+from redline.ladder.gate import tensors_of
 from redline.ladder.rewrites.sample_run import on_device
 
-
-class Engine(Protocol):
-    """A compiled model for one input form."""
-
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
-
-
-E = TypeVar("E", bound=Engine)
+# A compiled model for one input form, which is called with (args, kwargs).
+E = TypeVar("E", bound=Callable[[tuple[Any, ...], dict[str, Any]], Any])
 
 
 class PerShape(nn.Module, Generic[E]):
@@ -59,7 +54,7 @@ def flat_tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tenso
     """Returns the tensors of a call in the order of the engine's inputs."""
     if not kwargs and all(isinstance(a, Tensor) for a in args):
         return list(args)
-    return [leaf for leaf in pytree.tree_leaves(_in_order(args, kwargs)) if isinstance(leaf, Tensor)]
+    return tensors_of(_in_order(args, kwargs))
 
 
 def as_call(batch: Any, device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -80,38 +75,38 @@ class FlatModel(nn.Module):
     def __init__(self, rung: str, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         super().__init__()
         self.model = model
-        leaves, self._structure = pytree.tree_flatten(_in_order(args, kwargs))
-        self._constants = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        self._places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-        if not self._places:
+        self._inputs = _Form(_in_order(args, kwargs))
+        if not self._inputs.places:
             raise RungError(f"{rung}: the model gets no tensor as input, so it cannot be compiled.")
         with torch.no_grad():
             output = model(*args, **kwargs)
         self._single = isinstance(output, Tensor)
-        results, self._output_structure = pytree.tree_flatten(output)
-        self._output_constants = [None if isinstance(leaf, Tensor) else leaf for leaf in results]
-        self._output_places = [i for i, leaf in enumerate(results) if isinstance(leaf, Tensor)]
-        if not self._output_places:
+        self._outputs = _Form(output)
+        if not self._outputs.places:
             raise RungError(f"{rung}: the output of the model, a {type(output).__name__}, contains no tensor.")
         # Shape and dtype of every output tensor.
-        self.output_forms = [(results[i].shape, results[i].dtype) for i in self._output_places]
+        self.output_forms = [(tensor.shape, tensor.dtype) for tensor in tensors_of(output)]
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        leaves = _filled(self._constants, self._places, tensors)
-        args, kwargs = pytree.tree_unflatten(leaves, self._structure)
+        args, kwargs = self._inputs.filled(tensors)
         output = pytree.tree_leaves(self.model(*args, **kwargs))
-        return tuple(output[i] for i in self._output_places)
+        return tuple(output[i] for i in self._outputs.places)
 
     def restore(self, results: Sequence[Tensor]) -> Any:
         """Returns the results of an engine in the form that the model returns."""
-        if self._single:
-            return results[0]
-        leaves = _filled(self._output_constants, self._output_places, results)
-        return pytree.tree_unflatten(leaves, self._output_structure)
+        return results[0] if self._single else self._outputs.filled(results)
 
 
-def _filled(constants: Sequence[Any], places: Sequence[int], tensors: Sequence[Tensor]) -> list[Any]:
-    leaves = list(constants)
-    for place, tensor in zip(places, tensors, strict=True):
-        leaves[place] = tensor
-    return leaves
+class _Form:
+    """The structure of nested values, in which other tensors can be put in the places of the tensors."""
+
+    def __init__(self, values: Any) -> None:
+        leaves, self.structure = pytree.tree_flatten(values)
+        self.constants = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self.places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+
+    def filled(self, tensors: Sequence[Tensor]) -> Any:
+        leaves = list(self.constants)
+        for place, tensor in zip(self.places, tensors, strict=True):
+            leaves[place] = tensor
+        return pytree.tree_unflatten(leaves, self.structure)

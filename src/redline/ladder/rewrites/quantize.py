@@ -5,7 +5,7 @@ torchao is imported inside functions, because the import takes seconds and most 
 
 import importlib.util
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,9 +19,8 @@ from redline.quiet import quiet
 
 
 def why_no_torchao() -> str:
-    if importlib.util.find_spec("torchao") is None:
-        return 'torchao is not installed: pip install "redline[int8]"'
-    return ""
+    found = importlib.util.find_spec("torchao") is not None
+    return "" if found else 'torchao is not installed: pip install "redline[int8]"'
 
 
 def torchao_quantization() -> Any:
@@ -46,10 +45,14 @@ def linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
     }
 
 
-def choose_layers(rung: str, model: nn.Module, skip: Iterable[str], min_features: int) -> dict[str, nn.Linear]:
-    """Returns the layers with at least `min_features` that are not in `skip` or inside a module in `skip`."""
+def choose_layers(
+    rung: str, model: nn.Module, skip: Iterable[str], min_features: int, multiple: int = 1
+) -> dict[str, nn.Linear]:
+    """Returns the layers that are not in `skip` or inside a module in `skip`, and whose sizes are supported.
+
+    Both sizes must be at least `min_features` and multiples of `multiple`.
+    """
     names = {name for name, _ in unwrapped(model).named_modules()}
-    skip = tuple(skip)
     unknown = [name for name in skip if name not in names]
     if unknown:
         raise RungError(f"{rung}: skip: the model has no module named {unknown[0]!r}.")
@@ -57,8 +60,13 @@ def choose_layers(rung: str, model: nn.Module, skip: Iterable[str], min_features
         name: layer
         for name, layer in linear_layers(model).items()
         if min(layer.in_features, layer.out_features) >= min_features
+        and fits_multiple(layer, multiple)
         and not any(name == left or name.startswith(f"{left}.") for left in skip)
     }
+
+
+def fits_multiple(layer: nn.Linear, multiple: int) -> bool:
+    return layer.in_features % multiple == 0 and layer.out_features % multiple == 0
 
 
 def why_no_layers(chosen: Mapping[str, nn.Linear], model: nn.Module, otherwise: str) -> str:
@@ -94,35 +102,29 @@ def stored_bytes(tensor: Tensor) -> int:
     return sum(stored_bytes(part) for name in names if isinstance(part := getattr(tensor, name), Tensor))
 
 
-@dataclass(frozen=True)
-class Quantized:
-    """The evidence of a quantizing rung for its proof."""
-
-    dtype: str
-    mode: str
-    bytes_before: int
-    remarks: tuple[str, ...] = ()
-
-    def proof(self, model: nn.Module) -> str:
-        layers = [m for m in model.modules() if isinstance(m, nn.Linear)]
-        changed = [m for m in layers if is_quantized(m.weight)]
-        if not changed:
-            return ""
-        mode = self.mode.replace("_", " ")
-        after = sum(stored_bytes(m.weight) for m in layers)
-        parts = [
-            f"{len(changed)} of {len(layers)} linear layers hold {self.dtype} weights ({mode})",
-            f"their weights shrank from {format_bytes(self.bytes_before)} to {format_bytes(after)}",
-            *self.remarks,
-        ]
-        return "; ".join(parts)
-
-
 def weights_before(model: nn.Module) -> int:
     return sum(m.weight.nbytes for m in model.modules() if isinstance(m, nn.Linear))
 
 
-def without_replaced(job: Job) -> Job:
-    """Removes the parameters that the model no longer has from the job, so that their memory is freed."""
+def quantized_job(job: Job, dtype: str, mode: str, bytes_before: int, remarks: Iterable[str]) -> Job:
+    """Returns the job of a model whose layers the rung `dtype` has quantized, with the evidence for its proof."""
+    job = job.with_evidence(dtype, (mode, bytes_before, tuple(remarks)))
+    # Without the parameters that the model no longer has, so that their memory is freed.
     alive = {id(p) for p in job.model.parameters()}
-    return replace(job, parameters={name: p for name, p in job.parameters.items() if id(p) in alive})
+    parameters = {name: p for name, p in job.parameters.items() if id(p) in alive}
+    return replace(job, precision=job.precision if mode == "weight_only" else dtype, parameters=parameters)
+
+
+def quantization_proof(job: Job, dtype: str) -> str:
+    mode, bytes_before, remarks = job.evidence[dtype]
+    layers = [m for m in job.model.modules() if isinstance(m, nn.Linear)]
+    changed = sum(is_quantized(m.weight) for m in layers)
+    if not changed:
+        return ""
+    after = sum(stored_bytes(m.weight) for m in layers)
+    parts = [
+        f"{changed} of {len(layers)} linear layers hold {dtype} weights ({mode.replace('_', ' ')})",
+        f"their weights shrank from {format_bytes(bytes_before)} to {format_bytes(after)}",
+        *remarks,
+    ]
+    return "; ".join(parts)

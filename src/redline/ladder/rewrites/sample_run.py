@@ -13,7 +13,7 @@ from redline.ladder.workload import Inputs
 
 def on_device(inputs: Inputs, device: torch.device) -> Inputs:
     """Returns the inputs with all tensors moved to `device`."""
-    return pytree.tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, inputs)
+    return pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), inputs)
 
 
 @contextmanager
@@ -31,7 +31,7 @@ def state_preserved(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def watch_outputs(modules: Mapping[str, nn.Module], note: Callable[[str, Any], None]) -> Iterator[None]:
+def watch_outputs(modules: Mapping[str, nn.Module], note: Callable[[str, Any], object]) -> Iterator[None]:
     """Calls `note(name, output)` after each forward pass of the modules."""
     with ExitStack() as stack:
         for name, module in modules.items():
@@ -40,4 +40,17 @@ def watch_outputs(modules: Mapping[str, nn.Module], note: Callable[[str, Any], N
                 note(name, output)
 
             stack.callback(module.register_forward_hook(after).remove)
+        yield
+
+
+@contextmanager
+def watch_inputs(modules: Mapping[str, nn.Module], note: Callable[[str, Any, Any], object]) -> Iterator[None]:
+    """Calls `note(name, args, kwargs)` before each forward pass of the modules."""
+    with ExitStack() as stack:
+        for name, module in modules.items():
+
+            def before(_module: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
+                note(name, args, kwargs)
+
+            stack.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
         yield

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from redline.ladder.gate import Gate, all_finite, tensors_of, worst
+from redline.ladder.gate import Gate, Score, all_finite, tensors_of, worst
 from redline.ladder.job import Job
 from redline.ladder.metrics import METRICS
 from redline.ladder.rewrites.calibrate import outputs_on_samples
@@ -67,7 +67,7 @@ def longest_passing(job: Job, order: Sequence[str], layers: Mapping[str, nn.Line
 
 def _with_margin(gate: Gate, reference: Sequence[Any]) -> Gate:
     """Returns the gate with its limit moved by the margin toward the score of a perfect output."""
-    perfect = worst([gate.judge(one, one) for one in reference]).value
+    perfect = _worst(gate, reference, reference).value
     if math.isnan(perfect):
         return gate
     away = perfect - gate.limit if math.isfinite(perfect) else math.copysign(gate.limit, perfect)
@@ -75,19 +75,19 @@ def _with_margin(gate: Gate, reference: Sequence[Any]) -> Gate:
 
 
 def _passes(reference: Sequence[Any], outputs: Sequence[Any], gates: Sequence[Gate]) -> bool:
-    if not all(all_finite(output) for output in outputs):
-        return False
-    pairs = list(zip(reference, outputs, strict=True))
-    return all(worst([gate.judge(r, o) for r, o in pairs]).passed for gate in gates)
+    return all(map(all_finite, outputs)) and all(_worst(gate, reference, outputs).passed for gate in gates)
+
+
+def _worst(gate: Gate, reference: Sequence[Any], outputs: Sequence[Any]) -> Score:
+    return worst([gate.judge(r, o) for r, o in zip(reference, outputs, strict=True)])
 
 
 def _distance(reference: Sequence[Any], outputs: Sequence[Any], gates: Sequence[Gate]) -> float:
     """Returns the relative error for float outputs, because gates like top-1 agreement are too coarse to rank by."""
-    if not all(all_finite(output) for output in outputs):
+    if not all(map(all_finite, outputs)):
         return float("inf")
     pairs = [(tensors_of(r), tensors_of(o)) for r, o in zip(reference, outputs, strict=True)]
     if all(any(t.is_floating_point() for t in r) for r, _ in pairs):
-        error = METRICS["relative_error"].measure
-        return max(error(r, o) for r, o in pairs)
-    scores = [worst([gate.judge(r, o) for r, o in zip(reference, outputs, strict=True)]) for gate in gates]
+        return max(METRICS["relative_error"].measure(r, o) for r, o in pairs)
+    scores = [_worst(gate, reference, outputs) for gate in gates]
     return max(score.value if score.better == "lower" else -score.value for score in scores)

@@ -31,10 +31,6 @@ _CHANNELWISE = (
 )  # fmt: skip
 
 
-def _ceil(count: int, multiple: int) -> int:
-    return -(-count // multiple) * multiple
-
-
 def _widths(layer: nn.Conv2d | nn.Linear) -> tuple[int, int]:
     """Returns the number of input and output channels (or features)."""
     if isinstance(layer, nn.Linear):
@@ -49,17 +45,11 @@ class Padded(nn.Module):
         super().__init__()
         self.inputs, self.outputs = _widths(layer)
         self.is_linear = isinstance(layer, nn.Linear)
-        self.extra_inputs = _ceil(self.inputs, multiple) - self.inputs
-        self.extra_outputs = _ceil(self.outputs, multiple) - self.outputs
-        self.added = -layer.weight.numel()
-        self.layer = self._widen(layer)
-        self.added += self.layer.weight.numel()
-        self.train(layer.training)
-
-    def _widen(self, layer: nn.Conv2d | nn.Linear) -> nn.Conv2d | nn.Linear:
-        """Pads the weights of the layer in place; the job owns the layer."""
+        self.extra_inputs, self.extra_outputs = -self.inputs % multiple, -self.outputs % multiple
+        # Changes the layer in place, because the job owns it.
         sides = (0, self.extra_inputs, 0, self.extra_outputs)
         wider = F.pad(layer.weight.detach(), sides if self.is_linear else (0, 0, 0, 0, *sides))
+        self.added = wider.numel() - layer.weight.numel()
         layer.weight = nn.Parameter(wider, layer.weight.requires_grad)
         if layer.bias is not None:
             bias = F.pad(layer.bias.detach(), (0, self.extra_outputs))
@@ -67,7 +57,8 @@ class Padded(nn.Module):
         names = ("in_features", "out_features") if self.is_linear else ("in_channels", "out_channels")
         for name, extra in zip(names, (self.extra_inputs, self.extra_outputs), strict=True):
             setattr(layer, name, getattr(layer, name) + extra)
-        return layer
+        self.layer = layer
+        self.train(layer.training)
 
     @property
     def weight(self) -> Tensor:
@@ -155,17 +146,18 @@ def find_unaligned(model: nn.Module, multiple: int) -> list[nn.Conv2d | nn.Linea
     """Returns the layers that padding would change; skips subclasses and grouped, quantized or hooked layers."""
     found = []
     for module in model.modules():
-        if isinstance(module, Padded):
-            continue
         # Exact types, because a subclass may use its weight differently.
         if type(module) not in (nn.Conv2d, nn.Linear) or getattr(module, "groups", 1) != 1:
             continue
         assert isinstance(module, (nn.Conv2d, nn.Linear))
         plain = type(module.weight) is nn.Parameter and module.weight.is_floating_point()
-        hooked = module._forward_pre_hooks or module._forward_hooks
-        if plain and not hooked and any(width % multiple for width in _widths(module)):
+        if plain and not _hooked(module) and any(width % multiple for width in _widths(module)):
             found.append(module)
     return found
+
+
+def _hooked(module: nn.Module) -> bool:
+    return bool(module._forward_pre_hooks or module._forward_hooks)
 
 
 def _swap(model: nn.Module, new: Mapping[nn.Module, nn.Module]) -> nn.Module:
@@ -181,28 +173,18 @@ def _swap(model: nn.Module, new: Mapping[nn.Module, nn.Module]) -> nn.Module:
 
 def _join(module: nn.Module) -> PaddedSequential | None:
     """Returns a PaddedSequential with the same children, or None if no padded tensor can be passed on between them."""
-    if type(module) is not nn.Sequential or module._forward_pre_hooks or module._forward_hooks:
+    if type(module) is not nn.Sequential or _hooked(module):
         return None
     joints: set[int] = set()
     last: tuple[int, Padded] | None = None
     for index, child in enumerate(module):
         if isinstance(child, Padded):
-            if last is not None and _fits(last[1], child):
+            if last and last[1].is_linear == child.is_linear and last[1].outputs == child.inputs:
                 joints.add(last[0])
             last = (index, child) if child.extra_outputs else None
-        elif last is not None and not _keeps_channels_apart(child, last[1]):
-            last = None
+        elif last is not None:
+            apart = type(child) in _ELEMENTWISE or (type(child) in _CHANNELWISE and not last[1].is_linear)
+            last = last if apart and not _hooked(child) else None
     if not joints:
         return None
-    joined = PaddedSequential(OrderedDict(module._modules), joints)
-    return joined.train(module.training)
-
-
-def _fits(before: Padded, after: Padded) -> bool:
-    return before.is_linear == after.is_linear and before.outputs == after.inputs
-
-
-def _keeps_channels_apart(module: nn.Module, before: Padded) -> bool:
-    if module._forward_pre_hooks or module._forward_hooks:
-        return False
-    return type(module) in _ELEMENTWISE or (not before.is_linear and type(module) in _CHANNELWISE)
+    return PaddedSequential(OrderedDict(module._modules), joints).train(module.training)

@@ -59,11 +59,9 @@ class Autocast(Rung):
 
     def why_not(self, machine: Machine, job: Job | None = None) -> str:
         slow = machine.why_slow(self.dtype, job.mostly if job is not None else "")
-        if slow:
+        if slow or job is None or any(isinstance(m, PRODUCTS) for m in job.model.modules()):
             return slow
-        if job is not None and not any(isinstance(m, PRODUCTS) for m in job.model.modules()):
-            return "the model has no Linear or convolution layer to cast"
-        return ""
+        return "the model has no Linear or convolution layer to cast"
 
     def apply(self, job: Job) -> Job:
         wrapped = Autocasting(job.model, job.device.type, DTYPES[self.dtype])

@@ -32,38 +32,35 @@ def count_convertible(model: nn.Module, dtype: torch.dtype) -> int:
     return sum(p.numel() for p in model.parameters() if p.is_floating_point() and p.dtype != dtype)
 
 
-def apply_conversion(job: Job, rung: Rung, dtype: torch.dtype) -> Job:
-    """Converts the model and wraps it in a boundary that accepts fp32 inputs and returns fp32 outputs."""
-    job = job.with_evidence(rung.name, count_convertible(job.model, dtype))
-    return replace(job, model=Boundary(convert(job.model, dtype), dtype), precision=rung.name)
+@dataclass(frozen=True)
+class HalfPrecision(Rung):
+    """Converts the model once, and wraps it in a boundary that accepts fp32 inputs and returns fp32 outputs."""
 
+    stage: ClassVar[Stage] = Stage.PRECISION
+    dtype: ClassVar[torch.dtype]
 
-def proof_of_conversion(job: Job, rung: Rung) -> str:
-    converted = job.evidence[rung.name]
-    left = sum(p.numel() for p in job.model.parameters() if p.dtype == torch.float32)
-    return f"{converted:,} weights converted to {rung.name}, {left:,} left in fp32" if converted else ""
+    def why_not(self, machine: Machine, job: Job | None = None) -> str:
+        slow = machine.why_slow(self.name, job.mostly if job is not None else "")
+        if slow or job is None or count_convertible(job.model, self.dtype):
+            return slow
+        return f"all weights of the model are {self.name} already"
+
+    def apply(self, job: Job) -> Job:
+        job = job.with_evidence(self.name, count_convertible(job.model, self.dtype))
+        return replace(job, model=Boundary(convert(job.model, self.dtype), self.dtype), precision=self.name)
+
+    def proof(self, job: Job) -> str:
+        converted = job.evidence[self.name]
+        left = sum(p.numel() for p in job.model.parameters() if p.dtype == torch.float32)
+        return f"{converted:,} weights converted to {self.name}, {left:,} left in fp32" if converted else ""
 
 
 @dataclass(frozen=True)
-class Bf16(Rung):
+class Bf16(HalfPrecision):
     name: ClassVar[str] = "bf16"
-    stage: ClassVar[Stage] = Stage.PRECISION
     summary: ClassVar[str] = "weights and activations in bfloat16, converted once"
+    dtype: ClassVar[torch.dtype] = torch.bfloat16
     excludes: ClassVar[frozenset[str]] = frozenset({"fp16", "autocast"})
 
     def fallbacks(self, verdict: str, training: bool) -> tuple[tuple[Rung, ...], ...]:
         return ((self, Fp32Attention()),) if verdict == "refused" else ()
-
-    def why_not(self, machine: Machine, job: Job | None = None) -> str:
-        slow = machine.why_slow("bf16", job.mostly if job is not None else "")
-        if slow:
-            return slow
-        if job is not None and not count_convertible(job.model, torch.bfloat16):
-            return "all weights of the model are bf16 already"
-        return ""
-
-    def apply(self, job: Job) -> Job:
-        return apply_conversion(job, self, torch.bfloat16)
-
-    def proof(self, job: Job) -> str:
-        return proof_of_conversion(job, self)

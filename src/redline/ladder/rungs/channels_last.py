@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from redline.ladder.job import Job
 from redline.ladder.rewrites.io_adapter import Boundary
@@ -17,18 +17,18 @@ from redline.ladder.rung import Rung, Stage
 from redline.machine.machine import Machine
 
 
-def _convolutions(model: nn.Module) -> list[nn.Conv2d | nn.ConvTranspose2d]:
-    return [m for m in model.modules() if isinstance(m, (nn.Conv2d, nn.ConvTranspose2d))]
+def _kernels(model: nn.Module) -> list[Tensor]:
+    """Returns the weights of all 2-D convolutions."""
+    return [m.weight for m in model.modules() if isinstance(m, (nn.Conv2d, nn.ConvTranspose2d))]
 
 
-def _is_layout_independent(convolution: nn.Conv2d | nn.ConvTranspose2d) -> bool:
+def _is_channels_last(weight: Tensor) -> bool:
+    return weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def _is_layout_independent(weight: Tensor) -> bool:
     """Returns whether both layouts are the same bytes: a 1×1 kernel or a single input channel."""
-    weight = convolution.weight
-    return weight.is_contiguous() and weight.is_contiguous(memory_format=torch.channels_last)
-
-
-def _is_channels_last(convolution: nn.Conv2d | nn.ConvTranspose2d) -> bool:
-    return convolution.weight.is_contiguous(memory_format=torch.channels_last)
+    return weight.is_contiguous() and _is_channels_last(weight)
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class ChannelsLast(Rung):
     def why_not(self, machine: Machine, job: Job | None = None) -> str:
         if job is None:
             return ""
-        found = _convolutions(job.model)
+        found = _kernels(job.model)
         if not found:
             return "the model has no 2-D convolution"
         if all(map(_is_channels_last, found)) and not all(map(_is_layout_independent, found)):
@@ -48,17 +48,16 @@ class ChannelsLast(Rung):
         return ""
 
     def apply(self, job: Job) -> Job:
-        converted = sum(not _is_channels_last(c) for c in _convolutions(job.model))
+        converted = sum(not _is_channels_last(weight) for weight in _kernels(job.model))
         model = job.model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-        job = job.with_evidence(self.name, converted)
-        return replace(job, model=Boundary(model, memory_format=torch.channels_last))
+        boundary = Boundary(model, memory_format=torch.channels_last)
+        return replace(job.with_evidence(self.name, converted), model=boundary)
 
     def proof(self, job: Job) -> str:
-        found = _convolutions(job.model)
+        found = _kernels(job.model)
         changed = sum(map(_is_channels_last, found))
         if not changed:
             return ""
-        converted = job.evidence[self.name]
-        said = f"{changed} of {len(found)} convolutions are channels-last, {converted} of them converted"
+        said = f"{changed} of {len(found)} convolutions are channels-last, {job.evidence[self.name]} of them converted"
         alike = sum(map(_is_layout_independent, found))
         return f"{said} ({alike} identical in both layouts)" if alike else said

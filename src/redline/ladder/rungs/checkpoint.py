@@ -30,7 +30,7 @@ _CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 class _Record:
     """Counts the eager runs of the wrapped blocks, and their traces, because compiled code cannot count its runs."""
 
-    wrapped: list[str] = field(default_factory=list)
+    wrapped: int = 0
     forwards: int = 0
     runs: int = 0
     traces: int = 0
@@ -57,18 +57,13 @@ def _is_block(module: nn.Module) -> bool:
     if type(module).forward is nn.Module.forward or next(module.parameters(), None) is None:
         return False
     # A single layer of torch saves little more than its input, which a checkpoint saves as well.
-    single = next(module.children(), None) is None and type(module).__module__.startswith("torch.nn.")
-    return not single
+    return next(module.children(), None) is not None or not type(module).__module__.startswith("torch.nn.")
 
 
 def find_layers(blocks: dict[str, nn.Module]) -> dict[str, nn.Module]:
     """Returns the direct children with weights (attention, MLP) of the blocks, except single layers of torch."""
-    return {
-        f"{name}.{child_name}": child
-        for name, block in blocks.items()
-        for child_name, child in block.named_children()
-        if _is_block(child)
-    }
+    children = {f"{name}.{child}": module for name, block in blocks.items() for child, module in block.named_children()}
+    return {name: module for name, module in children.items() if _is_block(module)}
 
 
 def _checkpointed(cls: type[nn.Module], record: _Record, selective: bool) -> type[nn.Module]:
@@ -147,14 +142,14 @@ class Checkpoint(Rung):
     def apply(self, job: Job) -> Job:
         record = _Record()
         subclasses: dict[type[nn.Module], type[nn.Module]] = {}
-        for name, module in self._targets(job.model).items():
+        targets = self._targets(job.model)
+        # By the module's id, because a block that is used twice is wrapped once.
+        for module in {id(module): module for module in targets.values()}.values():
             cls = type(module)
-            if cls in subclasses.values():
-                continue  # a block that is used twice is wrapped once
             if cls not in subclasses:
                 subclasses[cls] = _checkpointed(cls, record, self.granularity == "selective")
             module.__class__ = subclasses[cls]
-            record.wrapped.append(name)
+            record.wrapped += 1
         return job.with_evidence(self.name, record)
 
     def proof(self, job: Job) -> str:
@@ -163,7 +158,7 @@ class Checkpoint(Rung):
         if not again and not record.traces:
             return ""
         what = "parts of blocks" if self.granularity == "layer" else "blocks"
-        parts = [f"{len(record.wrapped)} {what} checkpointed"]
+        parts = [f"{record.wrapped} {what} checkpointed"]
         if record.forwards:
             parts.append(f"{again} of {record.forwards} forward passes recomputed in the backward pass")
         elif again:

@@ -15,7 +15,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from redline.ladder.job import Job
+from redline.ladder.job import Context, Job
 from redline.ladder.rewrites.io_adapter import Boundary
 from redline.ladder.rewrites.per_shape import input_form
 from redline.ladder.rung import Rung, Stage, option
@@ -127,15 +127,13 @@ class Compile(Rung):
             )
         evidence = Compiled(cuda and self.uses_cuda_graphs, len(regions), _graphs(), _breaks())
         wrappers, contexts = job.wrappers, job.contexts
+        settings = functools.partial(_compiler_settings, self.freeze, len(regions))
         if self.regional and job.training:
             # The context covers whole steps, because blocks are compiled again for the backward pass and for
             # evaluation without gradients, even if the input shapes are known.
-            contexts = (*contexts, functools.partial(_recompile_limit, len(regions)))
+            contexts = (*contexts, settings)
         elif self.freeze or self.regional:
-            wrappers = (
-                *wrappers,
-                functools.partial(_while_compiling, freeze=self.freeze, regions=len(regions)),
-            )
+            wrappers = (*wrappers, functools.partial(_while_compiling, settings=settings))
         if evidence.uses_cuda_graphs:
             wrappers = (*wrappers, _owning_outputs)
         return replace(job, wrappers=wrappers, contexts=contexts).with_evidence(self.name, evidence)
@@ -195,32 +193,23 @@ def _repeated_blocks(model: nn.Module) -> list[nn.Module]:
 
 
 @contextmanager
-def _recompile_limit(regions: int) -> Iterator[None]:
+def _compiler_settings(freeze: bool, regions: int) -> Iterator[None]:
     # Imported here because the compiler is large and most plans do not need it.
     from torch._dynamo import config as tracer
+    from torch._inductor import config as inductor
 
     # Sets the attribute itself, because `config.patch` takes ten times as long, and every training step enters this.
     before = tracer.recompile_limit
     tracer.recompile_limit = max(before, regions * _COMPILATIONS_PER_REGION)
     try:
-        yield
+        # The tracer reads `freezing` before the options of torch.compile take effect.
+        with inductor.patch(freezing=True) if freeze else nullcontext():
+            yield
     finally:
         tracer.recompile_limit = before
 
 
-@contextmanager
-def _compiler_settings(freeze: bool, regions: int) -> Iterator[None]:
-    from torch._inductor import config as inductor
-
-    with ExitStack() as stack:
-        if freeze:
-            # The tracer reads this setting before the options of torch.compile take effect.
-            stack.enter_context(inductor.patch(freezing=True))
-        stack.enter_context(_recompile_limit(regions))
-        yield
-
-
-def _while_compiling(function: Callable[..., Any], freeze: bool, regions: int) -> Callable[..., Any]:
+def _while_compiling(function: Callable[..., Any], settings: Context) -> Callable[..., Any]:
     """Applies compiler settings to the first call with each combination of inputs; later calls do not compile."""
     seen: set[Any] = set()
 
@@ -228,7 +217,7 @@ def _while_compiling(function: Callable[..., Any], freeze: bool, regions: int) -
         form = input_form(args, kwargs)
         if form in seen:
             return function(*args, **kwargs)
-        with _compiler_settings(freeze, regions):
+        with settings():
             output = function(*args, **kwargs)
         seen.add(form)
         return output

@@ -10,7 +10,6 @@ several operations save, such as the input of query, key and value, is packed on
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
@@ -71,16 +70,8 @@ class Packed:
         return self.values.nbytes + (0 if self.scale is None else self.scale.nbytes)
 
 
-@dataclass(frozen=True)
-class _View:
-    """One saved tensor: a view of packed elements."""
-
-    packed: Packed
-    shape: torch.Size
-    stride: tuple[int, ...]
-
-    def tensor(self) -> Tensor:
-        return self.packed.flat().as_strided(self.shape, self.stride)
+# A saved tensor as a view of packed elements: shape and stride.
+_View = tuple[Packed, torch.Size, tuple[int, ...]]
 
 
 @dataclass
@@ -111,9 +102,8 @@ class Compression:
             yield
 
     def _fits(self, tensor: Tensor) -> bool:
-        if type(tensor) is not Tensor or not tensor.is_floating_point() or tensor.layout is not torch.strided:
-            return False
-        if tensor.dtype.itemsize <= _FORMATS[self.form].itemsize:
+        plain = type(tensor) is Tensor and tensor.is_floating_point() and tensor.layout is torch.strided
+        if not plain or tensor.dtype.itemsize <= _FORMATS[self.form].itemsize:
             return False
         storage = tensor.untyped_storage()
         # Packing would enlarge an expanded tensor, and a trainable leaf stays in memory anyway.
@@ -132,30 +122,27 @@ class Compression:
         storage = StorageWeakRef(tensor.untyped_storage())
         with torch.no_grad():
             plain = tensor.detach()
+            key = (storage, plain.dtype, tensor._version)
             if _covers_its_storage(plain):
                 # All views of the whole storage (flattened, transposed, channels-last) share one packed copy.
-                key = (storage, plain.dtype, tensor._version)
                 flat, stride = plain.as_strided((plain.numel(),), (1,)), plain.stride()
             else:
-                key = (
-                    storage,
-                    plain.dtype,
-                    tensor._version,
-                    plain.storage_offset(),
-                    plain.shape,
-                    plain.stride(),
-                )
-                flat, stride = plain.contiguous().view(-1), _contiguous_stride(plain.shape)
+                key = (*key, plain.storage_offset(), plain.shape, plain.stride())
+                whole = plain.contiguous()
+                flat, stride = whole.view(-1), whole.stride()
             packed = self._seen.get(key)
             if packed is None:
                 packed = self._seen[key] = Packed.of(flat, self.form)
                 self.tensors += 1
                 self.bytes_before += flat.nbytes
                 self.bytes_after += packed.nbytes
-        return _View(packed, tensor.shape, stride)
+        return packed, tensor.shape, stride
 
     def _unpack(self, saved: Tensor | _View) -> Tensor:
-        return saved.tensor() if isinstance(saved, _View) else saved
+        if isinstance(saved, Tensor):
+            return saved
+        packed, shape, stride = saved
+        return packed.flat().as_strided(shape, stride)
 
 
 def _covers_its_storage(tensor: Tensor) -> bool:
@@ -168,10 +155,6 @@ def _covers_its_storage(tensor: Tensor) -> bool:
             return False
         expected *= size
     return expected * tensor.dtype.itemsize == tensor.untyped_storage().nbytes()
-
-
-def _contiguous_stride(shape: torch.Size) -> tuple[int, ...]:
-    return tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 @dataclass(frozen=True)
@@ -197,17 +180,14 @@ class CompressActivations(Rung):
 
     def apply(self, job: Job) -> Job:
         compression = Compression(job.model, self.format, self.min_bytes)
-        job = replace(job, contexts=(*job.contexts, compression.step))
-        return job.with_evidence(self.name, compression)
+        return replace(job, contexts=(*job.contexts, compression.step)).with_evidence(self.name, compression)
 
     def proof(self, job: Job) -> str:
         seen: Compression = job.evidence[self.name]
         if not seen.tensors and seen.largest_small_bytes:
             largest = format_bytes(seen.largest_small_bytes)
-            raise Refused(
-                f"{self.name}: every saved activation is smaller than min_bytes={self.min_bytes} "
-                f"(the largest has {largest})."
-            )
+            small = f"every saved activation is smaller than min_bytes={self.min_bytes}"
+            raise Refused(f"{self.name}: {small} (the largest has {largest}).")
         if seen.bytes_after >= seen.bytes_before:
             return ""
         sizes = f"{format_bytes(seen.bytes_before)} reduced to {format_bytes(seen.bytes_after)}"

@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from redline.cuda_graphs import CaptureCounts, CudaGraphCapturer, GraphCapturer, GraphedCallable, TrainingState
+from redline.cuda_graphs import CaptureCounts, CudaGraphCapturer, GraphedCallable, TrainingState
 from redline.errors import RungError
 from redline.ladder.job import Job
 from redline.ladder.rung import Rung, Stage, option
@@ -66,48 +66,28 @@ class CudaGraph(Rung):
         return ""
 
     def apply(self, job: Job) -> Job:
-        tally = CaptureCounts()
+        tally, recorder, model = CaptureCounts(), CudaGraphCapturer(job.device), job.model
         optimizers: list[torch.optim.Optimizer] = []
-        wrap = functools.partial(
-            self._wrap, tally=tally, optimizers=optimizers, model=job.model, recorder=_recorder(job.device)
-        )
+
+        def wrap(function: Callable[..., Any]) -> GraphedCallable:
+            tally.capturers[:] = [recorder]
+            # The last optimizer is that of this step, because it is created just before the step is wrapped.
+            state = TrainingState(model, optimizers[-1]) if optimizers else None
+            settings: dict[str, Any] = {"clone": self.clone, "limit": self.limit, "warmup_calls": self.rehearsals}
+            return GraphedCallable(function, recorder, tally, **settings, state=state)
+
         if job.optimizer is not None:
             job = replace(job, optimizer=functools.partial(_capturable, job.optimizer, optimizers))
         return replace(job, wrappers=(*job.wrappers, wrap)).with_evidence(self.name, tally)
-
-    def _wrap(
-        self,
-        function: Callable[..., Any],
-        tally: CaptureCounts,
-        optimizers: list[torch.optim.Optimizer],
-        model: nn.Module,
-        recorder: GraphCapturer,
-    ) -> GraphedCallable:
-        tally.capturers[:] = [recorder]
-        # The last optimizer is that of this step, because it is created just before the step is wrapped.
-        state = TrainingState(model, optimizers[-1]) if optimizers else None
-        return GraphedCallable(
-            function,
-            recorder,
-            tally,
-            clone=self.clone,
-            limit=self.limit,
-            warmup_calls=self.rehearsals,
-            state=state,
-        )
 
     def proof(self, job: Job) -> str:
         tally: CaptureCounts = job.evidence[self.name]
         if not tally.replays:
             return ""
         held = format_bytes(sum(recorder.pool_bytes() for recorder in tally.capturers))
-        graphs = f"{tally.graphs} graph{'s' if tally.graphs > 1 else ''}"
-        said = f"{graphs} captured, {tally.replays} replays, {held} in the pool"
+        plural = "s" if tally.graphs > 1 else ""
+        said = f"{tally.graphs} graph{plural} captured, {tally.replays} replays, {held} in the pool"
         return said + (f", {tally.uncaptured} calls without a graph" if tally.uncaptured else "")
-
-
-def _recorder(device: torch.device) -> GraphCapturer:
-    return CudaGraphCapturer(device)
 
 
 def _capturable(make: OptimizerFactory, made: list[torch.optim.Optimizer], parameters: Any) -> torch.optim.Optimizer:

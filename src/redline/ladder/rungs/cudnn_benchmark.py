@@ -4,6 +4,7 @@ By default cuDNN chooses by a heuristic. The search runs at the first call with 
 memory, so the flag suits models with fixed shapes. The measured set-up time includes the search.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,24 +20,16 @@ from redline.ladder.rung import Rung, Stage
 from redline.machine.machine import Machine
 
 
-@dataclass
-class Seen:
-    """The number of convolutions, and the number of calls with the flag enabled."""
-
-    convolutions: int
-    calls: int = 0
-
-
 def _count_convolutions(model: nn.Module) -> int:
     return sum(isinstance(module, _ConvNd) for module in model.modules())
 
 
 @contextmanager
-def _benchmarking(seen: Seen) -> Iterator[None]:
+def _benchmarking(seen: Counter[str]) -> Iterator[None]:
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = True
     try:
-        seen.calls += torch.backends.cudnn.benchmark
+        seen["calls"] += torch.backends.cudnn.benchmark
         yield
     finally:
         torch.backends.cudnn.benchmark = before
@@ -60,12 +53,11 @@ class CudnnBenchmark(Rung):
         return ""
 
     def apply(self, job: Job) -> Job:
-        seen = Seen(_count_convolutions(job.model))
-        job = job.with_evidence(self.name, seen)
-        return replace(job, contexts=(*job.contexts, partial(_benchmarking, seen)))
+        seen = Counter(convolutions=_count_convolutions(job.model), calls=0)
+        return replace(job.with_evidence(self.name, seen), contexts=(*job.contexts, partial(_benchmarking, seen)))
 
     def proof(self, job: Job) -> str:
-        seen: Seen = job.evidence[self.name]
-        if not (seen.calls and seen.convolutions):
+        seen: Counter[str] = job.evidence[self.name]
+        if not all(seen.values()):
             return ""
-        return f"cudnn.benchmark enabled in {seen.calls} call(s), for {seen.convolutions} convolution(s)"
+        return f"cudnn.benchmark enabled in {seen['calls']} call(s), for {seen['convolutions']} convolution(s)"

@@ -9,6 +9,7 @@ of its layer. The layer gets new weights, and the BatchNorm is replaced by a mod
 import copy
 import inspect
 from collections import Counter
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,7 +19,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights, fuse_linear_bn_weights
 
 from redline.errors import RungError
 from redline.ladder.job import Job
-from redline.ladder.rewrites.sample_run import on_device, state_preserved
+from redline.ladder.rewrites.sample_run import on_device, state_preserved, watch_outputs
 from redline.ladder.rung import Rung, Stage
 from redline.ladder.workload import Inputs, call
 from redline.machine.machine import Machine
@@ -47,14 +48,6 @@ class Folded(nn.Module):
 
 
 @dataclass(frozen=True)
-class Found:
-    """The names of the pairs that can be folded, and the method that found them."""
-
-    pairs: tuple[Pair, ...]
-    method: str
-
-
-@dataclass(frozen=True)
 class FoldBatchnorm(Rung):
     name: ClassVar[str] = "fold_batchnorm"
     stage: ClassVar[Stage] = Stage.STRUCTURE
@@ -66,26 +59,26 @@ class FoldBatchnorm(Rung):
             return ""
         if not any(isinstance(m, _NORMS) for m in job.model.modules()):
             return "the model has no BatchNorm"
-        if not find_pairs(job).pairs:
+        if not find_pairs(job)[0]:
             return "no BatchNorm with fixed statistics directly follows a layer whose output is not used elsewhere"
         return ""
 
     def apply(self, job: Job) -> Job:
-        found = find_pairs(job)
-        for layer, norm in found.pairs:
+        pairs, method = find_pairs(job)
+        for layer, norm in pairs:
             _fold(job.model, layer, norm)
-        return job.with_evidence(self.name, found)
+        return job.with_evidence(self.name, (len(pairs), method))
 
     def proof(self, job: Job) -> str:
-        found: Found = job.evidence[self.name]
-        if not found.pairs:
+        folded, method = job.evidence[self.name]
+        if not folded:
             return ""
         left = sum(isinstance(m, _NORMS) for m in job.model.modules())
-        return f"{len(found.pairs)} BatchNorm(s) folded, {left} remaining; pairs found {found.method}"
+        return f"{folded} BatchNorm(s) folded, {left} remaining; pairs found {method}"
 
 
-def find_pairs(job: Job) -> Found:
-    """Returns every (layer, BatchNorm) pair that can be folded exactly."""
+def find_pairs(job: Job) -> tuple[list[Pair], str]:
+    """Returns the names of every (layer, BatchNorm) pair that can be folded exactly, and the method that found them."""
     model = job.model
     candidates, method = _traced_pairs(job)
     if candidates is None:
@@ -95,7 +88,7 @@ def find_pairs(job: Job) -> Found:
         confirmed = _confirmed_pairs(model, pairs, job.samples[0], job.device)
         pairs = [pair for pair in pairs if pair in confirmed]
         method += ", confirmed on a sample"
-    return Found(tuple(pairs), method)
+    return pairs, method
 
 
 def _traced_pairs(job: Job) -> tuple[list[Pair] | None, str]:
@@ -107,7 +100,8 @@ def _traced_pairs(job: Job) -> tuple[list[Pair] | None, str]:
     optional = [p for p in inspect.signature(model.forward).parameters.values() if p.default is not p.empty]
     if optional and not job.samples:
         return None, f"{in_sequentials}, because without sample inputs the optional arguments are unknown"
-    given = _given(model, job.samples[0]) if job.samples else set()
+    # The names of the arguments that a call with the sample passes.
+    given = call(inspect.signature(model.forward).bind_partial, job.samples[0]).arguments if job.samples else ()
     try:
         fixed = {p.name: p.default for p in optional if p.name not in given}
         graph = fx.Tracer().trace(model, concrete_args=fixed or None)
@@ -130,15 +124,6 @@ def _traced_pairs(job: Job) -> tuple[list[Pair] | None, str]:
     return pairs, "by tracing"
 
 
-def _given(model: nn.Module, sample: Inputs) -> set[str]:
-    """Returns the names of the arguments that a call with this sample passes."""
-    signature = inspect.signature(model.forward)
-    if isinstance(sample, dict):
-        return set(signature.bind_partial(**sample).arguments)
-    positional = tuple(sample) if isinstance(sample, (tuple, list)) else (sample,)
-    return set(signature.bind_partial(*positional).arguments)
-
-
 def _neighbors_in_sequentials(model: nn.Module) -> list[Pair]:
     pairs = []
     for name, module in model.named_modules():
@@ -156,8 +141,7 @@ def _may_fold(model: nn.Module, layer_name: str, norm_name: str) -> bool:
     assert isinstance(norm, _NORMS)
     if norm.training or norm.running_mean is None or norm.running_var is None:
         return False
-    transposed = isinstance(layer, (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d))
-    if transposed and layer.groups != 1:
+    if isinstance(layer, (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)) and layer.groups != 1:
         return False
     if type(layer.weight) is not nn.Parameter or not layer.weight.is_floating_point():
         return False
@@ -174,24 +158,17 @@ def _may_fold(model: nn.Module, layer_name: str, norm_name: str) -> bool:
 def _confirmed_pairs(model: nn.Module, pairs: list[Pair], sample: Inputs, device: torch.device) -> set[Pair]:
     """Returns the pairs whose BatchNorm receives exactly the output of its layer in one forward pass."""
     outputs: dict[str, Any] = {}
-    agreed, broken, handles = set(), set(), []
-    for layer_name, norm_name in pairs:
+    agreed, broken = set(), set()
+    with torch.no_grad(), state_preserved(model), ExitStack() as stack:
+        for layer_name, norm_name in pairs:
 
-        def keep(_module: nn.Module, _inputs: Any, output: Tensor, name: str = layer_name) -> None:
-            outputs[name] = output
+            def compare(_module: nn.Module, inputs: Any, pair: Pair = (layer_name, norm_name)) -> None:
+                same = bool(inputs) and inputs[0] is outputs.pop(pair[0], None)
+                (agreed if same else broken).add(pair)
 
-        def compare(_module: nn.Module, inputs: Any, pair: Pair = (layer_name, norm_name)) -> None:
-            same = bool(inputs) and inputs[0] is outputs.pop(pair[0], None)
-            (agreed if same else broken).add(pair)
-
-        handles.append(model.get_submodule(layer_name).register_forward_hook(keep))
-        handles.append(model.get_submodule(norm_name).register_forward_pre_hook(compare))
-    try:
-        with torch.no_grad(), state_preserved(model):
-            call(model, on_device(sample, device))
-    finally:
-        for handle in handles:
-            handle.remove()
+            stack.callback(model.get_submodule(norm_name).register_forward_pre_hook(compare).remove)
+        stack.enter_context(watch_outputs({name: model.get_submodule(name) for name, _ in pairs}, outputs.__setitem__))
+        call(model, on_device(sample, device))
     # A layer whose last output reached no BatchNorm is also used elsewhere.
     return {pair for pair in agreed - broken if pair[0] not in outputs}
 

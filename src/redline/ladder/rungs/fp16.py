@@ -8,7 +8,6 @@ module, and the saved plan contains `bf16`.
 
 import copy
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,37 +16,28 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from redline.errors import RungError
-from redline.ladder.gate import all_finite
+from redline.ladder.gate import all_finite, tensors_of
 from redline.ladder.job import Job
 from redline.ladder.rewrites.sample_run import watch_outputs
-from redline.ladder.rung import Rung, Stage, option
-from redline.ladder.rungs.bf16 import Bf16, apply_conversion, convert, count_convertible, proof_of_conversion
+from redline.ladder.rung import Rung, option
+from redline.ladder.rungs.bf16 import Bf16, HalfPrecision, convert
 from redline.ladder.rungs.fp32_attention import Fp32Attention
 from redline.ladder.rungs.grad_scaler import GradScaler
 from redline.ladder.workload import Inputs, call
-from redline.machine.machine import Machine
 
 LARGEST = torch.finfo(torch.float16).max
 
 
 @dataclass(frozen=True)
-class Fp16(Rung):
+class Fp16(HalfPrecision):
     name: ClassVar[str] = "fp16"
-    stage: ClassVar[Stage] = Stage.PRECISION
+    dtype: ClassVar[torch.dtype] = torch.float16
     summary: ClassVar[str] = (
         "weights and activations in float16, converted once; falls back to bf16 if the samples overflow"
     )
     excludes: ClassVar[frozenset[str]] = frozenset({"bf16", "autocast"})
 
     check: bool = option(True, "run the samples in fp16 first and fall back to bf16 if a value overflows")
-
-    def why_not(self, machine: Machine, job: Job | None = None) -> str:
-        slow = machine.why_slow("fp16", job.mostly if job is not None else "")
-        if slow:
-            return slow
-        if job is not None and not count_convertible(job.model, torch.float16):
-            return "all weights of the model are fp16 already"
-        return ""
 
     def fallbacks(self, verdict: str, training: bool) -> tuple[tuple[Rung, ...], ...]:
         if verdict != "refused":
@@ -65,15 +55,10 @@ class Fp16(Rung):
         warnings.warn(f"fp16 falls back to bf16: {overflow}", stacklevel=2)
         return Bf16()
 
-    def apply(self, job: Job) -> Job:
-        return apply_conversion(job, self, torch.float16)
-
     def proof(self, job: Job) -> str:
-        sentence = proof_of_conversion(job, self)
-        if not sentence:
-            return ""
+        sentence = super().proof(job)
         checked = f"nothing overflowed on {len(job.samples)} sample(s)" if self.check else "overflow not checked"
-        return f"{sentence}; {checked}"
+        return f"{sentence}; {checked}" if sentence else ""
 
 
 def find_overflow(model: nn.Module, samples: tuple[Inputs, ...], device: torch.device) -> str:
@@ -82,28 +67,22 @@ def find_overflow(model: nn.Module, samples: tuple[Inputs, ...], device: torch.d
         if _leaves_range(weight):
             return f"the weight {name!r} exceeds {LARGEST:,.0f}"
     for index, sample in enumerate(samples):
-        if any(_leaves_range(leaf) for leaf in pytree.tree_leaves(sample) if isinstance(leaf, Tensor)):
+        if any(map(_leaves_range, tensors_of(sample))):
             return f"an input of sample {index} exceeds {LARGEST:,.0f}"
     devices = [device] if device.type == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(devices):
-        scratch = _copied(model, lambda weight: weight)
+        # Runs copies, because a forward pass in training mode updates the statistics of BatchNorm. The fp32 copy shares
+        # its weights with the model, because a forward pass does not change them and copies of them are large.
+        scratch = copy.deepcopy(model, {id(weight): weight for weight in model.parameters()})
         infinite_in_fp32 = [_run_and_collect(scratch, _prepare(s, device, torch.float32)) for s in samples]
-        scratch = convert(_copied(model, _in_half), torch.float16)
+        halved = copy.deepcopy(model, {id(weight): _in_half(weight) for weight in model.parameters()})
+        scratch = convert(halved, torch.float16)
         for index, sample in enumerate(samples):
             for name in _run_and_collect(scratch, _prepare(sample, device, torch.float16)):
                 if name not in infinite_in_fp32[index]:
                     place = f"the output of {name!r}" if name else "the model's output"
                     return f"{place} is not finite in fp16 on sample {index}"
     return ""
-
-
-def _copied(model: nn.Module, weight: Callable[[nn.Parameter], nn.Parameter]) -> nn.Module:
-    """Copies the model, because a forward pass in training mode updates the statistics of BatchNorm.
-
-    `weight` maps each weight to that of the copy. It may return the same object, because a forward pass does not change
-    weights, and copies of them are large.
-    """
-    return copy.deepcopy(model, {id(own): weight(own) for own in model.parameters()})
 
 
 def _in_half(weight: nn.Parameter) -> nn.Parameter:
@@ -118,12 +97,11 @@ def _leaves_range(tensor: Tensor) -> bool:
 
 
 def _prepare(sample: Inputs, device: torch.device, dtype: torch.dtype) -> Inputs:
-    def place(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor):
-            return leaf
-        return leaf.to(device, dtype if leaf.is_floating_point() and dtype == torch.float16 else None)
-
-    return pytree.tree_map(place, sample)
+    """Moves the sample to the device; for fp16 also converts its floating-point tensors."""
+    half = dtype == torch.float16
+    return pytree.tree_map_only(
+        Tensor, lambda t: t.to(device, dtype if half and t.is_floating_point() else None), sample
+    )
 
 
 def _run_and_collect(model: nn.Module, sample: Inputs) -> list[str]:

@@ -11,7 +11,8 @@ from typing import ClassVar
 from redline.errors import RungError
 from redline.ladder.job import Job
 from redline.ladder.rewrites.attention import observe
-from redline.ladder.rewrites.attention_rewrite import Rewriting, lift_to_fp32
+from redline.ladder.rewrites.attention_rewrite import lift_to_fp32
+from redline.ladder.rewrites.attention_switch import Rewriting
 from redline.ladder.rung import Rung, Stage
 from redline.machine.machine import Machine
 
@@ -44,7 +45,5 @@ class Fp32Attention(Rung):
         rewriting: Rewriting = job.evidence[self.name]
         if not rewriting.done:
             return ""
-        done = f"fp32 scores in {len(rewriting.done)} attention modules ({', '.join(rewriting.done[:4])}"
-        more = f" and {len(rewriting.done) - 4} more" if len(rewriting.done) > 4 else ""
         left = f"; {len(rewriting.left)} unchanged: {rewriting.reasons}" if rewriting.left else ""
-        return done + more + ")" + left
+        return f"fp32 scores in {len(rewriting.done)} attention modules ({rewriting.examples}){left}"

@@ -14,15 +14,16 @@ from torch import nn
 from redline.errors import RungError
 from redline.ladder.job import Job
 from redline.ladder.rewrites.quantize import (
-    Quantized,
     choose_layers,
+    fits_multiple,
     linear_layers,
+    quantization_proof,
     quantize_layer,
+    quantized_job,
     torchao_quantization,
     weights_before,
     why_no_layers,
     why_no_torchao,
-    without_replaced,
 )
 from redline.ladder.rung import Rung, Stage, option
 from redline.machine.machine import Machine
@@ -33,11 +34,9 @@ _MULTIPLE = 16
 
 @dataclass(frozen=True)
 class Fp8(Rung):
-    mode: str = option("dynamic", "quantize weights only, or weights and inputs", choices=("weight_only", "dynamic"))
+    mode: str = option("dynamic", "quantize weights only, or weights and inputs", ("weight_only", "dynamic"))
     granularity: str = option(
-        "auto",
-        "one scale per row or per tensor; auto uses rows where supported",
-        choices=("auto", "row", "tensor"),
+        "auto", "one scale per row or per tensor; auto uses rows where supported", ("auto", "row", "tensor")
     )
     skip: tuple[str, ...] = option((), "names of modules that are not quantized")
     min_features: int = option(64, "minimum number of input and output features of a quantized layer")
@@ -68,48 +67,41 @@ class Fp8(Rung):
     def resolve(self, job: Job) -> Rung:
         if self.granularity != "auto":
             return self
-        per_row = self.mode == "weight_only" or _all_bf16(self._layers(job))
-        return replace(self, granularity="row" if per_row else "tensor")
+        return replace(self, granularity="row" if self._per_row(self._layers(job)) else "tensor")
 
     def apply(self, job: Job) -> Job:
         layers, before = self._layers(job), weights_before(job.model)
-        config = self._config(layers)
+        if not layers:
+            raise RungError("fp8: the model has no linear layer that can be quantized.")
+        config = self._config(self._per_row(layers))
         for name, layer in layers.items():
             quantize_layer(self.name, name, layer, config)
         remarks = []
         found = linear_layers(job.model)
-        odd = [name for name, layer in found.items() if name not in layers and not _fits(layer)]
+        odd = sum(name not in layers and not fits_multiple(layer, _MULTIPLE) for name, layer in found.items())
         if odd:
-            remarks.append(f"{len(odd)} not quantized because a size is not a multiple of {_MULTIPLE}")
-        if others := len(found) - len(layers) - len(odd):
+            remarks.append(f"{odd} not quantized because a size is not a multiple of {_MULTIPLE}")
+        if others := len(found) - len(layers) - odd:
             remarks.append(f"{others} not quantized (skipped or too small)")
-        job = job.with_evidence(self.name, Quantized("fp8", self.mode, before, tuple(remarks)))
-        precision = job.precision if self.mode == "weight_only" else "fp8"
-        return without_replaced(replace(job, precision=precision))
+        return quantized_job(job, self.name, self.mode, before, remarks)
 
     def proof(self, job: Job) -> str:
-        return job.evidence[self.name].proof(job.model)
+        return quantization_proof(job, self.name)
 
     def _layers(self, job: Job) -> dict[str, nn.Linear]:
-        layers = choose_layers(self.name, job.model, self.skip, self.min_features)
-        return {name: layer for name, layer in layers.items() if self.mode == "weight_only" or _fits(layer)}
+        multiple = 1 if self.mode == "weight_only" else _MULTIPLE
+        return choose_layers(self.name, job.model, self.skip, self.min_features, multiple)
 
-    def _config(self, layers: dict[str, nn.Linear]) -> Any:
-        if not layers:
-            raise RungError("fp8: the model has no linear layer that can be quantized.")
+    def _per_row(self, layers: dict[str, nn.Linear]) -> bool:
+        auto = self.granularity == "auto" and (self.mode == "weight_only" or _all_bf16(layers))
+        return auto or self.granularity == "row"
+
+    def _config(self, per_row: bool) -> Any:
         ao = torchao_quantization()
-        per_row = self.granularity == "row" or (
-            self.granularity == "auto" and (self.mode == "weight_only" or _all_bf16(layers))
-        )
-        granularity = ao.PerRow() if per_row else ao.PerTensor()
+        dynamic = ao.Float8DynamicActivationFloat8WeightConfig
+        make = ao.Float8WeightOnlyConfig if self.mode == "weight_only" else dynamic
         # torchao would otherwise change global settings of the compiler.
-        if self.mode == "weight_only":
-            return ao.Float8WeightOnlyConfig(granularity=granularity, set_inductor_config=False)
-        return ao.Float8DynamicActivationFloat8WeightConfig(granularity=granularity, set_inductor_config=False)
-
-
-def _fits(layer: nn.Linear) -> bool:
-    return layer.in_features % _MULTIPLE == 0 and layer.out_features % _MULTIPLE == 0
+        return make(granularity=ao.PerRow() if per_row else ao.PerTensor(), set_inductor_config=False)
 
 
 def _all_bf16(layers: dict[str, nn.Linear]) -> bool:

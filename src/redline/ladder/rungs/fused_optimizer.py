@@ -58,15 +58,12 @@ def _make(optimizer: Optimizer, backend: str, groups: Sequence[Mapping[str, Any]
         raise _Unsupported("it combines several optimizers in one, which cannot be rebuilt as one")
     target, flags = _apex_class(optimizer) if backend == "apex" else (cls, _FLAGS[backend])
     known = inspect.signature(target.__init__).parameters
-    for flag, wanted in flags.items():
-        if wanted and flag not in known:
-            raise _Unsupported(f"{cls.__name__} has no {flag}= implementation")
+    if missing := [flag for flag, wanted in flags.items() if wanted and flag not in known]:
+        raise _Unsupported(f"{cls.__name__} has no {missing[0]}= implementation")
     flags = {flag: wanted for flag, wanted in flags.items() if flag in known}
     settings: dict[str, Any] = {k: v for k, v in optimizer.defaults.items() if k in known} | flags
     # Keeps the settings of each group except the implementation flags.
-    own: list[dict[str, Any]] = [
-        {k: v for k, v in group.items() if k not in _FLAGS["plain"]} | flags for group in groups
-    ]
+    own = [{k: v for k, v in group.items() if k not in _FLAGS["plain"]} | flags for group in groups]
     try:
         return target(own, **settings)
     except (RuntimeError, ValueError, TypeError) as error:

@@ -13,7 +13,7 @@ where weights and gradients are fp32, it protects the gradients as well.
 import warnings
 from collections import defaultdict
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -31,27 +31,13 @@ _LARGEST_SCALE = 2.0**32
 class AdaptiveGradScaler:
     """Scales a loss like `torch.amp.GradScaler`: `scale(loss).backward()`, `step(optimizer)`, `update()`."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        init_scale: float = 4096.0,
-        growth_factor: float = 2.0,
-        growth_interval: int = 2000,
-        backoff: float = 0.5,
-        switch_after: int = 5,
-    ) -> None:
+    def __init__(self, model: nn.Module, options: "GradScaler | None" = None) -> None:
         self.model = model
-        self.current = init_scale
-        self.growth_factor = growth_factor
-        self.growth_interval = growth_interval
-        self.backoff = backoff
-        self.switch_after = switch_after
-        self.steps = 0
-        self.skipped = 0
-        self.switched = False
-        self._overflowed = False
-        self._overflows_in_a_row = 0
-        self._clean_in_a_row = 0
+        self.options = options or GradScaler()
+        self.current = self.options.init_scale
+        self.steps = self.skipped = 0
+        self.switched = self._overflowed = False
+        self._overflows_in_a_row = self._clean_in_a_row = 0
         self._optimizers: list[Optimizer] = []
 
     def scale(self, loss: Tensor) -> Tensor:
@@ -76,25 +62,22 @@ class AdaptiveGradScaler:
         if not self._overflowed:
             self._overflows_in_a_row = 0
             self._clean_in_a_row += 1
-            if self._clean_in_a_row == self.growth_interval:
-                self.current = min(self.current * self.growth_factor, _LARGEST_SCALE)
+            if self._clean_in_a_row == self.options.growth_interval:
+                self.current = min(self.current * self.options.growth_factor, _LARGEST_SCALE)
                 self._clean_in_a_row = 0
             return
         self._clean_in_a_row = 0
         self._overflows_in_a_row += 1
-        self.current *= self.backoff
-        if self._overflows_in_a_row == self.switch_after:
+        self.current *= self.options.backoff
+        if self._overflows_in_a_row == self.options.switch_after:
             self._switch_to_bf16()
 
     def _unscale(self, optimizer: Optimizer) -> bool:
         """Divides every gradient in place; returns whether one of them is infinite or NaN."""
         grouped: defaultdict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                gradient = parameter.grad
-                if gradient is not None:
-                    values = gradient._values() if gradient.is_sparse else gradient
-                    grouped[values.device, values.dtype].append(values)
+        for parameter in (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None):
+            values = parameter.grad._values() if parameter.grad.is_sparse else parameter.grad
+            grouped[values.device, values.dtype].append(values)
         flags = []
         for (device, _), gradients in grouped.items():
             flag = torch.zeros(1, device=device)
@@ -106,7 +89,7 @@ class AdaptiveGradScaler:
     def _switch_to_bf16(self) -> None:
         self.switched = True
         warnings.warn(
-            f"grad_scaler: {self.switch_after} steps in a row overflowed fp16, the last with a scale of "
+            f"grad_scaler: {self.options.switch_after} steps in a row overflowed fp16, the last with a scale of "
             f"{self.current:g}; the model is converted to bf16 and trains on without loss scaling.",
             stacklevel=4,
         )
@@ -165,17 +148,8 @@ class GradScaler(Rung):
     def apply(self, job: Job) -> Job:
         made: list[AdaptiveGradScaler] = []
 
-        def build(optimizer: Optimizer) -> Any:
-            made[:] = [
-                AdaptiveGradScaler(
-                    job.model,
-                    self.init_scale,
-                    self.growth_factor,
-                    self.growth_interval,
-                    self.backoff,
-                    self.switch_after,
-                )
-            ]
+        def build(optimizer: Optimizer) -> AdaptiveGradScaler:
+            made[:] = [AdaptiveGradScaler(job.model, self)]
             return made[0]
 
         return replace(job.with_evidence(self.name, made), scaler=build)

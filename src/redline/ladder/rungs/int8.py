@@ -21,15 +21,15 @@ from redline.errors import RungError
 from redline.ladder.job import Job
 from redline.ladder.rewrites.calibrate import METHODS, clipping_limits, observe
 from redline.ladder.rewrites.quantize import (
-    Quantized,
     choose_layers,
     linear_layers,
+    quantization_proof,
     quantize_layer,
+    quantized_job,
     torchao_quantization,
     weights_before,
     why_no_layers,
     why_no_torchao,
-    without_replaced,
 )
 from redline.ladder.rewrites.sensitivity import Quantize, least_sensitive_first, longest_passing
 from redline.ladder.rung import Rung, Stage, option
@@ -47,11 +47,9 @@ class Int8(Rung):
     mode: str = option(
         "weight_only",
         "weight_only, or inputs too with scales per row (dynamic) or calibrated (static)",
-        choices=("weight_only", "dynamic", "static"),
+        ("weight_only", "dynamic", "static"),
     )
-    calibration: str = option(
-        "minmax", "mode=static: method that determines the input range of each layer", choices=METHODS
-    )
+    calibration: str = option("minmax", "mode=static: method that determines the input range of each layer", METHODS)
     percentile: float = option(99.9, "calibration=percentile: percentage of values inside the range")
     skip: tuple[str, ...] = option((), "names of modules that are not quantized")
     progressive: bool = option(False, "quantize layers by increasing sensitivity until a gate would fail")
@@ -77,18 +75,14 @@ class Int8(Rung):
         return cls(), cls(mode="dynamic"), cls(mode="static", calibration="mse")
 
     def fallbacks(self, verdict: str, training: bool) -> tuple[tuple[Rung, ...], ...]:
-        if verdict != "refused" or self.progressive:
-            return ()
-        return ((replace(self, progressive=True),),)
+        return ((replace(self, progressive=True),),) if verdict == "refused" and not self.progressive else ()
 
     @property
     def checks_gates(self) -> bool:
         return self.progressive
 
     def why_not(self, machine: Machine, job: Job | None = None) -> str:
-        reason = why_no_torchao()
-        if not reason and self.mode != "weight_only":
-            reason = machine.why_slow("int8")
+        reason = why_no_torchao() or ("" if self.mode == "weight_only" else machine.why_slow("int8"))
         if reason or job is None:
             return reason
         if not job.samples and (self.mode == "static" or self.progressive):
@@ -100,10 +94,8 @@ class Int8(Rung):
     def resolve(self, job: Job) -> Rung:
         layers = self._layers(job)
         if job.device.type == "cuda" and self.mode != "weight_only" and job.samples:
-            seen = observe(job, layers)
-            layers = {
-                name: layer for name, layer in layers.items() if name not in seen or seen[name].rows >= _CUDA_ROWS
-            }
+            too_few = {name for name, seen in observe(job, layers).items() if seen.rows < _CUDA_ROWS}
+            layers = {name: layer for name, layer in layers.items() if name not in too_few}
             if not layers:
                 raise RungError(
                     f"int8: every layer gets fewer than {_CUDA_ROWS} rows, the minimum for int8 products on CUDA."
@@ -134,22 +126,14 @@ class Int8(Rung):
             remarks.append(f"inputs calibrated by {self.calibration} on {len(job.samples)} batches")
         if len(layers) < found:
             remarks.append(f"{found - len(layers)} not quantized (skipped, too small, or not run on the samples)")
-        job = job.with_evidence(self.name, Quantized("int8", self.mode, before, tuple(remarks)))
-        precision = job.precision if self.mode == "weight_only" else "int8"
-        return without_replaced(replace(job, precision=precision))
+        return quantized_job(job, self.name, self.mode, before, remarks)
 
     def proof(self, job: Job) -> str:
-        return job.evidence[self.name].proof(job.model)
+        return quantization_proof(job, self.name)
 
     def _layers(self, job: Job) -> dict[str, nn.Linear]:
-        layers = choose_layers(self.name, job.model, self.skip, self.min_features)
-        if job.device.type != "cuda" or self.mode == "weight_only":
-            return layers
-        return {
-            name: layer
-            for name, layer in layers.items()
-            if layer.in_features % _CUDA_MULTIPLE == 0 and layer.out_features % _CUDA_MULTIPLE == 0
-        }
+        multiple = _CUDA_MULTIPLE if job.device.type == "cuda" and self.mode != "weight_only" else 1
+        return choose_layers(self.name, job.model, self.skip, self.min_features, multiple)
 
     def _quantizer(self, job: Job, layers: dict[str, nn.Linear]) -> tuple[Quantize, dict[str, nn.Linear]]:
         """Returns a function that quantizes one layer, and the layers that it supports."""

@@ -36,8 +36,7 @@ def _counting(seen: Seen) -> Iterator[None]:
     before = _page_faults()
     yield
     seen.last = _page_faults() - before
-    if not seen.calls:
-        seen.first = seen.last
+    seen.first = seen.first if seen.calls else seen.last
     seen.calls += 1
 
 
@@ -61,8 +60,7 @@ class KeepMemory(Rung):
     def apply(self, job: Job) -> Job:
         keep_freed_memory()
         seen = Seen()
-        job = job.with_evidence(self.name, seen)
-        return replace(job, contexts=(*job.contexts, partial(_counting, seen)))
+        return replace(job.with_evidence(self.name, seen), contexts=(*job.contexts, partial(_counting, seen)))
 
     def proof(self, job: Job) -> str:
         seen: Seen = job.evidence[self.name]

@@ -10,6 +10,7 @@ import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -31,6 +32,7 @@ from redline.ladder.rewrites.per_shape import PerShape, as_call, flat_tensors, i
 from redline.ladder.rung import Rung, Stage, option
 from redline.machine.machine import Machine
 
+Call = tuple[tuple[Any, ...], dict[str, Any]]
 _PROVIDERS = {
     "cpu": "CPUExecutionProvider",
     "cuda": "CUDAExecutionProvider",
@@ -51,17 +53,13 @@ class OnnxModule(PerShape[OnnxEngine]):
 
 @dataclass(frozen=True)
 class Onnxruntime(Rung):
-    provider: str = option(
-        "auto", "execution provider; auto uses the device of the model", choices=("auto", *_PROVIDERS)
-    )
+    provider: str = option("auto", "execution provider; auto uses the device of the model", ("auto", *_PROVIDERS))
     int8: str = option(
         "none",
         "int8 arithmetic: none, scaled at each call (dynamic) or calibrated (static)",
-        choices=("none", "dynamic", "static"),
+        ("none", "dynamic", "static"),
     )
-    calibration: str = option(
-        "minmax", "int8=static: method that determines the ranges on the samples", choices=METHODS
-    )
+    calibration: str = option("minmax", "int8=static: method that determines the ranges on the samples", METHODS)
     percentile: float = option(99.999, "calibration=percentile: percentage of values inside the range")
     threads: int = option(0, "threads per operator; 0 uses the number of torch threads")
 
@@ -126,8 +124,8 @@ class Onnxruntime(Rung):
         if not job.samples:
             raise RungError("onnxruntime: needs sample inputs to export the graph: pass samples=.")
         samples = [as_call(batch, job.device) for batch in job.samples]
-        builder = _Builder(self, self._kind(job.device.type == "cuda"), samples)
-        module = OnnxModule(job.model, builder.build)
+        kind = self._kind(job.device.type == "cuda")
+        module = OnnxModule(job.model, partial(self._build_engine, kind=kind, samples=samples))
         with entered(job.contexts):
             module.prepare(*samples[0])
         precision = job.precision if self.int8 == "none" else "int8"
@@ -156,58 +154,34 @@ class Onnxruntime(Rung):
             return self.provider
         return "cuda" if cuda else "cpu"
 
-
-@dataclass(frozen=True)
-class _Builder:
-    """Builds the engine for one combination of input shapes."""
-
-    rung: Onnxruntime
-    kind: str
-    samples: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]
-
-    def build(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OnnxEngine:
+    def _build_engine(self, model: nn.Module, args: Any, kwargs: Any, kind: str, samples: Sequence[Call]) -> OnnxEngine:
         device = next((tensor.device for tensor in flat_tensors(args, kwargs)), torch.device("cpu"))
         external = sum(p.nbytes for p in model.parameters()) > _EXTERNAL_BYTES
 
         def rewrite(source: Path, target: Path, names: Sequence[str]) -> None:
-            if self.rung.int8 == "dynamic":
+            if self.int8 == "dynamic":
                 quantize_dynamic(source, target, external)
                 return
-            batches = calibration_batches(self._samples_of_form(model, args, kwargs), names)
-            quantize_static(
-                source,
-                target,
-                batches,
-                self.rung.calibration,
-                self.rung.percentile,
-                symmetric=self.kind == "tensorrt",
-                external=external,
-            )
+            batches = calibration_batches(_samples_of_form(model, (args, kwargs), samples), names)
+            symmetric = kind == "tensorrt"
+            quantize_static(source, target, batches, self.calibration, self.percentile, symmetric, external)
 
-        return OnnxEngine(
-            model,
-            args,
-            kwargs,
-            providers=_provider_list(self.kind, device),
-            threads=self.rung.threads,
-            rewrite=rewrite if self.rung.int8 != "none" else None,
-        )
+        int8 = rewrite if self.int8 != "none" else None
+        return OnnxEngine(model, args, kwargs, _provider_list(kind, device), self.threads, int8)
 
-    def _samples_of_form(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[list[Tensor]]:
-        """Returns the samples with the same input shapes; a graph of fixed shapes cannot run the others."""
-        form = input_form(args, kwargs)
-        alike = [sample for sample in self.samples if input_form(*sample) == form]
-        if not alike:
-            warnings.warn(
-                "onnxruntime: no sample has the input shapes of this call, so its own inputs calibrate int8.",
-                stacklevel=2,
-            )
-            alike = [(args, kwargs)]
-        for sample in alike:
-            with torch.no_grad():
-                if not all_finite(model(*sample[0], **sample[1])):
-                    raise RungError("onnxruntime: calibration failed: the model returns NaN or infinity for a sample.")
-        return [flat_tensors(*sample) for sample in alike]
+
+def _samples_of_form(model: nn.Module, given: Call, samples: Sequence[Call]) -> list[list[Tensor]]:
+    """Returns the samples with the same input shapes; a graph of fixed shapes cannot run the others."""
+    alike = [sample for sample in samples if input_form(*sample) == input_form(*given)]
+    if not alike:
+        said = "onnxruntime: no sample has the input shapes of this call, so its own inputs calibrate int8."
+        warnings.warn(said, stacklevel=2)
+        alike = [given]
+    for args, kwargs in alike:
+        with torch.no_grad():
+            if not all_finite(model(*args, **kwargs)):
+                raise RungError("onnxruntime: calibration failed: the model returns NaN or infinity for a sample.")
+    return [flat_tensors(*sample) for sample in alike]
 
 
 def _available() -> list[str]:

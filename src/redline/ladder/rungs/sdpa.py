@@ -6,6 +6,7 @@ several fused kernels and uses the first that supports the inputs, not the faste
 writes the fastest into the plan.
 """
 
+import functools
 import itertools
 import warnings
 from collections import Counter
@@ -19,9 +20,9 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from redline.ladder.job import Context, Job, entered
-from redline.ladder.rewrites.attention import AttentionCall, Observation, observe
-from redline.ladder.rewrites.attention_rewrite import Rewriting, fuse
-from redline.ladder.rewrites.attention_switch import switch_to_fused
+from redline.ladder.rewrites.attention import AttentionCall, observe
+from redline.ladder.rewrites.attention_rewrite import fuse
+from redline.ladder.rewrites.attention_switch import Rewriting, switch_to_fused
 from redline.ladder.rung import Rung, Stage, option
 from redline.machine.machine import Machine
 
@@ -66,12 +67,6 @@ def _context(backend: str) -> Context:
 
 
 @dataclass(frozen=True)
-class _Evidence:
-    seen: Observation
-    rewriting: Rewriting
-
-
-@dataclass(frozen=True)
 class Sdpa(Rung):
     name: ClassVar[str] = "sdpa"
     stage: ClassVar[Stage] = Stage.STRUCTURE
@@ -101,9 +96,8 @@ class Sdpa(Rung):
         seen = observe(job)
         if not seen.calls and not seen.handwritten:
             if any(isinstance(module, nn.MultiheadAttention) for module in job.model.modules()):
-                return (
-                    "nn.MultiheadAttention uses its fast path here, which is one operation without a choice of kernels"
-                )
+                one = "which is one operation without a choice of kernels"
+                return f"nn.MultiheadAttention uses its fast path here, {one}"
             return "no attention found: no scaled_dot_product_attention and no softmax between two matrix products"
         if not seen.handwritten and self.backend in ("auto", "default") and not machine.is_cuda:
             return "the attention of the model is fused already, and this device has only one kernel for it"
@@ -117,13 +111,11 @@ class Sdpa(Rung):
         machine = Machine.detect(str(job.device))
         dtype = self.dtype if self.dtype != "auto" else ("bf16" if "bf16" in machine.hardware_dtypes else "fp32")
         # Rewrites the model temporarily, to find the shapes of its attention calls; `apply` rewrites it again.
-        switching = switch_to_fused(job)
-        rewriting = fuse(job.model, observe(job), job.training)
+        rewriting = _rewrite(job)
         try:
             calls = observe(job).calls
         finally:
             rewriting.undo()
-            switching.undo()
         candidates = [name for name in ("cudnn", "flash", "efficient") if name in machine.attention_kernels]
         times = {name: _total_seconds(name, calls, DTYPES[dtype], job.device, job.training) for name in candidates}
         best = min(times, key=lambda name: times[name]) if calls and times else "default"
@@ -134,38 +126,37 @@ class Sdpa(Rung):
             job = replace(job, contexts=(*job.contexts, _context(self.backend)))
         if not job.samples:
             if any("softmax" in type(m).forward.__code__.co_names for m in job.model.modules() if _own(m)):
-                warnings.warn(
-                    "sdpa: hand-written attention stays unchanged: proving equality needs samples=.",
-                    stacklevel=2,
-                )
+                said = "sdpa: hand-written attention stays unchanged: proving equality needs samples=."
+                warnings.warn(said, stacklevel=2)
             return job
-        switching = switch_to_fused(job)
-        rewriting = fuse(job.model, observe(job), job.training)
-        rewriting.done[:0], rewriting.left[:0] = switching.done, switching.left
-        return job.with_evidence(self.name, _Evidence(observe(job), rewriting))
+        rewriting = _rewrite(job)
+        return job.with_evidence(self.name, (observe(job).calls, rewriting))
 
     def why_no_proof(self, job: Job) -> str:
-        evidence: _Evidence | None = job.evidence.get(self.name)
-        return f"unchanged: {evidence.rewriting.reasons}" if evidence and evidence.rewriting.left else ""
+        _, rewriting = job.evidence.get(self.name, ({}, Rewriting()))
+        return f"unchanged: {rewriting.reasons}" if rewriting.left else ""
 
     def proof(self, job: Job) -> str:
-        evidence: _Evidence | None = job.evidence.get(self.name)
-        if evidence is None or not evidence.seen.calls or not (evidence.rewriting.done or self.backend in BACKENDS):
+        calls, rewriting = job.evidence.get(self.name, ({}, Rewriting()))
+        if not calls or not (rewriting.done or self.backend in BACKENDS):
             return ""
-        done, left = evidence.rewriting.done, evidence.rewriting.left
         parts = []
-        if done:
-            parts.append(f"{_count(len(done), 'attention module')} rewritten ({_some(done)})")
-        if left:
-            parts.append(f"{len(left)} unchanged: " + evidence.rewriting.reasons)
+        if rewriting.done:
+            parts.append(f"{_count(len(rewriting.done), 'attention module')} rewritten ({rewriting.examples})")
+        if rewriting.left:
+            parts.append(f"{len(rewriting.left)} unchanged: {rewriting.reasons}")
         dtype = _dtype(job)
-        kernels: dict[str, int] = {}
-        for seen, count in evidence.seen.calls.items():
-            kernel = _kernel(job, seen, dtype)
-            kernels[kernel] = kernels.get(kernel, 0) + count
+        kernels: Counter[str] = Counter()
+        for seen, count in calls.items():
+            kernels[_kernel(job, seen, dtype)] += count
         ran = ", ".join(f"{_count(count, 'call')} with the {kernel} kernel" for kernel, count in kernels.items())
         name = next((name for name, known in DTYPES.items() if known == dtype), str(dtype))
         return "; ".join([*parts, f"a forward pass makes {ran} in {name}"])
+
+
+def _rewrite(job: Job) -> Rewriting:
+    """Makes the model use fused attention wherever equality is proven."""
+    return switch_to_fused(job) + fuse(job.model, observe(job), job.training)
 
 
 def _dtype(job: Job) -> torch.dtype:
@@ -183,10 +174,6 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-
-
 def _kernel(job: Job, seen: AttentionCall, dtype: torch.dtype) -> str:
     """Returns the kernel that the dispatcher chooses under the settings and the final dtype of the plan."""
     given = seen.inputs(dtype, job.device, gradients=job.training)
@@ -199,21 +186,20 @@ def _total_seconds(
     backend: str, calls: dict[AttentionCall, int], dtype: torch.dtype, device: torch.device, training: bool
 ) -> float:
     """Returns the time of all attention calls of one forward pass; infinite if the kernel does not support a shape."""
+
+    def step(given: dict[str, Any]) -> None:
+        output = F.scaled_dot_product_attention(**given)
+        if training:
+            torch.autograd.grad(output, [given[name] for name in ("query", "key", "value")], output)
+
     total = 0.0
     for seen, count in calls.items():
-        given = seen.inputs(dtype, device, training)
-        leaves = [given[name] for name in ("query", "key", "value")]
-
-        def step(given: dict[str, Any] = given, leaves: list[torch.Tensor] = leaves) -> None:
-            output = F.scaled_dot_product_attention(**given)
-            if training:
-                torch.autograd.grad(output, leaves, output)
-
+        run = functools.partial(step, seen.inputs(dtype, device, training))
         try:
             with sdpa_kernel(BACKENDS[backend]), torch.set_grad_enabled(training), warnings.catch_warnings():
                 # A kernel that cannot run emits warnings before it raises; the error is sufficient.
                 warnings.simplefilter("ignore")
-                total += count * _seconds(step, device)
+                total += count * _seconds(run, device)
         except RuntimeError:
             return float("inf")
     return total

@@ -26,14 +26,14 @@ from redline.machine.machine import Machine
 from redline.machine.pinned_copies import CudaDevice, PendingCopy, PinnedCopies, PlainCopies
 
 
+@dataclass(eq=False)
 class Pipeline:
     """Calls a function on inputs in host memory, chunk by chunk, and returns outputs in host memory."""
 
-    def __init__(self, function: Callable[..., Any], copies: PlainCopies, chunks: int, tally: dict[str, int]) -> None:
-        self.function = function
-        self.copies = copies
-        self.chunks = chunks
-        self.tally = tally
+    function: Callable[..., Any]
+    copies: PlainCopies
+    chunks: int
+    tally: dict[str, int]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves, structure = pytree.tree_flatten((args, kwargs))
@@ -119,14 +119,15 @@ class Streams(Rung):
         tally: dict[str, int] = {}
         if self.chunks > 1:
             self._check(job)
-        wrap = functools.partial(self._wrap, device=job.device, tally=tally)
-        return replace(job, wrappers=(*job.wrappers, wrap), host_inputs=False).with_evidence(self.name, tally)
+        device = job.device
 
-    def _wrap(self, function: Callable[..., Any], device: torch.device, tally: dict[str, int]) -> Pipeline:
-        copies = PlainCopies(device)
-        if device.type == "cuda":
-            copies = PinnedCopies.with_stream_per_direction(CudaDevice(device), self.depth)
-        return Pipeline(function, copies, self.chunks, tally)
+        def wrap(function: Callable[..., Any]) -> Pipeline:
+            copies = PlainCopies(device)
+            if device.type == "cuda":
+                copies = PinnedCopies.with_stream_per_direction(CudaDevice(device), self.depth)
+            return Pipeline(function, copies, self.chunks, tally)
+
+        return replace(job, wrappers=(*job.wrappers, wrap), host_inputs=False).with_evidence(self.name, tally)
 
     def _check(self, job: Job) -> None:
         """Raises `RungError` unless split batches give the same output as whole ones on every sample."""
@@ -141,18 +142,16 @@ class Streams(Rung):
                     raise
                 except Exception as error:
                     text = (str(error).strip().splitlines() or [type(error).__name__])[0]
-                    raise RungError(
-                        f"streams: the model does not accept a split batch ({text}); use chunks=1."
-                    ) from error
-                problem = mismatch(tensors_of(whole), tensors_of(split))
-                if problem:
-                    problem = problem.rstrip(".")
+                    sentence = f"streams: the model does not accept a split batch ({text}); use chunks=1."
+                    raise RungError(sentence) from error
+                if problem := self._difference(job, whole, split):
                     raise RungError(f"streams: splitting the batch changes the output ({problem}); use chunks=1.")
-                scores = [gate.judge(whole, split) for gate in job.gates]
-                failed = [score for score in scores if not score.passed]
-                if failed or not all_finite(split):
-                    reason = str(failed[0]) if failed else "not finite"
-                    raise RungError(f"streams: splitting the batch changes the output ({reason}); use chunks=1.")
+
+    def _difference(self, job: Job, whole: Any, split: Any) -> str:
+        if problem := mismatch(tensors_of(whole), tensors_of(split)):
+            return problem.rstrip(".")
+        failed = [score for gate in job.gates if not (score := gate.judge(whole, split)).passed]
+        return str(failed[0]) if failed else "" if all_finite(split) else "not finite"
 
     def proof(self, job: Job) -> str:
         tally = job.evidence[self.name]

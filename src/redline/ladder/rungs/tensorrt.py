@@ -15,6 +15,7 @@ from redline.errors import RungError
 from redline.ladder.job import Job, entered
 from redline.ladder.rewrites.per_shape import FlatModel, PerShape, as_call, flat_tensors
 from redline.ladder.rung import Rung, Stage, option
+from redline.ladder.workload import describe_error
 from redline.machine.machine import Machine
 from redline.quiet import quiet
 
@@ -44,10 +45,8 @@ class _Compiled:
 
 @dataclass(frozen=True)
 class Tensorrt(Rung):
-    precision: str = option(
-        "keep", "keep the dtypes of the model, or use fp16 where it is safe", choices=("keep", "fp16")
-    )
-    optimization_level: int = option(3, "how thoroughly TensorRT searches for kernels", choices=(0, 1, 2, 3, 4, 5))
+    precision: str = option("keep", "keep the dtypes of the model, or use fp16 where it is safe", ("keep", "fp16"))
+    optimization_level: int = option(3, "how thoroughly TensorRT searches for kernels", (0, 1, 2, 3, 4, 5))
 
     name: ClassVar[str] = "tensorrt"
     stage: ClassVar[Stage] = Stage.COMPILE
@@ -90,9 +89,9 @@ class Tensorrt(Rung):
         count = sum(one.engines() for one in compiled)
         if not count:
             return ""
-        left = sum(one.pytorch_operators() for one in compiled)
-        shapes = f"{len(compiled)} input shape{'s' if len(compiled) > 1 else ''}"
         engines = f"{count} TensorRT engine{'s' if count > 1 else ''}"
+        shapes = f"{len(compiled)} input shape{'s' if len(compiled) > 1 else ''}"
+        left = sum(one.pytorch_operators() for one in compiled)
         return f"{engines} for {shapes}; {left} operators run in PyTorch"
 
     def _compile(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Compiled:
@@ -107,7 +106,6 @@ class Tensorrt(Rung):
                 inputs = flat_tensors(args, kwargs)
                 compiled = torch_tensorrt.compile(flat, ir="dynamo", arg_inputs=inputs, **settings)
         except Exception as error:
-            lines = str(error).strip().splitlines()
-            reason = f"{type(error).__name__}: {lines[0].rstrip('.') if lines else 'no message'}"
+            reason = describe_error(error).rstrip(".")
             raise RungError(f"tensorrt: compiling the model failed: {reason}.") from error
         return _Compiled(compiled, flat)

@@ -9,7 +9,7 @@ sets both around each call and restores both to their exact previous values.
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import ClassVar
 
@@ -36,7 +36,7 @@ class Seen:
     products: int
     convolutions: int
     convolutions_had_it: bool
-    calls: int = field(default=0)
+    calls: int = 0
 
 
 def _own_settings() -> tuple[str, ...]:
@@ -92,13 +92,6 @@ def tf32(seen: Seen | None = None) -> Iterator[None]:
 
 
 @contextmanager
-def strict_fp32() -> Iterator[None]:
-    """Disables TF32, also for convolutions, where torch enables it by default; restores all settings on exit."""
-    with _every_switch("ieee"):
-        yield
-
-
-@contextmanager
 def _every_switch(precision: str) -> Iterator[None]:
     _swallow_deprecation_warning()
     on = precision == "tf32"
@@ -125,6 +118,10 @@ def _every_switch(precision: str) -> Iterator[None]:
             _write(*switch, value)
 
 
+# Disables TF32, also for convolutions, where torch enables it by default; restores all settings on exit.
+strict_fp32 = partial(_every_switch, "ieee")
+
+
 def _matmul_precision() -> str:
     try:
         return torch._C._get_float32_matmul_precision()
@@ -140,15 +137,10 @@ def _is_product(module: nn.Module) -> bool:
     return any("weight" in name and p.ndim >= 2 and p.dtype == torch.float32 for name, p in own)
 
 
-def _is_convolution(module: nn.Module) -> bool:
-    return isinstance(module, _ConvNd) and module.weight.dtype == torch.float32
-
-
-def look_at(model: nn.Module) -> Seen:
+def _look_at(model: nn.Module) -> Seen:
     """Counts the layers of the model that TF32 affects."""
-    modules = list(model.modules())
-    had_it = _read("cuda", "conv") == "tf32"
-    return Seen(sum(map(_is_product, modules)), sum(map(_is_convolution, modules)), had_it)
+    convolutions = sum(isinstance(m, _ConvNd) and m.weight.dtype == torch.float32 for m in model.modules())
+    return Seen(sum(map(_is_product, model.modules())), convolutions, _read("cuda", "conv") == "tf32")
 
 
 @dataclass(frozen=True)
@@ -164,13 +156,13 @@ class Tf32(Rung):
             return ""
         if job.precision != "fp32":
             return f"the model computes in {job.precision}, so it has no fp32 products to speed up"
-        found = look_at(job.model)
+        found = _look_at(job.model)
         return "" if found.products or found.convolutions else "the model has no fp32 matrix product or convolution"
 
     def apply(self, job: Job) -> Job:
-        seen = look_at(job.model)
-        job = job.with_evidence(self.name, seen)
-        return replace(job, contexts=(*job.contexts, partial(tf32, seen)), precision="tf32")
+        seen = _look_at(job.model)
+        contexts = (*job.contexts, partial(tf32, seen))
+        return replace(job.with_evidence(self.name, seen), contexts=contexts, precision="tf32")
 
     def proof(self, job: Job) -> str:
         seen: Seen = job.evidence[self.name]

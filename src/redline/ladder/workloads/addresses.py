@@ -17,9 +17,9 @@ from redline.ladder.workloads import BUNDLED
 
 
 def load_workload(address: str, options: Mapping[str, Any] | None = None) -> Workload:
-    """Finds the function at an address, and calls it with `options` (the input shape).
+    """Calls the function at an address (`module:function`, `file.py:function`, `train:CONFIG`, or a bundled name).
 
-    The address is `module:function`, `file.py:function`, `train:CONFIG` or a bundled name.
+    `options` are its arguments, such as the input shape.
     """
     options = dict(options or {})
     function = find_function(address)
@@ -33,11 +33,9 @@ def load_workload(address: str, options: Mapping[str, Any] | None = None) -> Wor
     except (Exception, SystemExit) as error:
         raise WorkloadError(f"workload {address!r} raised {describe_error(error)}.") from error
     if not isinstance(workload, Workload):
-        raise WorkloadError(
-            f"workload {address!r} returned {type(workload).__name__}; return redline.Workload(build=…, inputs=…)."
-        )
-    name = workload.name or function.__name__
-    return replace(workload, name=name, address=address, options=options)
+        kind = type(workload).__name__
+        raise WorkloadError(f"workload {address!r} returned {kind}; return redline.Workload(build=…, inputs=…).")
+    return replace(workload, name=workload.name or function.__name__, address=address, options=options)
 
 
 def find_function(address: str) -> Callable[..., Any]:

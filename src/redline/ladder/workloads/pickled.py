@@ -4,10 +4,9 @@ cloudpickle writes classes and functions by value if a new process cannot import
 `__main__` or of a notebook. So a trial process never runs the user's script.
 """
 
-import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,31 +64,24 @@ register_prefix(_PREFIX)
 
 def _save(value: Any, path: Path, parts: Iterable[Any]) -> None:
     """Writes `value`; the modules in which `parts` are defined are written too if a new process cannot import them."""
-    with _by_value(parts):
-        try:
-            torch.save(value, path, pickle_module=cloudpickle)
-        except Exception as error:
-            raise WorkloadError(
-                f"cannot send the workload to the trial processes: {describe_error(error)}; give the address of a "
-                "function that builds it (module:function or file.py:function) instead."
-            ) from error
-
-
-@contextlib.contextmanager
-def _by_value(parts: Iterable[Any]) -> Iterator[None]:
     names = {getattr(part, "__module__", None) or type(part).__module__ for part in parts if part is not None}
     modules = [sys.modules[name] for name in sorted(names) if name in sys.modules and not _is_importable(name)]
     for module in modules:
         cloudpickle.register_pickle_by_value(module)
     try:
-        yield
+        torch.save(value, path, pickle_module=cloudpickle)
+    except Exception as error:
+        raise WorkloadError(
+            f"cannot send the workload to the trial processes: {describe_error(error)}; give the address of a "
+            "function that builds it (module:function or file.py:function) instead."
+        ) from error
     finally:
         for module in modules:
             cloudpickle.unregister_pickle_by_value(module)
 
 
 def _is_importable(name: str) -> bool:
-    """Whether a new process with the same `sys.path` finds the module; True for `__main__`, always written by value."""
+    """Returns whether a new process finds the module; also True for `__main__`, which cloudpickle writes by value."""
     package = name.partition(".")[0]
     finders = [finder.find_spec for finder in sys.meta_path if hasattr(finder, "find_spec")]
     return package == "__main__" or any(find(package, None) is not None for find in finders)

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from redline.errors import WorkloadError
+from redline.ladder.gate import tensors_of
 from redline.ladder.workload import Inputs
 
 # Standard deviations of the random changes: each example is shifted and scaled, and noise is added. Shift and noise are
@@ -21,11 +22,11 @@ class SampleInputs:
     """
 
     def __init__(self, samples: Sequence[Inputs]) -> None:
-        self.samples = [pytree.tree_map(_to_cpu, sample) for sample in samples]
-        leaves = [leaf for sample in self.samples for leaf in pytree.tree_leaves(sample) if isinstance(leaf, Tensor)]
-        if not leaves:
+        self.samples = pytree.tree_map_only(Tensor, lambda tensor: tensor.detach().cpu(), list(samples))
+        tensors = tensors_of(self.samples)
+        if not tensors:
             raise WorkloadError("samples= holds no tensor: give a batch as you would pass it to the model.")
-        if len(self.samples) < 2 and not any(map(_varies, leaves)):
+        if len(self.samples) < 2 and not any(map(_varies, tensors)):
             raise WorkloadError(
                 "every tensor in samples= is constant, a mask or empty, so no second batch can be derived from it: "
                 "give random values, or a list of several batches."
@@ -35,20 +36,14 @@ class SampleInputs:
         # Seeds start at 0 (timing), 10 (judging), 20 (final race) and 100 (calibration).
         index = seed % 10
         sample = self.samples[index % len(self.samples)]
-        if seed // 10 != 2 and index < len(self.samples):
-            varied = sample
-        else:
-            varied = pytree.tree_map(lambda leaf: _vary(leaf) if isinstance(leaf, Tensor) else leaf, sample)
+        if seed // 10 == 2 or index >= len(self.samples):
+            sample = pytree.tree_map_only(Tensor, _vary, sample)
         device = torch.get_default_device()
-        return pytree.tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, varied)
-
-
-def _to_cpu(leaf: object) -> object:
-    return leaf.detach().cpu() if isinstance(leaf, Tensor) else leaf
+        return pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), sample)
 
 
 def _varies(tensor: Tensor) -> bool:
-    """Whether `_vary` changes a tensor; masks, constants, and sorted integers such as positions stay as they are."""
+    """Returns whether `_vary` changes a tensor; masks, constants and sorted integers (positions) stay as they are."""
     if tensor.numel() < 2 or tensor.is_complex() or len(torch.unique(tensor.flatten()[:4096])) <= 2:
         return False
     if tensor.is_floating_point():
@@ -58,7 +53,7 @@ def _varies(tensor: Tensor) -> bool:
 
 @torch.no_grad()
 def _vary(tensor: Tensor) -> Tensor:
-    """Another tensor of the same shape, in the same range: integers are permuted, floats shifted, scaled and noised."""
+    """Returns a tensor of the same shape and range: integers are permuted; floats are shifted, scaled and noised."""
     if not _varies(tensor):
         return tensor
     if not tensor.is_floating_point():

@@ -45,13 +45,8 @@ def draw_curves(
 ) -> Markup:
     """Returns the chart at every width; empty if no curve has two points.
 
-    Args:
-        title: the title for screen readers.
-        curves: the curves; those without points are omitted.
-        name: a prefix for element ids, unique on the page.
-        along: the label of the x axis.
-        write: formats the values of the y axis.
-        span: the start and (unless None) the end of the y axis; by default the range of the values.
+    `title` is for screen readers, and `name` is a prefix for element ids, unique on the page. `along` is the label of
+    the x axis. `write` formats the values of the y axis, and `span` sets its start and (unless None) its end.
     """
     shown = [curve for curve in curves if curve.points]
     if max((len(curve.points) for curve in shown), default=0) < 2:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from redline.ladder.report.charts.svg import Drawing, Scale, padded, text_width
-from redline.ladder.report.climb import Climb, Entry
+from redline.ladder.report.climb import KINDS, Climb, Entry
 from redline.notation import format_seconds
 
 _MOST_POINTS = 160
@@ -19,41 +19,35 @@ def draw_distributions(climb: Climb, width: int) -> Drawing | None:
     left = 0 if stacked else min(230, 26 + max(text_width(e.label) for e in entries))
     right = width - (4 if stacked else 76)
     height = top + row * len(entries) + 4
-    words = "; ".join(
-        f"{e.label} {format_seconds(e.measurement.median_s())}, {len(_samples(e))} samples" for e in entries
-    )
-    drawing = Drawing(width, height, "Distributions of the samples", f"Median time per step: {words}.")
-    low, high = padded(values, 1.04)
-    scale = Scale(low, high, left + 6, right, log=True)
+    medians = (f"{e.label} {format_seconds(e.measurement.median_s())}, {len(_samples(e))} samples" for e in entries)
+    drawing = Drawing(width, height, "Distributions of the samples", f"Median time per step: {'; '.join(medians)}.")
+    scale = Scale(*padded(values, 1.04), left + 6, right, log=True)
     for tick in scale.ticks(4 if stacked else 8):
         drawing.line(scale(tick), top - 6, scale(tick), height - 4, "grid")
         drawing.text(scale(tick), top - 12, format_seconds(tick), "tick", "middle")
     for index, entry in enumerate(entries):
         y = top + index * row
         median = format_seconds(entry.measurement.median_s())
-        if stacked:
-            drawing.label(0, y + 12, entry.label, width - text_width(median) - 10, "strong")
-            drawing.text(width, y + 12, median, "figure", "end")
-            _draw_samples(drawing, entry, scale, y + 31)
-        else:
-            drawing.label(0, y + 17, entry.label, left - 14, "strong")
-            drawing.text(width, y + 17, median, "figure", "end")
-            _draw_samples(drawing, entry, scale, y + 13)
+        text_y = y + 12 if stacked else y + 17
+        room = width - text_width(median) - 10 if stacked else left - 14
+        drawing.label(0, text_y, entry.label, room, "strong")
+        drawing.text(width, text_y, median, "figure", "end")
+        _draw_samples(drawing, entry, scale, y + 31 if stacked else y + 13)
     return drawing
 
 
 def _draw_samples(drawing: Drawing, entry: Entry, scale: Scale, y: float) -> None:
-    kind = {"baseline": "base", "compile": "compiled", "final": "final"}.get(entry.row.role, "kept")
+    kind = KINDS.get(entry.row.role, "kept")
     samples = np.asarray(_samples(entry))
-    first, middle, third = np.quantile(samples, (0.25, 0.5, 0.75))
+    first, middle, third = map(float, np.quantile(samples, (0.25, 0.5, 0.75)))
     picked = samples[:: max(1, -(-len(samples) // _MOST_POINTS))]
     # A fixed sequence spreads the points, so that the drawing is deterministic.
     spread = [((index * 0.618034) % 1 - 0.5) * 17 for index in range(len(picked))]
     drawing.dots([(scale(value), y + dy) for value, dy in zip(picked, spread, strict=True)], f"s-{kind}")
-    x1, x3 = scale(float(first)), scale(float(third))
-    tip = f"{entry.row.plan}: middle half {format_seconds(float(first))} to {format_seconds(float(third))}"
+    x1, x3 = scale(first), scale(third)
+    tip = f"{entry.row.plan}: middle half {format_seconds(first)} to {format_seconds(third)}"
     drawing.bar(min(x1, x3), y - 5, max(abs(x3 - x1), 1.0), 10, f"box m-{kind}", tip)
-    drawing.line(scale(float(middle)), y - 10, scale(float(middle)), y + 10, "median")
+    drawing.line(scale(middle), y - 10, scale(middle), y + 10, "median")
 
 
 def _samples(entry: Entry) -> tuple[float, ...]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from redline.ladder.report.charts.svg import Drawing, Scale, text_width
-from redline.ladder.report.climb import TRIED, UNTRIED, Climb, Entry, format_change, format_ratio
+from redline.ladder.report.climb import KINDS, TRIED, UNTRIED, Climb, Entry, format_change, format_ratio
 from redline.ladder.report.roofline import place
 from redline.ladder.statistics import median
 from redline.notation import format_bytes, format_seconds
@@ -103,8 +103,7 @@ def _steps(climb: Climb, memory: bool) -> list[_Step]:
 
 def _step(entry: Entry, memory: bool, last_bytes: int | None) -> _Step:
     row, m = entry.row, entry.measurement
-    kinds = {"baseline": "base", "compile": "compiled", "final": "final"}
-    kind = kinds.get(row.role, "kept" if row.verdict == "kept" else "faint")
+    kind = KINDS.get(row.role, "kept" if row.verdict == "kept" else "faint")
     # If a gate failed, neither speed nor memory is shown.
     value = (row.peak_bytes if memory else row.median_s) if entry.timed else None
     before: float | None = None

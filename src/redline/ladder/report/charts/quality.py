@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from redline.ladder.gate import Score
 from redline.ladder.report.charts.svg import Drawing, Scale, format_tick, padded
-from redline.ladder.report.climb import TRIED, Climb, Entry, format_ratio
+from redline.ladder.report.climb import KINDS, TRIED, Climb, Entry, format_ratio
 
 
 def draw_quality(climb: Climb, width: int) -> Drawing | None:
@@ -26,12 +26,12 @@ def draw_quality(climb: Climb, width: int) -> Drawing | None:
     name = gate.metric.replace("_", " ")
     words = "; ".join(f"{e.label} {format_ratio(e.row.over_start or 0)} at {s.value:.3g}" for e, s in placed)
     drawing = Drawing(width, height, f"Speed against {name}", f"{name}, limit {gate.limit:g}: {words}.")
-    _draw_axes(drawing, x, y, name, gate, lane)
+    drawing.axes(x, y, left, ("{:g}×".format, format_tick), (6 if width > 400 else 4, 6))
+    drawing.text((left + right) / 2, height - 6, "times faster than eager →", "axis-title", "middle")
+    drawing.text(left, 9, f"{name} ({gate.better} is better)", "axis-title")
     limit_y = y(gate.limit)
     drawing.line(left, limit_y, right, limit_y, "limit")
-    gate_text = f"gate: {'≤' if gate.better == 'lower' else '≥'} {gate.limit:g}"
-    drawing.text(right, limit_y - 5, gate_text, "limit-text", "end")
-    drawing.reserve(right, limit_y - 5, gate_text, "end")
+    drawing.limit_text(right, limit_y - 5, f"gate: {'≤' if gate.better == 'lower' else '≥'} {gate.limit:g}")
     _draw_path(drawing, climb, placed, x, y)
     inside = (left, 16.0, width, bottom - 2.0)
     for entry, score in untimed:
@@ -39,13 +39,12 @@ def draw_quality(climb: Climb, width: int) -> Drawing | None:
         drawing.path(f"M{px - 4:.1f} {py - 4:.1f}l8 8m0 -8l-8 8", "cross")
         drawing.taken.append((px - 6, py - 6, px + 6, py + 6))
         drawing.label_point(px, py, f"{entry.label} refused", inside, "quiet")
-    placed.sort(key=lambda pair: _importance(climb, pair[0]))
+    # The most important points are drawn last, above the others, and choose the places of their labels first.
+    placed.sort(key=lambda pair: ("faint", "kept", "compiled", "base", "final").index(_kind(climb, pair[0])))
     for entry, score in placed:
-        kind = _kind(climb, entry)
-        px, py = x(entry.row.over_start or 1.0), y(score.value)
-        tip = f"{entry.row.plan}: {format_ratio(entry.row.over_start or 1.0)}, {name} {score.value:.3g}"
-        drawing.dot(px, py, 3.5 if kind == "faint" else 5.5, f"m-{kind}", tip)
-        drawing.taken.append((px - 6, py - 6, px + 6, py + 6))
+        kind, speed = _kind(climb, entry), entry.row.over_start or 1.0
+        tip = f"{entry.row.plan}: {format_ratio(speed)}, {name} {score.value:.3g}"
+        drawing.point(x(speed), y(score.value), 3.5 if kind == "faint" else 5.5, f"m-{kind}", tip)
     for entry, score in reversed(placed):
         if _kind(climb, entry) != "faint":
             drawing.label_point(x(entry.row.over_start or 1.0), y(score.value), _short(entry), inside)
@@ -54,9 +53,8 @@ def draw_quality(climb: Climb, width: int) -> Drawing | None:
 
 def _score(entry: Entry, gate: Score | None) -> Score | None:
     """Returns the score of the entry at the gate; None if missing or not finite (only the table shows it)."""
-    found = (s for s in entry.measurement.scores if gate is not None and s.metric == gate.metric)
-    score = next(found, None)
-    return score if score is not None and math.isfinite(score.value) else None
+    found = [s for s in entry.measurement.scores if gate is not None and s.metric == gate.metric]
+    return found[0] if found and math.isfinite(found[0].value) else None
 
 
 def _score_scale(values: Sequence[float], gate: Score, bottom: float, top: float) -> Scale:
@@ -70,20 +68,6 @@ def _score_scale(values: Sequence[float], gate: Score, bottom: float, top: float
     return Scale(low - margin, high + margin, bottom, top)
 
 
-def _draw_axes(drawing: Drawing, x: Scale, y: Scale, name: str, gate: Score, lane: float) -> None:
-    left = x.start - lane
-    for tick in y.ticks(6):
-        drawing.line(left, y(tick), x.end, y(tick), "grid")
-        drawing.text(left - 8, y(tick) + 4, format_tick(tick), "tick", "end")
-    for tick in x.ticks(6 if drawing.width > 400 else 4):
-        drawing.line(x(tick), y.start, x(tick), y.start + 4, "axis")
-        drawing.text(x(tick), y.start + 17, f"{tick:g}×", "tick", "middle")
-    drawing.line(left, y.start, x.end, y.start, "axis")
-    drawing.text((left + x.end) / 2, drawing.height - 6, "times faster than eager →", "axis-title", "middle")
-    better = "lower" if gate.better == "lower" else "higher"
-    drawing.text(left, 9, f"{name} ({better} is better)", "axis-title")
-
-
 def _draw_path(drawing: Drawing, climb: Climb, placed: Sequence[tuple[Entry, Score]], x: Scale, y: Scale) -> None:
     """Connects the baseline, the kept rungs and the final plan."""
     scores = {id(entry): score for entry, score in placed}
@@ -95,12 +79,8 @@ def _draw_path(drawing: Drawing, climb: Climb, placed: Sequence[tuple[Entry, Sco
 
 def _kind(climb: Climb, entry: Entry) -> str:
     if entry is climb.final or entry is climb.baseline or entry is climb.compiled:
-        return {"final": "final", "baseline": "base", "compile": "compiled"}[entry.row.role]
+        return KINDS[entry.row.role]
     return "kept" if entry.row.verdict == "kept" else "faint"
-
-
-def _importance(climb: Climb, entry: Entry) -> int:
-    return ("faint", "kept", "compiled", "base", "final").index(_kind(climb, entry))
 
 
 def _short(entry: Entry) -> str:

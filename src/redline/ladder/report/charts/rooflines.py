@@ -1,8 +1,8 @@
 """The roofline chart: the measured ceilings of the machine in red, and the model before and after the climb."""
 
-from redline.ladder.report.charts.svg import Box, Drawing, Scale
+from redline.ladder.report.charts.svg import Drawing, Scale
 from redline.ladder.report.climb import Climb, Entry
-from redline.ladder.report.roofline import Roofline, place
+from redline.ladder.report.roofline import place
 from redline.notation import format_rate
 
 
@@ -15,46 +15,30 @@ def draw_roofline(climb: Climb, width: int) -> Drawing | None:
     dtypes = {e.measurement.precision: climb.machine.flops_per_s(e.measurement.precision) for e, _, _ in points}
     bandwidth = points[0][2].ceiling_bytes_per_s
     ridges = [peak / bandwidth for peak in dtypes.values()]
-    heights = [r.achieved_flops_per_s for _, _, r in points]
-    intensities = [r.intensity for _, _, r in points]
+    heights, intensities = [r.achieved_flops_per_s for _, _, r in points], [r.intensity for _, _, r in points]
     height, left, right, top = int(min(380, width * 0.82)), 54, width - 14, 22
     x = Scale(min(*intensities, *ridges) / 4, max(*intensities, *ridges) * 5, left, right, log=True)
     y = Scale(min(heights) / 3.5, max(*heights, *dtypes.values()) * 2.2, height - 44, top, log=True)
-    words = "; ".join(
-        f"{_name(e)} {format_rate(r.achieved_flops_per_s, 'FLOP/s')}, {r.share:.0%}" for e, _, r in points
-    )
-    drawing = Drawing(width, height, "The roofline", f"Rate reached and share of the ceiling: {words}.")
-    _draw_axes(drawing, x, y)
+    rates = (f"{_name(e)} {format_rate(r.achieved_flops_per_s, 'FLOP/s')}, {r.share:.0%}" for e, _, r in points)
+    drawing = Drawing(width, height, "The roofline", f"Rate reached and share of the ceiling: {'; '.join(rates)}.")
+    drawing.axes(x, y, left, ("{:g}".format, _short_rate), (6, 5))
+    drawing.text((left + right) / 2, height - 6, "operations per byte moved →", "axis-title", "middle")
+    drawing.text(left, 11, "FLOP/s", "axis-title")
     _draw_ceilings(drawing, dtypes, bandwidth, x, y)
     marks = [(x(r.intensity), y(r.achieved_flops_per_s)) for _, _, r in points]
     if len(marks) > 1:
         drawing.path(f"M{marks[0][0]:.1f} {marks[0][1]:.1f}L{marks[-1][0]:.1f} {marks[-1][1]:.1f}", "way")
-    _draw_points(drawing, points, marks, (left, top, width, y.start - 2))
+    for (entry, kind, roofline), mark in zip(points, marks, strict=True):
+        rate = format_rate(roofline.achieved_flops_per_s, "FLOP/s")
+        drawing.point(*mark, 5.5, f"m-{kind}", f"{_name(entry)}: {rate}, bound by {roofline.bound}")
+    for (entry, _, roofline), mark in reversed(list(zip(points, marks, strict=True))):
+        drawing.label_point(*mark, f"{_name(entry)} · {roofline.share:.0%}", (left, top, width, y.start - 2))
     return drawing
 
 
-def _draw_points(
-    drawing: Drawing, points: list[tuple[Entry, str, Roofline]], marks: list[tuple[float, float]], inside: Box
-) -> None:
-    for (entry, kind, roofline), (px, py) in zip(points, marks, strict=True):
-        rate = format_rate(roofline.achieved_flops_per_s, "FLOP/s")
-        drawing.dot(px, py, 5.5, f"m-{kind}", f"{_name(entry)}: {rate}, bound by {roofline.bound}")
-        drawing.taken.append((px - 6, py - 6, px + 6, py + 6))
-    for (entry, _, roofline), (px, py) in reversed(list(zip(points, marks, strict=True))):
-        drawing.label_point(px, py, f"{_name(entry)} · {roofline.share:.0%}", inside)
-
-
-def _draw_axes(drawing: Drawing, x: Scale, y: Scale) -> None:
-    for tick in y.ticks(5):
-        drawing.line(x.start, y(tick), x.end, y(tick), "grid")
-        number, _, unit = format_rate(tick, "FLOP/s").partition(" ")
-        drawing.text(x.start - 8, y(tick) + 4, f"{number}{unit[:1]}", "tick", "end")
-    for tick in x.ticks(6):
-        drawing.line(x(tick), y.start, x(tick), y.start + 4, "axis")
-        drawing.text(x(tick), y.start + 17, f"{tick:g}", "tick", "middle")
-    drawing.line(x.start, y.start, x.end, y.start, "axis")
-    drawing.text((x.start + x.end) / 2, drawing.height - 6, "operations per byte moved →", "axis-title", "middle")
-    drawing.text(x.start, 11, "FLOP/s", "axis-title")
+def _short_rate(flops_per_s: float) -> str:
+    number, _, unit = format_rate(flops_per_s, "FLOP/s").partition(" ")
+    return f"{number}{unit[:1]}"
 
 
 def _draw_ceilings(drawing: Drawing, dtypes: dict[str, float], bandwidth: float, x: Scale, y: Scale) -> None:
@@ -68,14 +52,10 @@ def _draw_ceilings(drawing: Drawing, dtypes: dict[str, float], bandwidth: float,
         if any(abs(text_y - other) < 14 for other in used):
             text_y = y(peak) + 14
         used.append(text_y)
-        text = f"{dtype} {format_rate(peak, 'FLOP/s')}"
-        drawing.text(x.end, text_y, text, "limit-text", "end")
-        drawing.reserve(x.end, text_y, text, "end")
+        drawing.limit_text(x.end, text_y, f"{dtype} {format_rate(peak, 'FLOP/s')}")
         drawing.taken.append((x(peak / bandwidth), y(peak) - 1, x.end, y(peak) + 1))
     middle = (max(start, x.low) * top / bandwidth) ** 0.5
-    place_x, place_y, text = x(middle) - 8, y(middle * bandwidth) - 6, format_rate(bandwidth, "B/s")
-    drawing.text(place_x, place_y, text, "limit-text", "end")
-    drawing.reserve(place_x, place_y, text, "end")
+    drawing.limit_text(x(middle) - 8, y(middle * bandwidth) - 6, format_rate(bandwidth, "B/s"))
 
 
 def _name(entry: Entry) -> str:

@@ -1,7 +1,7 @@
 """Drawing primitives for SVG. Colors are CSS classes, so that the style sheet sets them for light and dark."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from markupsafe import Markup, escape
@@ -23,9 +23,8 @@ class Drawing:
     taken: list[Box] = field(default_factory=list)
 
     def line(self, x1: float, y1: float, x2: float, y2: float, kind: str) -> None:
-        self.parts.append(
-            Markup('<line class="{}" x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}"/>').format(kind, x1, y1, x2, y2)
-        )
+        form = '<line class="{}" x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}"/>'
+        self.parts.append(Markup(form).format(kind, x1, y1, x2, y2))
 
     def bar(self, x: float, y: float, width: float, height: float, kind: str, tip: str = "") -> None:
         form = '<rect class="{}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}" rx="2">{}</rect>'
@@ -34,6 +33,11 @@ class Drawing:
     def dot(self, x: float, y: float, radius: float, kind: str, tip: str = "") -> None:
         form = '<circle class="{}" cx="{:.1f}" cy="{:.1f}" r="{:.1f}">{}</circle>'
         self.parts.append(Markup(form).format(kind, x, y, radius, _tip(tip)))
+
+    def point(self, x: float, y: float, radius: float, kind: str, tip: str) -> None:
+        """Draws a dot that the labels of points must not overlap."""
+        self.dot(x, y, radius, kind, tip)
+        self.taken.append((x - 6, y - 6, x + 6, y + 6))
 
     def dots(self, points: Sequence[tuple[float, float]], kind: str) -> None:
         """Draws many small points as one path: strokes of zero length with round caps."""
@@ -51,69 +55,53 @@ class Drawing:
         short = shorten(text, room)
         self.text(x, y, short, kind, anchor, tip=text if short != text else "")
 
-    def reserve(self, x: float, y: float, text: str, anchor: str = "start") -> None:
-        """Keeps labels of points away from a text at a fixed position."""
-        left = x - text_width(text) if anchor == "end" else x
-        self.taken.append((left - 2, y - 12, left + text_width(text) + 2, y + 4))
+    def limit_text(self, x: float, y: float, text: str) -> None:
+        """Draws the name of a limit that ends at x; the labels of points must not overlap it."""
+        self.text(x, y, text, "limit-text", "end")
+        self.taken.append((x - text_width(text) - 2, y - 12, x + 2, y + 4))
 
     def label_point(self, x: float, y: float, text: str, inside: Box, kind: str = "") -> None:
         """Draws a label beside its point at the first free position; draws nothing if there is none."""
         w = text_width(text) * 0.95
-        places = (
-            (9, 4),
-            (-9 - w, 4),
-            (-w / 2, -11),
-            (-w / 2, 19),
-            (8, -8),
-            (8, 17),
-            (-8 - w, -8),
-            (-8 - w, 17),
-        )
-        for dx, dy in places:
+        beside, above_or_below = ((9, 4), (-9 - w, 4)), ((-w / 2, -11), (-w / 2, 19))
+        for dx, dy in (*beside, *above_or_below, (8, -8), (8, 17), (-8 - w, -8), (-8 - w, 17)):
             box = (x + dx, y + dy - 10, x + dx + w, y + dy + 3)
             fits = box[0] >= inside[0] and box[1] >= inside[1] and box[2] <= inside[2] and box[3] <= inside[3]
             if fits and not any(_overlap(box, other) for other in self.taken):
                 self.taken.append(box)
-                self.text(
-                    box[0] + w if dx < -9 else box[0],
-                    y + dy,
-                    text,
-                    f"point {kind}",
-                    "end" if dx < -9 else "start",
-                )
+                at, anchor = (box[0] + w, "end") if dx < -9 else (box[0], "start")
+                self.text(at, y + dy, text, f"point {kind}", anchor)
                 return
+
+    def axes(
+        self, x: "Scale", y: "Scale", left: float, write: Sequence[Callable[[float], str]], counts: tuple[int, int]
+    ) -> None:
+        """Draws the axes with about `counts` ticks; `write` formats the values of x and of y."""
+        for tick in y.ticks(counts[1]):
+            self.line(left, y(tick), x.end, y(tick), "grid")
+            self.text(left - 8, y(tick) + 4, write[1](tick), "tick", "end")
+        for tick in x.ticks(counts[0]):
+            self.line(x(tick), y.start, x(tick), y.start + 4, "axis")
+            self.text(x(tick), y.start + 17, write[0](tick), "tick", "middle")
+        self.line(left, y.start, x.end, y.start, "axis")
 
     def svg(self, name: str) -> Markup:
         form = (
-            '<svg class="w{width}" viewBox="0 0 {width} {height}" role="img" '
-            'aria-labelledby="{name}-{width}-title {name}-{width}-desc">'
-            '<title id="{name}-{width}-title">{title}</title>'
-            '<desc id="{name}-{width}-desc">{desc}</desc>{body}</svg>'
+            '<svg class="w{d.width}" viewBox="0 0 {d.width} {d.height}" role="img" '
+            'aria-labelledby="{name}-{d.width}-title {name}-{d.width}-desc">'
+            '<title id="{name}-{d.width}-title">{d.title}</title>'
+            '<desc id="{name}-{d.width}-desc">{d.description}</desc>{body}</svg>'
         )
-        body = Markup("").join(self.parts)
-        return Markup(form).format(
-            width=self.width,
-            height=self.height,
-            name=name,
-            title=self.title,
-            desc=self.description,
-            body=body,
-        )
+        return Markup(form).format(d=self, name=name, body=Markup("").join(self.parts))
 
     def document(self, style: str) -> Markup:
         """Returns a standalone SVG file with `style` as its style sheet."""
         form = (
-            '<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
-            'role="img"><title>{title}</title><desc>{desc}</desc><style>{style}</style>{body}</svg>\n'
+            '<svg xmlns="http://www.w3.org/2000/svg" width="{d.width}" height="{d.height}" '
+            'viewBox="0 0 {d.width} {d.height}" role="img"><title>{d.title}</title><desc>{d.description}</desc>'
+            "<style>{style}</style>{body}</svg>\n"
         )
-        return Markup(form).format(
-            width=self.width,
-            height=self.height,
-            title=self.title,
-            desc=self.description,
-            style=Markup(style),
-            body=Markup("\n").join(self.parts),
-        )
+        return Markup(form).format(d=self, style=Markup(style), body=Markup("\n").join(self.parts))
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import pytest
 
 from redline.errors import RedlineError
 from redline.ladder.plan import Plan
-from redline.ladder.profile.deeper import commands, run_with_nvtx
+from redline.ladder.profile.ranges import commands, run_with_nvtx
 
 
 def test_commands_repeat_the_profile():
