@@ -17,15 +17,15 @@ from redline.machine.pinned_copies import copies_for
 from redline.models.drct import Drct, DrctConfig, save_drct
 from redline.upscale.blend import enlarge_by_tiles
 from redline.upscale.image_run import ImageRun
-from redline.upscale.listener import Listener, Outcome
 from redline.upscale.network import Network
 from redline.upscale.session import Upscaling
 from redline.upscale.settings import ImageSettings, UpscaleSettings
-from redline.upscale.tasks import Task, find_tasks
+from redline.upscale.tasks import Listener, Outcome, Task, find_tasks
 from redline.upscale.tile_choice import measure_cost, memory_for_tiles
 from redline.upscale.tile_runner import TileRunner
 from redline.upscale.tiling import Cut, TileShape, Tiling
-from redline.upscale.video import VideoSettings, upscale_video
+from redline.upscale.video.run import upscale_video
+from redline.upscale.video.settings import VideoSettings
 from redline.upscale.whole_images import WholeImages
 from upscale.video.clips import make_clip, shown
 

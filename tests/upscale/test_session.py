@@ -20,14 +20,12 @@ from redline.ladder.plan import Plan
 from redline.models.drct import Drct, DrctConfig, save_drct
 from redline.upscale import tile_planner
 from redline.upscale.journal import NAME, Journal
-from redline.upscale.listener import Listener
-from redline.upscale.padding import pad_side
 from redline.upscale.session import Upscaling
 from redline.upscale.settings import ImageSettings, Tiles, UpscaleSettings, with_preset
-from redline.upscale.tasks import Task, find_tasks
+from redline.upscale.tasks import Listener, Task, find_tasks
 from redline.upscale.tile_choice import TileCost, choose_tiles
 from redline.upscale.tile_planner import TilePlanner
-from redline.upscale.tiling import Cut, smallest_tile
+from redline.upscale.tiling import Cut, pad_side, smallest_tile
 
 
 def save(path: Path, height: int = 24, width: int = 31, seed: int = 0) -> Path:

@@ -12,8 +12,7 @@ from redline.errors import RedlineError
 from redline.ladder.workloads.drct import draw
 from redline.models.drct import Drct, DrctConfig
 from redline.upscale.blend import Blender, enlarge_by_tiles
-from redline.upscale.padding import pad_side
-from redline.upscale.tiling import Cut, TileShape, Tiling, count_tiles, cut_side
+from redline.upscale.tiling import Cut, TileShape, Tiling, count_tiles, cut_side, pad_side
 from redline.video.padding_index import reflected, wrapped
 
 

@@ -18,9 +18,8 @@ from redline.errors import RedlineError
 from redline.notation import format_seconds
 
 if TYPE_CHECKING:
-    from redline.upscale.listener import Listener, Outcome
-    from redline.upscale.tasks import Task
-    from redline.upscale.video import VideoProgress
+    from redline.upscale.tasks import Listener, Outcome, Task
+    from redline.upscale.video.settings import VideoProgress
 
 
 def upscale(
@@ -174,7 +173,7 @@ class _Watch:
         self._noted: set[tuple[Task, str]] = set()
 
     def listener(self) -> Listener:
-        from redline.upscale.listener import Listener
+        from redline.upscale.tasks import Listener
 
         return Listener(self.say, self._finished, self._image, self._video, self.begin)
 

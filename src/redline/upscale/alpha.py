@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import max_pool2d, pad
 
-from redline.upscale.padding import PaddedSide
+from redline.upscale.tiling import PaddedSide
 
 
 def bounded_alpha(enlarged: Iterable[Tensor], alpha: Tensor, columns: PaddedSide, scale: int) -> Iterator[Tensor]:

@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from redline.errors import RedlineError
-from redline.upscale.images import ImageError, open_image
+from redline.upscale.images.formats import ImageError
+from redline.upscale.images.source import open_image
 from redline.upscale.journal import NAME
 
 

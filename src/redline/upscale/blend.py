@@ -12,8 +12,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from redline.upscale.padding import PaddedSide, pad_side
-from redline.upscale.tiling import Side, TileShape
+from redline.upscale.tiling import PaddedSide, Side, TileShape, pad_side
 
 Enlarge = Callable[[Tensor], Tensor]  # (N, 3, height, width) -> (N, 3, scale · height, scale · width)
 EnlargeEach = Callable[[Iterable[Tensor]], Iterable[Tensor]]  # the same for a sequence of batches

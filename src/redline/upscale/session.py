@@ -15,18 +15,18 @@ from redline.machine.machine import Machine
 from redline.machine.memory import is_out_of_memory
 from redline.upscale.image_run import ImageRun
 from redline.upscale.journal import Journal
-from redline.upscale.listener import Listener, Outcome
 from redline.upscale.network import Network, load_network
 from redline.upscale.onnx_network import load_onnx_network
 from redline.upscale.settings import Tiles, TileSizes, UpscaleSettings, describe, describe_network
-from redline.upscale.tasks import Task
+from redline.upscale.tasks import Listener, Outcome, Task
 from redline.upscale.tile_planner import Sizes, TilePlanner, digest_of_sizes
 from redline.upscale.tile_runner import TileRunner
 from redline.upscale.tiling import Tiling
-from redline.upscale.video import VideoProgress, notes_on_parts, tiles_of_parts, upscale_video
+from redline.upscale.video.parts import notes_on_parts, tiles_of_parts
+from redline.upscale.video.run import upscale_video
+from redline.upscale.video.settings import VideoProgress
 from redline.upscale.whole_images import WholeImages
-from redline.upscale.workers.crew import Crew, start_crew, worker_devices
-from redline.upscale.workers.messages import Job
+from redline.upscale.workers.crew import Crew, Job, start_crew, worker_devices
 from redline.upscale.workers.shared_run import SharedRun
 from redline.upscale.workers.split_image import is_large
 

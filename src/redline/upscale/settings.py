@@ -7,8 +7,8 @@ from redline.choices import PIXEL_LIMIT
 from redline.errors import RedlineError
 from redline.ladder.plan import Plan
 from redline.machine.cores import cores
-from redline.upscale.images import Encoding
-from redline.upscale.video import VideoSettings
+from redline.upscale.images.encoding import Encoding
+from redline.upscale.video.settings import VideoSettings
 
 # The (width, height) of each tile shape of a run.
 TileSizes = tuple[tuple[int, int], ...]
@@ -135,7 +135,7 @@ def describe(settings: UpscaleSettings, network: str, is_video: bool) -> str:
     """Returns everything that determines a result, to compare with an earlier run."""
     if is_video:
         videos = settings.videos
-        made = f"codec={videos.codec} crf={videos.crf} preset={videos.preset} keep_going={videos.keep_going}"
-        return f"{network} {made} strip={videos.strip}"
+        made = f"codec={videos.codec} crf={videos.crf} keep_going={videos.keep_going} strip={videos.strip}"
+        return f"{network} {made}"
     images = settings.images
     return f"{network} wrap={images.wrap} strip={images.strip} {images.encoding}"

@@ -1,13 +1,15 @@
-"""Turns the given paths into tasks: one per image or video, with the path of its result."""
+"""Turns the given paths into tasks, one per image or video; defines their outcome and the callbacks of a run."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from redline.errors import RedlineError
-from redline.upscale.images import FORMATS, ImageError, UnsupportedImage, format_for, format_named, sniffed
+from redline.upscale.images.formats import FORMATS, ImageError, UnsupportedImage, format_for, format_named
+from redline.upscale.images.source import sniffed
 from redline.upscale.search import search
-from redline.upscale.video import TARGETS, probe
+from redline.upscale.video.probe import probe
+from redline.upscale.video.settings import TARGETS, VideoProgress
 
 # Videos in a folder are recognised by suffix. A file given by name is opened to find out what it is.
 _VIDEO_SUFFIXES = {".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts", ".m2ts", ".mts", ".wmv",
@@ -44,6 +46,38 @@ class Task:
         except OSError:
             return None
         return status.st_size, status.st_mtime_ns
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result for one file: its size and notes, or why it failed.
+
+    `source_state` is the size and modification time of the source when it was opened.
+    """
+
+    task: Task
+    width: int = 0
+    height: int = 0
+    seconds: float = 0.0
+    notes: tuple[str, ...] = ()
+    error: str = ""
+    skipped: bool = False
+    source_state: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Listener:
+    """Callbacks for a run, which may come from any thread.
+
+    `started` receives all tasks, `say` a message, `finished` the outcome of a file, `image_progress` the finished and
+    the total number of rows of tiles of an image, and `video_progress` the progress of a video.
+    """
+
+    say: Callable[[str], None] = lambda _text: None
+    finished: Callable[[Outcome], None] = lambda _outcome: None
+    image_progress: Callable[[Task, float, int], None] = lambda _task, _rows, _total: None
+    video_progress: Callable[[Task, VideoProgress], None] = lambda _task, _progress: None
+    started: Callable[[Sequence[Task]], None] = lambda _tasks: None
 
 
 def find_tasks(

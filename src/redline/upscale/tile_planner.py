@@ -9,7 +9,7 @@ import torch
 from redline.errors import RedlineError
 from redline.ladder.plan import Plan
 from redline.ladder.rung import Stage
-from redline.upscale.images import open_image
+from redline.upscale.images.source import open_image
 from redline.upscale.network import Network
 from redline.upscale.settings import Tiles, TileSizes, UpscaleSettings
 from redline.upscale.tasks import Task
@@ -22,7 +22,7 @@ from redline.upscale.tile_choice import (
     with_batch,
 )
 from redline.upscale.tiling import Cut, TileShape, Tiling, padded_size, smallest_tile
-from redline.upscale.video import probe
+from redline.upscale.video.probe import probe
 
 Sizes = tuple[tuple[int, int], ...]
 

@@ -1,4 +1,4 @@
-"""Cuts the sides of an image into overlapping tiles, and defines the blending weight of each position of a tile.
+"""Pads the sides of an image, cuts them into overlapping tiles, and defines how tiles are weighted when they blend.
 
 The network cannot see beyond a tile, so the outermost `margin` positions of a tile are discarded. Over `ramp` positions
 in the middle of the overlap, one tile fades out and the other fades in along a Hann window. All tiles start at
@@ -12,11 +12,13 @@ Sizes are (width, height).
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from redline.errors import RedlineError
+from redline.video.padding_index import reflected, wrapped
 
 _STEPS = 2048
 
@@ -106,6 +108,40 @@ def hann_ramp(length: int) -> Tensor:
     """Returns values from nearly 0 to nearly 1 along half a Hann window, rounded so that sums are exact."""
     position = (torch.arange(length, dtype=torch.float64) + 0.5) / max(length, 1)
     return ((torch.sin(position * math.pi / 2) ** 2 * _STEPS).round() / _STEPS).float()
+
+
+@dataclass(frozen=True)
+class PaddedSide:
+    """A padded side of an image: how it is cut into tiles, and which source position each padded position shows."""
+
+    length: int
+    before: int
+    side: Side
+    wraps: bool
+    positions: Tensor
+
+    def inside(self, scale: int) -> slice:
+        """Returns the part of the upscaled side that is the image itself."""
+        return slice(self.before * scale, (self.before + self.length) * scale)
+
+    def positions_on(self, device: torch.device) -> Tensor:
+        """Copies the positions once per device, because all frames of a video share them and a copy synchronizes."""
+        return (
+            self.positions if device.type == "cpu" else _sent_positions(self.length, self.side.cut, self.wraps, device)
+        )
+
+
+def pad_side(length: int, cut: Cut, wrap: bool = False) -> PaddedSide:
+    """Pads by reflection to the end of the last tile. A texture that wraps is continued at both ends instead."""
+    before = cut.around if wrap else 0
+    side = cut_side(length + 2 * before, cut)
+    positions = (wrapped if wrap else reflected)(-before, side.padded - before, length)
+    return PaddedSide(length, before, side, wrap, positions)
+
+
+@lru_cache(maxsize=32)
+def _sent_positions(length: int, cut: Cut, wrap: bool, device: torch.device) -> Tensor:
+    return pad_side(length, cut, wrap).positions.to(device)
 
 
 @dataclass(frozen=True)

@@ -18,16 +18,16 @@ from redline.errors import RedlineError
 from redline.ladder.plan import Plan
 from redline.notation import parse_bytes
 from redline.upscale.alpha import bounded_whole_alpha
-from redline.upscale.array_task import ArrayTask
 from redline.upscale.image_run import ImageRun
-from redline.upscale.images import Encoding, premultiply, unpremultiply
-from redline.upscale.listener import Listener, Outcome
+from redline.upscale.images.colour import unpremultiply
+from redline.upscale.images.encoding import Encoding
+from redline.upscale.memory_images import ArrayTask, from_pil, read_file, to_pil
 from redline.upscale.network import find_weights
-from redline.upscale.pil_images import from_pil, read_file, to_pil
 from redline.upscale.session import Upscaling
 from redline.upscale.settings import ImageSettings, UpscaleSettings, with_preset
-from redline.upscale.tasks import Task, find_tasks
-from redline.upscale.video import VideoSettings, check_encoding
+from redline.upscale.tasks import Listener, Outcome, Task, find_tasks
+from redline.upscale.video.encoders import check_encoding
+from redline.upscale.video.settings import VideoSettings
 from redline.upscale.whole_images import WholeImages
 from redline.upscale.workers.torchrun import Rank, gather, work_as
 
@@ -245,7 +245,7 @@ class Upscaler:
 
     def _upscale_samples(self, samples: np.ndarray) -> np.ndarray:
         """Upscales samples (H, W, C) of uint8 or uint16, with the same result as for a file."""
-        session, task = self._session, ArrayTask.of(samples)
+        session, task = self._session, ArrayTask(samples=samples)
         with session.on_device():
             runner = session.prepare((session.planner.with_padding((samples.shape[1], samples.shape[0])),))
             (outcome,) = ImageRun(runner, self.settings.images).run([task])
@@ -262,7 +262,7 @@ class Upscaler:
         has_alpha = planes.shape[1] in (2, 4)
         colour, alpha = (planes[:, :-1], planes[:, -1:]) if has_alpha else (planes, None)
         if alpha is not None:
-            colour = premultiply(colour, alpha)
+            colour = colour * alpha
         with session.on_device():
             runner = session.prepare((session.planner.with_padding((batch.shape[3], batch.shape[2])),))
             upscale = WholeImages(runner, wrap)

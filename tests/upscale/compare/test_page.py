@@ -21,8 +21,7 @@ from redline.upscale.compare.page import check_page, render_comparison, write_co
 from redline.upscale.compare.video_frames import middle_of
 from redline.upscale.compare.views import make_views, most_detailed, open_upright
 from redline.upscale.images.vips import load_vips
-from redline.upscale.listener import Outcome
-from redline.upscale.tasks import Task
+from redline.upscale.tasks import Outcome, Task
 from upscale.video.clips import make_clip, repeated, upscale
 
 IMAGE = re.compile(r'<img src="data:image/webp;base64,([A-Za-z0-9+/=]+)" width="(\d+)" height="(\d+)"')

@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from redline.upscale.images import FORMATS, ImageError, check_can_hold, create_image, format_for, format_named
+from redline.upscale.images.formats import FORMATS, ImageError, check_can_hold, format_for, format_named
+from redline.upscale.images.sink import ImageSink
 
 
 @pytest.mark.parametrize(
@@ -33,7 +34,7 @@ def test_what_cannot_be_held_is_refused(
 @pytest.mark.parametrize(("form", "side"), [("jpeg", 65_500), ("webp", 16_383), ("avif", 16_384)])
 def test_the_encoders_agree_on_the_largest_side(tmp_path: Path, form: str, side: int) -> None:
     assert check_can_hold(form, side, 1, 3, 8) == ()
-    with create_image(tmp_path / f"a{FORMATS[form].suffixes[0]}", side, 1, 3, 8) as sink:
+    with ImageSink(tmp_path / f"a{FORMATS[form].suffixes[0]}", side, 1, 3, 8) as sink:
         sink.write_rows(np.zeros((1, side, 3), np.uint8))
 
 

@@ -23,15 +23,24 @@ from redline.errors import RedlineError
 from redline.files.partial import is_partial
 from redline.models.drct import Drct, DrctConfig, save_drct
 from redline.upscale import session
-from redline.upscale.listener import Listener, Outcome
 from redline.upscale.session import Upscaling
 from redline.upscale.settings import UpscaleSettings
-from redline.upscale.tasks import Task, find_tasks
+from redline.upscale.tasks import Listener, Outcome, Task, find_tasks
 from redline.upscale.tiling import Cut, Tiling
-from redline.upscale.video import VideoSettings
+from redline.upscale.video.settings import VideoSettings
 from redline.upscale.workers import shared_run
-from redline.upscale.workers.crew import Crew, Member, start_crew, worker_devices
-from redline.upscale.workers.messages import Agreed, Ask, Failed, Job, ListenerCall, Proposal
+from redline.upscale.workers.crew import (
+    Agreed,
+    Ask,
+    Crew,
+    Failed,
+    Job,
+    ListenerCall,
+    Member,
+    Proposal,
+    start_crew,
+    worker_devices,
+)
 from redline.upscale.workers.shared_run import SharedRun
 from redline.upscale.workers.split_image import Split
 from redline.upscale.workers.torchrun import Rank

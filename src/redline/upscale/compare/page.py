@@ -19,8 +19,7 @@ from redline.pages.render import read_resource
 from redline.upscale.compare.video_frames import middle_of
 from redline.upscale.compare.views import Opener, Views, make_views, open_upright
 from redline.upscale.images.vips import explaining, load_vips
-from redline.upscale.listener import Outcome
-from redline.upscale.tasks import Task
+from redline.upscale.tasks import Outcome, Task
 from redline.upscale.video.probe import seconds_text
 
 MAX_IMAGES = 24

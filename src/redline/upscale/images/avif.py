@@ -6,10 +6,11 @@ moves the pixel data, so its offsets are updated.
 
 import struct
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
 
-from redline.upscale.images.errors import ImageError
+from redline.upscale.images.formats import ImageError, boxes
 from redline.upscale.images.insertion import insert
 
 # The encoder's matrix and range if the file names none: BT.601, full range.
@@ -27,7 +28,7 @@ def read_cicp(path: Path) -> tuple[int, int] | None:
             file.seek(start)
             meta = dict(_boxes(file.read(end - start)[_META_HEAD_BYTES:]))
         inside = dict(_boxes(meta[b"iprp"]))
-        properties = list(_boxes(inside[b"ipco"]))
+        properties = _boxes(inside[b"ipco"])
         index = _numbers_among(properties, _properties_of(_main_item(meta), inside[b"ipma"]))
         if index is None:
             return None
@@ -53,10 +54,10 @@ def set_cicp(path: Path, primaries: int, transfer: int) -> None:
 
 
 def _with_numbers(meta: bytes, numbers: bytes) -> bytes:
-    boxes = list(_boxes(meta[_META_HEAD_BYTES:]))
-    found = dict(boxes)
+    items = _boxes(meta[_META_HEAD_BYTES:])
+    found = dict(items)
     inside = dict(_boxes(found[b"iprp"]))
-    main, owners, properties = _main_item(found), inside[b"ipma"], list(_boxes(inside[b"ipco"]))
+    main, owners, properties = _main_item(found), inside[b"ipma"], _boxes(inside[b"ipco"])
     index = _numbers_among(properties, _properties_of(main, owners))
     if index is None:
         properties.append((b"colr", b"nclx" + numbers + _DEFAULT_MATRIX))
@@ -65,16 +66,13 @@ def _with_numbers(meta: bytes, numbers: bytes) -> bytes:
         properties[index - 1] = (b"colr", b"nclx" + numbers + properties[index - 1][1][8:])
     changed = {b"iprp": _box(b"ipco", _joined(properties)) + _box(b"ipma", owners)}
     changed[b"iloc"] = _moved(found[b"iloc"], len(changed[b"iprp"]) - len(found[b"iprp"]))
-    return _box(b"meta", meta[8:_META_HEAD_BYTES] + _joined([(kind, changed.get(kind, body)) for kind, body in boxes]))
+    return _box(b"meta", meta[8:_META_HEAD_BYTES] + _joined([(kind, changed.get(kind, body)) for kind, body in items]))
 
 
 def _numbers_among(properties: list[tuple[bytes, bytes]], indices: list[int]) -> int | None:
     """Returns the index (from 1) of the property that holds the CICP numbers, or None."""
-    for index in indices:
-        kind, body = properties[index - 1]
-        if kind == b"colr" and body[:4] == b"nclx":
-            return index
-    return None
+    kinds = {index: properties[index - 1][0] + properties[index - 1][1][:4] for index in indices}
+    return next((index for index, kind in kinds.items() if kind == b"colrnclx"), None)
 
 
 def _main_item(meta: dict[bytes, bytes]) -> int:
@@ -135,28 +133,18 @@ def _moved(table: bytes, by: int) -> bytes:
 
 
 def _find_meta(file: BinaryIO) -> tuple[int, int]:
-    at, end = 0, file.seek(0, 2)
-    while at < end:
-        file.seek(at)
-        length, kind = struct.unpack(">I4s", file.read(8))
-        if length == 1:
-            length = struct.unpack(">Q", file.read(8))[0]
-        elif kind == b"meta":
-            return at, at + length
-        if length < 8:
-            break
-        at += length
+    """Returns the start and the end of the meta box with its length and name; raises ValueError without one."""
+    for kind, begin, end in boxes(file):
+        if kind == b"meta":
+            return begin - 8, end
     raise ValueError("no meta box")
 
 
-def _boxes(body: bytes) -> Iterator[tuple[bytes, bytes]]:
-    at = 0
-    while at < len(body):
-        length, kind = struct.unpack_from(">I4s", body, at)
-        if length < 8:
-            raise ValueError("no box")
-        yield kind, body[at + 8 : at + length]
-        at += length
+def _boxes(body: bytes) -> list[tuple[bytes, bytes]]:
+    found = [(kind, body[begin:end]) for kind, begin, end in boxes(BytesIO(body))]
+    if sum(8 + len(inside) for _, inside in found) != len(body):
+        raise ValueError("the boxes are damaged")
+    return found
 
 
 def _joined(boxes: list[tuple[bytes, bytes]]) -> bytes:

@@ -12,10 +12,10 @@ from PIL.BmpImagePlugin import BmpImageFile
 from PIL.Jpeg2KImagePlugin import Jpeg2KImageFile
 from PIL.TgaImagePlugin import TgaImageFile
 
-from redline.upscale.images.errors import ImageError
-from redline.upscale.images.formats import Format
+from redline.upscale.images.formats import Format, ImageError
 from redline.upscale.images.jpeg2000 import decode_deep, read_depth, read_profile
 from redline.upscale.images.netpbm import load_netpbm, read_netpbm_header
+from redline.upscale.images.samples import meaning_of, stretch
 from redline.upscale.images.vips import DAMAGED, VipsImage, load_vips
 
 _READERS: dict[str, type[ImageFile.ImageFile]] = {"bmp": BmpImageFile, "tga": TgaImageFile, "jp2": Jpeg2KImageFile}
@@ -75,10 +75,9 @@ def load_whole(path: Path, form: Format) -> VipsImage:
     kind = "ushort" if deep else "uchar"
     samples = samples.astype(np.uint16 if deep else np.uint8, copy=False)
     image = load_vips().Image.new_from_memory(samples, header.width, header.height, header.channels, kind)
-    if deep and header.bits < 16:
-        white = (2**header.bits - 1) << (16 - header.bits)
-        image = (image * (65535 / white)).rint().cast("ushort")
-    return image.copy(interpretation=_meaning(header.channels, deep))
+    if deep:
+        image = stretch(image, (2**header.bits - 1) << (16 - header.bits))
+    return image.copy(interpretation=meaning_of(header.channels, deep))
 
 
 def _read_header(path: Path, form: Format) -> _Header:
@@ -113,10 +112,4 @@ def _blank(path: Path, width: int, height: int, channels: int, deep: bool) -> Vi
         raise ImageError(f"cannot read {str(path)!r}: {width:,} × {height:,} is not a valid image size.")
     image = load_vips().Image.black(width, height, bands=channels)
     image = image.cast("ushort") if deep else image
-    return image.copy(interpretation=_meaning(channels, deep))
-
-
-def _meaning(channels: int, deep: bool) -> str:
-    if channels < 3:
-        return "grey16" if deep else "b-w"
-    return "rgb16" if deep else "srgb"
+    return image.copy(interpretation=meaning_of(channels, deep))

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from redline.upscale.images.errors import ImageError
-from redline.upscale.images.formats import Format
+from redline.upscale.images.formats import Format, ImageError
 from redline.upscale.images.vips import VipsImage, load_vips
 
 _QUALITY = {"jpeg": 95, "webp": 90, "avif": 80}
@@ -25,20 +24,14 @@ _BIG_TIFF_BYTES = 2**31
 
 @dataclass(frozen=True)
 class Encoding:
-    """Encoder options. Each format uses those that apply; None is the format's default."""
+    """Encoder options. A quality of None is the format's default; `lossless` applies to WebP and AVIF."""
 
     quality: int | None = None
-    compression: int = 2
     lossless: bool = False
-    effort: int | None = None
 
     def __post_init__(self) -> None:
         if self.quality is not None and not 1 <= self.quality <= 100:
             raise ImageError(f"quality must be between 1 and 100, not {self.quality}.")
-        if not 0 <= self.compression <= 9:
-            raise ImageError(f"PNG compression must be between 0 and 9, not {self.compression}.")
-        if self.effort is not None and not 0 <= self.effort <= 6:
-            raise ImageError(f"effort must be between 0 and 6, not {self.effort}.")
 
 
 def encode(image: VipsImage, path: Path, form: Format, encoding: Encoding, keep: int) -> None:
@@ -50,15 +43,14 @@ def encode(image: VipsImage, path: Path, form: Format, encoding: Encoding, keep:
 def _saver(image: VipsImage, form: Format, encoding: Encoding) -> tuple[str, dict[str, Any]]:
     deep = image.format == "ushort"
     if form.name == "png":
-        return "pngsave", {"compression": encoding.compression, "filter": "up"}
+        return "pngsave", {"compression": 2, "filter": "up"}
     if form.name == "tiff":
         size = image.width * image.height * image.bands * (2 if deep else 1)
         return "tiffsave", {"compression": "lzw", "predictor": "horizontal", "bigtiff": size > _BIG_TIFF_BYTES}
     quality = _QUALITY[form.name] if encoding.quality is None else encoding.quality
     if form.name == "jpeg":
         return "jpegsave", {"Q": quality}
-    effort = _EFFORT[form.name] if encoding.effort is None else encoding.effort
-    options = {"Q": quality, "lossless": encoding.lossless, "effort": effort}
+    options = {"Q": quality, "lossless": encoding.lossless, "effort": _EFFORT[form.name]}
     if form.name == "webp":
         # Without this, the colour of transparent pixels is discarded.
         return "webpsave", options | {"exact": encoding.lossless}

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from redline.upscale.images.errors import ImageError
+from redline.upscale.images.formats import ImageError
+from redline.upscale.images.samples import meaning_of, stretch
 from redline.upscale.images.vips import DAMAGED, VipsImage, load_vips
 
 _HEADER_BYTES = 4096
@@ -39,34 +40,26 @@ def read_netpbm_header(path: Path) -> NetpbmHeader:
     kind = head[1:2].decode("latin-1")
     numbers = 2 if kind in _BITMAPS else 3
     found = re.match(rb"P\d" + (_GAP + rb"(\d{1,9})") * numbers + rb"\s", head)
-    if found is None:
-        raise ImageError(f"cannot read {str(path)!r}: {DAMAGED}.")
-    width, height, *most = (int(number) for number in found.groups())
-    header = NetpbmHeader(kind, width, height, most[0] if most else 1, found.end())
-    if min(width, height) < 1 or not 1 <= header.most <= 65535:
-        raise ImageError(f"cannot read {str(path)!r}: {DAMAGED}.")
-    return header
+    if found is not None:
+        width, height, *most = (int(number) for number in found.groups())
+        header = NetpbmHeader(kind, width, height, most[0] if most else 1, found.end())
+        if min(width, height) >= 1 and 1 <= header.most <= 65535:
+            return header
+    raise ImageError(f"cannot read {str(path)!r}: {DAMAGED}.")
 
 
 def load_netpbm(path: Path, header: NetpbmHeader) -> VipsImage:
     """Loads the samples, scaled to the full range of 8 or 16 bits; raises `ImageError` if some are missing."""
     pyvips = load_vips()
     deep = header.most > 255
+    kind, shape = "ushort" if deep else "uchar", (header.width, header.height, header.channels)
     if header.kind in _BITMAPS + _TEXTS:
-        samples = _decoded(path, header)
-        image = pyvips.Image.new_from_memory(
-            samples, header.width, header.height, header.channels, "ushort" if deep else "uchar"
-        )
+        image = pyvips.Image.new_from_memory(_decoded(path, header), *shape, kind)
     else:
-        size = (os.fsencode(path), header.width, header.height, header.channels)
-        image = pyvips.Image.rawload(*size, offset=header.data_offset, format="ushort" if deep else "uchar")
+        image = pyvips.Image.rawload(os.fsencode(path), *shape, offset=header.data_offset, format=kind)
         if deep and np.little_endian:  # the file has the high byte first
             image = image.byteswap()
-    white = 65535 if deep else 255
-    if header.most != white:
-        image = (image * (white / header.most)).rint().cast("ushort" if deep else "uchar")
-    grey = header.channels == 1
-    return image.copy(interpretation=("grey16" if grey else "rgb16") if deep else ("b-w" if grey else "srgb"))
+    return stretch(image, header.most).copy(interpretation=meaning_of(header.channels, deep))
 
 
 def _decoded(path: Path, header: NetpbmHeader) -> np.ndarray:
@@ -80,8 +73,8 @@ def _decoded(path: Path, header: NetpbmHeader) -> np.ndarray:
         if header.kind == "1":  # digits need no space between them, and 1 is black
             return (1 - (np.frombuffer(re.sub(rb"[^01]", b"", text), np.uint8, count) - ord("0"))).astype(dtype)
         values = np.array(text.split(maxsplit=count)[:count], dtype=np.int64)
+        if len(values) < count or values.max() > header.most:
+            raise ValueError("samples are missing or too large")
+        return values.astype(dtype)
     except ValueError as error:
         raise ImageError(f"cannot read {str(path)!r}: {DAMAGED}.") from error
-    if len(values) < count or values.max() > header.most:
-        raise ImageError(f"cannot read {str(path)!r}: {DAMAGED}.")
-    return values.astype(dtype)

@@ -5,7 +5,7 @@ RGB keeps its colour space and its profile. All conversions are lazy: libvips ap
 
 from pathlib import Path
 
-from redline.upscale.images.errors import ImageError
+from redline.upscale.images.formats import ImageError
 from redline.upscale.images.vips import VipsImage, field
 
 _GREY, _RGB = ("b-w", "grey16"), ("srgb", "rgb", "rgb16")
@@ -20,8 +20,11 @@ def normalise(image: VipsImage, path: Path) -> tuple[VipsImage, tuple[str, ...]]
         )
     notes: tuple[str, ...] = ()
     if image.interpretation == "cmyk":
-        image, notes = _from_cmyk(image)
-    if image.interpretation not in _GREY + _RGB or image.bands not in _channel_counts(image):
+        has_profile = field(image, "icc-profile-data") is not None
+        whose = "its profile" if has_profile else "a generic profile, because it has none"
+        image, notes = to_srgb(image), (f"CMYK was converted to sRGB with {whose}",)
+    counts = (1, 2) if image.interpretation in _GREY else (3, 4)
+    if image.interpretation not in _GREY + _RGB or image.bands not in counts:
         raise ImageError(
             f"cannot read {str(path)!r}: {image.bands} channels of {image.interpretation} are neither grey nor RGB."
         )
@@ -32,8 +35,15 @@ def bits_of(image: VipsImage) -> int:
     return _BITS[image.format]
 
 
-def _channel_counts(image: VipsImage) -> tuple[int, int]:
-    return (1, 2) if image.interpretation in _GREY else (3, 4)
+def meaning_of(channels: int, deep: bool) -> str:
+    """Returns libvips' name for the interpretation of grey or RGB samples of 8 or, if `deep`, 16 bits."""
+    return ("grey16" if deep else "b-w") if channels < 3 else ("rgb16" if deep else "srgb")
+
+
+def stretch(image: VipsImage, white: int) -> VipsImage:
+    """Scales the samples so that `white` becomes the largest value of their type."""
+    largest = 2 ** bits_of(image) - 1
+    return image if white == largest else (image * (largest / white)).rint().cast(image.format)
 
 
 def has_grey_profile(profile: bytes | None) -> bool:
@@ -53,16 +63,10 @@ def to_srgb(image: VipsImage) -> VipsImage:
     )
 
 
-def _from_cmyk(image: VipsImage) -> tuple[VipsImage, tuple[str, ...]]:
-    embedded = field(image, "icc-profile-data") is not None
-    whose = "its profile" if embedded else "a generic profile, because it has none"
-    return to_srgb(image), (f"CMYK was converted to sRGB with {whose}",)
-
-
 def _to_full_range(image: VipsImage) -> VipsImage:
     """Scales 10- and 12-bit AVIF, which libvips shifts to 16 bits (white is 65,472 or 65,520), to 65,535."""
     if image.format != "ushort" or field(image, "heif-compression") is None:
         return image
     bits = image.get("bits-per-sample")
     white = (2**bits - 1) << (16 - bits)
-    return (image * (65535 / white)).rint().cast("ushort").copy(interpretation=image.interpretation)
+    return stretch(image, white).copy(interpretation=image.interpretation)

@@ -7,21 +7,20 @@ The scratch file and the incomplete image have hidden names (see `partial`), so 
 recognised and removed.
 """
 
-import contextlib
 import os
 import shutil
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 
 from redline.files.partial import hidden_path
 from redline.notation import format_bytes
 from redline.upscale.images.encoding import Encoding, encode, round_to, samples_of
-from redline.upscale.images.errors import ImageError
-from redline.upscale.images.formats import Format, check_can_hold, format_for, format_named
+from redline.upscale.images.formats import ImageError, check_can_hold, format_for
 from redline.upscale.images.metadata import Metadata, add_metadata, attach_metadata, fit_metadata
+from redline.upscale.images.samples import meaning_of
 from redline.upscale.images.vips import VipsImage, explaining, load_vips
 
 MEMORY_LIMIT_BYTES = 512 * 2**20
@@ -29,53 +28,33 @@ MEMORY_LIMIT_BYTES = 512 * 2**20
 _UNEXPLAINED = "the encoder failed without a message"
 
 
-def create_image(
-    path: Path | str,
-    width: int,
-    height: int,
-    channels: int,
-    bits: int,
-    encoding: Encoding | None = None,
-    metadata: Metadata | None = None,
-    strip: bool = False,
-    format: str | None = None,
-    memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
-) -> "ImageSink":
-    """Opens an image file for writing; raises `ImageError` if the format cannot hold it or the disk is full.
+class ImageSink(AbstractContextManager["ImageSink"]):
+    """Opens an image file for writing. Any thread may use it, one at a time.
 
-    The suffix decides the format unless `format` is given. `strip` leaves out all metadata but the colours.
+    The suffix decides the format. `strip` leaves out all metadata but the colours. Raises `ImageError` if the format
+    cannot hold the image or the disk is full.
     """
-    path = Path(path)
-    form = format_named(format) if format is not None else format_for(path)
-    metadata = metadata or Metadata()
-    if form.name == "avif" and metadata.depth is not None:
-        # A source of 10 bits stays at 10 bits, which more programs support than 12.
-        form = replace(form, bits=min(form.bits, metadata.depth))
-    notes = check_can_hold(form, width, height, channels, bits, metadata.depth)
-    metadata, left_out = fit_metadata(metadata.stripped() if strip else metadata, form, width, height)
-    shape = (height, width, channels)
-    return ImageSink(path, form, shape, bits, encoding or Encoding(), metadata, notes + left_out, memory_limit_bytes)
-
-
-class ImageSink:
-    """An image that is being written, made by `create_image`. Any thread may use it, one at a time."""
 
     def __init__(
         self,
-        path: Path,
-        form: Format,
-        shape: tuple[int, int, int],
+        path: Path | str,
+        width: int,
+        height: int,
+        channels: int,
         bits: int,
-        encoding: Encoding,
-        metadata: Metadata,
-        notes: tuple[str, ...],
-        memory_limit_bytes: int,
+        encoding: Encoding | None = None,
+        metadata: Metadata | None = None,
+        strip: bool = False,
+        memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
     ) -> None:
-        self.path = path
-        self.format = form.name
-        self.shape = shape
-        self.notes = notes
-        self._form, self._encoding, self._metadata = form, encoding, metadata
+        self.path, self.shape = Path(path), (height, width, channels)
+        form, metadata = format_for(self.path), metadata or Metadata()
+        if form.name == "avif" and metadata.depth is not None:
+            # A source of 10 bits stays at 10 bits, which more programs support than 12.
+            form = replace(form, bits=min(form.bits, metadata.depth))
+        notes = check_can_hold(form, width, height, channels, bits, metadata.depth)
+        self._metadata, left_out = fit_metadata(metadata.stripped() if strip else metadata, form, width, height)
+        self._form, self._encoding, self.notes = form, encoding or Encoding(), notes + left_out
         self._given = np.dtype(np.uint8 if bits == 8 else np.uint16)
         self._stored = np.dtype(samples_of(form, bits))
         self._written = 0
@@ -132,18 +111,12 @@ class ImageSink:
 
     def abort(self) -> None:
         """Removes the incomplete files; does nothing after `finish`."""
-        for path in (self._partial, self._scratch):
-            if path is not None:
-                with contextlib.suppress(OSError):
-                    path.unlink(missing_ok=True)
+        for path in filter(None, (self._partial, self._scratch)):
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
         self._partial = self._scratch = self._memory = None
 
-    def __enter__(self) -> "ImageSink":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             self.abort()
         elif self._partial is not None:
@@ -169,15 +142,15 @@ class ImageSink:
         self._scratch = _create_hidden(self.path)
 
     def _collected(self) -> VipsImage:
-        pyvips = load_vips()
+        images = load_vips().Image
         height, width, channels = self.shape
-        grey, deep = channels < 3, self._stored.itemsize == 2
-        kind, meaning = ("ushort", "grey16" if grey else "rgb16") if deep else ("uchar", "b-w" if grey else "srgb")
+        deep = self._stored.itemsize == 2
+        kind = "ushort" if deep else "uchar"
         if self._memory is not None:
-            image = pyvips.Image.new_from_memory(self._memory, width, height, channels, kind)
+            image = images.new_from_memory(self._memory, width, height, channels, kind)
         else:
-            image = pyvips.Image.rawload(os.fsencode(str(self._scratch)), width, height, channels, format=kind)
-        return image.copy(interpretation=meaning)
+            image = images.rawload(os.fsencode(str(self._scratch)), width, height, channels, format=kind)
+        return image.copy(interpretation=meaning_of(channels, deep))
 
 
 def _create_hidden(path: Path) -> Path:

@@ -8,15 +8,18 @@ import struct
 from pathlib import Path
 from typing import BinaryIO
 
-from redline.upscale.images.exif import pack_directories, read_block, read_directories, write_block
-from redline.upscale.images.tags import (
+from redline.upscale.images.exif import (
     ReadAt,
     Tag,
     number_of,
+    pack_directories,
+    read_block,
+    read_directories,
     read_directory,
     read_entries,
     read_header,
     reordered,
+    write_block,
 )
 
 # The tags of the main directory that describe the image and not its storage:

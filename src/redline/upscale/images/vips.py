@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from redline.upscale.images.errors import ImageError
+from redline.upscale.images.formats import ImageError
 
 # A `pyvips.Image`; the module is imported lazily.
 VipsImage = Any

@@ -10,7 +10,6 @@ from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from fractions import Fraction
-from pathlib import Path
 from typing import NamedTuple
 
 import av
@@ -22,7 +21,7 @@ from torch import Tensor
 
 from redline.errors import RedlineError
 from redline.upscale.video.pixels import to_rgb
-from redline.upscale.video.probe import VideoInfo, probe, seconds_text
+from redline.upscale.video.probe import VideoInfo, seconds_text
 from redline.video.reading import main_stream, opened
 from redline.video.truncated import missing_bytes
 
@@ -30,14 +29,6 @@ _MISSING_S, _UNREAD_SHARE = 0.25, 0.05
 _SEEK_BACK_S = (0, 2, 20)
 # A larger step back in time is not reordering but the start of another, concatenated video.
 _BACK_S = 0.5
-
-
-class RgbFrame(NamedTuple):
-    """Float32 RGB (3, H, W) in [0, 1], shown at `pts` · `time_base` seconds."""
-
-    pixels: Tensor
-    pts: int
-    time_base: Fraction
 
 
 class Decoded(NamedTuple):
@@ -75,13 +66,6 @@ class Damage:
 
     def remark(self, kind: str) -> None:
         self.notes.setdefault(kind, kind)
-
-
-def open_frames(path: Path) -> Iterator[RgbFrame]:
-    """Yields all frames of a video in order; raises `RedlineError` if it is damaged."""
-    video = probe(path)
-    for decoded in read_frames(video, Damage(path.name, keep_going=False)):
-        yield RgbFrame(to_rgb(decoded.frame, video.colour), decoded.pts, video.time_base)
 
 
 def read_frames(video: VideoInfo, damage: Damage, after: Mark | None = None) -> Generator[Decoded, None, None]:

@@ -1,6 +1,7 @@
 """Encodes upscaled frames into parts: video files that each start with a key frame."""
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -17,6 +18,7 @@ from redline.upscale.video.encoders import Encoder
 from redline.upscale.video.parts import Part, PartsFolder, digest_file
 from redline.upscale.video.pixels import to_frame
 from redline.upscale.video.probe import VideoInfo
+from redline.video.reading import reason
 
 _MILLISECOND = Fraction(1, 1000)
 # By how much decode times precede display times. No codec holds back more frames than this.
@@ -50,11 +52,11 @@ class Planes:
 
 @dataclass(frozen=True)
 class Enlarged:
-    """Planes of upscaled frames with their time stamps. `end` is set for the last batch of a part."""
+    """The planes of an upscaled frame and its time stamp. `end` is set for the last frame of a part."""
 
-    planes: list[Planes]
-    pts: list[int]
-    durations: list[int]
+    planes: Planes
+    pts: int
+    duration: int
     end: PartEnd | None
 
 
@@ -64,21 +66,20 @@ class PartWriter:
     def __init__(self, folder: PartsFolder, video: VideoInfo, encoder: Encoder, finished: list[Part]) -> None:
         self.parts = list(finished)
         self.frames_done = sum(len(part.pts) for part in finished)
-        self._folder, self._film, self._encoder = folder, video, encoder
+        self._folder, self._video, self._encoder = folder, video, encoder
         self._clock = _clock(video, encoder)
         self._open: _OpenPart | None = None
 
-    def write(self, frames: Enlarged) -> None:
+    def write(self, frame: Enlarged) -> None:
         number = len(self.parts)
         path = self._folder.partial_path(number)
         try:
             if self._open is None:
-                self._open = _OpenPart(path, self._encoder, self._film, self._clock)
-            for planes, pts in zip(frames.planes, frames.pts, strict=True):
-                self._open.add(planes, pts)
-                self.frames_done += 1
-            if frames.end is not None:
-                part = self._open.close(self.frames_done, frames.durations[-1], frames.end)
+                self._open = _OpenPart(path, self._encoder, self._video, self._clock)
+            self._open.add(frame.planes, frame.pts)
+            self.frames_done += 1
+            if frame.end is not None:
+                part = self._open.close(self.frames_done, frame.duration, frame.end)
                 self._open = None
                 self._folder.keep(number, part)
                 self.parts.append(part)
@@ -121,10 +122,8 @@ class _OpenPart:
         return Part(first, tuple(self._pts), last_duration, self._delay, end.digest, end.is_end, own, end.notes)
 
     def abandon(self) -> None:
-        try:
+        with suppress(OSError, ValueError, av.FFmpegError):
             self._container.close()
-        except (OSError, ValueError, av.FFmpegError):
-            return
 
     def _add_stream(self, video: VideoInfo) -> VideoStream:
         encoder = self._encoder
@@ -166,8 +165,7 @@ def open_output(path: Path, container: str, clock: int = 1000) -> OutputContaine
 
 
 def why_not_written(path: Path, error: Exception) -> str:
-    reason = getattr(error, "strerror", None) or str(error)
-    return f"cannot write {str(path)!r}: {reason}."
+    return f"cannot write {str(path)!r}: {reason(error)}."
 
 
 def _clock(video: VideoInfo, encoder: Encoder) -> Fraction:

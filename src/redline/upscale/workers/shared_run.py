@@ -4,11 +4,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from redline.errors import RedlineError
-from redline.upscale.listener import Listener, Outcome
-from redline.upscale.tasks import Task
+from redline.upscale.tasks import Listener, Outcome, Task
 from redline.upscale.tiling import Tiling
-from redline.upscale.workers.crew import Crew, Member
-from redline.upscale.workers.messages import Agreed, Ask, Job, ListenerCall, Proposal
+from redline.upscale.workers.crew import Agreed, Ask, Crew, Job, ListenerCall, Member, Proposal
 from redline.upscale.workers.split_image import Part, Split, split
 from redline.upscale.workers.work_queue import WorkQueue
 

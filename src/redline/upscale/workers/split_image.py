@@ -16,12 +16,12 @@ import numpy as np
 
 from redline.errors import RedlineError
 from redline.files.partial import hidden_path
-from redline.upscale.images import ImageError, ImageSource, create_image, open_image
-from redline.upscale.listener import Outcome
-from redline.upscale.padding import pad_side
+from redline.upscale.images.formats import ImageError
+from redline.upscale.images.sink import ImageSink
+from redline.upscale.images.source import ImageSource, open_image
 from redline.upscale.settings import ImageSettings, UpscaleSettings
-from redline.upscale.tasks import Task
-from redline.upscale.tiling import Side, Tiling
+from redline.upscale.tasks import Outcome, Task
+from redline.upscale.tiling import Side, Tiling, pad_side
 
 # The minimum of tile rows per part, because each part computes about one extra row.
 _MIN_ROWS = 2
@@ -96,7 +96,7 @@ class Split:
             with open_image(self.task.source, settings.pixel_limit) as source:
                 width, height = scale * source.width, scale * source.height
                 shape = (width, height, source.channels, source.bits)
-                with create_image(self.task.target, *shape, settings.encoding, source.metadata, settings.strip) as sink:
+                with ImageSink(self.task.target, *shape, settings.encoding, source.metadata, settings.strip) as sink:
                     for part in self.parts:
                         for rows in _read_rows(part.rows, width, source):
                             sink.write_rows(rows)

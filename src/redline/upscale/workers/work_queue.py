@@ -8,8 +8,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
-from redline.upscale.listener import Outcome
-from redline.upscale.tasks import Task
+from redline.upscale.tasks import Outcome, Task
 from redline.upscale.workers.split_image import Part, Split
 
 # A task fails if so many workers died while they held it, because it is probably the cause.

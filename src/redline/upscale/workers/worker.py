@@ -17,10 +17,9 @@ import torch
 
 from redline.errors import RedlineError
 from redline.upscale.image_run import ImageRun
-from redline.upscale.listener import Listener, Outcome
 from redline.upscale.session import Upscaling
-from redline.upscale.tasks import Task
-from redline.upscale.workers.messages import Agreed, Ask, Failed, Job, ListenerCall, Proposal
+from redline.upscale.tasks import Listener, Outcome, Task
+from redline.upscale.workers.crew import Agreed, Ask, Failed, Job, ListenerCall, Proposal
 
 
 class ParentGone(Exception):
