@@ -314,7 +314,7 @@ def test_a_whole_upscaling_by_the_shipped_plan(weights: Path, images: list[Path]
 
 def test_the_next_picture_of_a_size_keeps_nobody_waiting() -> None:
     """What a video's frames have in common is sent to the device with the first."""
-    shape = TileShape.square(Cut(64, 8, 8, 16))
+    shape = TileShape(Cut(64, 8, 8, 16), Cut(64, 8, 8, 16))
 
     def enlarge(tiles: Tensor) -> Tensor:
         return nn.functional.interpolate(tiles, scale_factor=2)

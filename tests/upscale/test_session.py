@@ -120,7 +120,7 @@ def test_a_texture_that_wraps_is_one_tile_with_what_stands_around_it(
     settings = UpscaleSettings(weights, device="cpu", margin_px=4, ramp_px=4, images=ImageSettings(wrap=True))
     upscaling = Upscaling(settings)
     sizes = upscaling.planner.sizes_of([Task(tmp_path / "a.png", tmp_path / "b.png")])
-    tiling, _ = upscaling.choose_tiles(sizes)
+    tiling, _ = upscaling.planner.choose(sizes)
     shape = tiling.shape_for((64, 64), wrap=True)
     assert len(pad_side(64, shape.rows, True).side.starts) == len(pad_side(64, shape.columns, True).side.starts) == 1
     assert shape.rows.tile == sizes[0][0] == 64 + 2 * shape.rows.around
@@ -175,7 +175,7 @@ def test_what_is_compiled_gets_one_shape(weights: Path, tmp_path: Path, monkeypa
     upscaling = Upscaling(UpscaleSettings(weights, device="cpu", margin_px=4, ramp_px=4))
     monkeypatch.setattr(tile_planner, "measure_cost", lambda *_: TileCost(0, 1000.0))
     sizes = ((96, 31), (31, 96))
-    assert len(upscaling.choose_tiles(sizes)[0].shapes) == 2
+    assert len(upscaling.planner.choose(sizes)[0].shapes) == 2
     planner = TilePlanner(upscaling.settings, upscaling.network, Plan.parse("compile"), "cpu")
     assert len(planner.choose(sizes)[0].shapes) == 1
 
@@ -187,7 +187,7 @@ def test_what_a_tile_may_be_called(text: str, tile: object, weights: Path) -> No
     assert _tile(text) == tile
     if tile is not None:
         upscaling = Upscaling(UpscaleSettings(weights, tile=_tile(text), tile_batch=1))
-        tiling, _ = upscaling.choose_tiles((), upscaling.planner.known_tiles(((1000, 1000),), None))
+        tiling, _ = upscaling.planner.choose((), upscaling.planner.known_tiles(((1000, 1000),), None))
         assert tiling.sizes == ((tile, tile) if isinstance(tile, int) else tile,)
 
 
@@ -216,7 +216,7 @@ def test_the_batch_for_given_tiles_comes_from_the_memory(weights: Path, monkeypa
 
     def chosen(memory_bytes: int | None, batch: int | None = None) -> int:
         upscaling = Upscaling(UpscaleSettings(weights, tile=96, tile_batch=batch, memory_bytes=memory_bytes))
-        return upscaling.choose_tiles(sizes, upscaling.planner.known_tiles(sizes, None))[1]
+        return upscaling.planner.choose(sizes, upscaling.planner.known_tiles(sizes, None))[1]
 
     assert chosen(one) == 1 and chosen(2 * one) == 2 and chosen(None) > 2
     assert chosen(None, 3) == 3 and chosen(3 * one, 3) == 3

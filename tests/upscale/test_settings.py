@@ -7,7 +7,7 @@ import pytest
 
 from redline.errors import RedlineError
 from redline.ladder.plan import Plan
-from redline.upscale.images.encoding import Encoding
+from redline.upscale.images.sink import Encoding
 from redline.upscale.settings import ImageSettings, UpscaleSettings, describe, describe_network, with_preset
 from redline.upscale.video.settings import VideoSettings
 

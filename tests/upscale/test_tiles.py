@@ -166,7 +166,7 @@ def test_no_seam_where_tiles_meet() -> None:
         """How much a column differs from the one before it beyond what it does in the whole image: the most around
         the middle of what two tiles share, where they meet, and in how many times that of an average column."""
         with torch.no_grad():
-            error = enlarge_by_tiles(image, enlarge, 2, TileShape.square(cut), 4) - whole
+            error = enlarge_by_tiles(image, enlarge, 2, TileShape(cut, cut), 4) - whole
         steps = (error[..., 1:] - error[..., :-1]).abs().mean((0, 1, 2))
         starts = pad_side(120, cut).side.starts
         meet = [first + second + cut.tile - 1 for first, second in zip(starts, starts[1:], strict=False)]

@@ -95,7 +95,7 @@ def upscale(
     with uninterrupted_imports():
         from redline.ladder.plan import Plan
         from redline.upscale.arguments import read_arguments
-        from redline.upscale.compare import check_page
+        from redline.upscale.compare.page import check_page
         from redline.upscale.upscaler import Upscaler
     if compare is not None:
         check_page(compare)
@@ -136,7 +136,7 @@ def upscale(
 
 def _compare(page: Path, outcomes: list[Outcome]) -> bool:
     """Returns whether the page could be written. The upscaled files exist in any case."""
-    from redline.upscale.compare import write_comparison
+    from redline.upscale.compare.page import write_comparison
 
     try:
         write_comparison(page, outcomes)

@@ -16,8 +16,7 @@ from torch import Tensor
 from redline.errors import RedlineError
 from redline.machine.memory import is_out_of_memory
 from redline.machine.pinned_copies import PendingCopy, PlainCopies
-from redline.upscale.alpha import bounded_alpha
-from redline.upscale.blend import enlarged_tiles
+from redline.upscale.blend import bounded_alpha, enlarged_tiles
 from redline.upscale.image_job import ImageJob
 from redline.upscale.images.colour import from_planes, to_planes, unpremultiply
 from redline.upscale.images.sink import ImageSink

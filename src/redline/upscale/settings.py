@@ -7,7 +7,7 @@ from redline.choices import PIXEL_LIMIT
 from redline.errors import RedlineError
 from redline.ladder.plan import Plan
 from redline.machine.cores import cores
-from redline.upscale.images.encoding import Encoding
+from redline.upscale.images.sink import Encoding
 from redline.upscale.video.settings import VideoSettings
 
 # The (width, height) of each tile shape of a run.

@@ -151,10 +151,6 @@ class TileShape:
     rows: Cut
     columns: Cut
 
-    @classmethod
-    def square(cls, cut: Cut) -> "TileShape":
-        return cls(cut, cut)
-
     @property
     def size(self) -> tuple[int, int]:
         return self.columns.tile, self.rows.tile
@@ -185,7 +181,7 @@ class Tiling:
 
     @classmethod
     def square(cls, cut: Cut) -> "Tiling":
-        return cls((TileShape.square(cut),))
+        return cls((TileShape(cut, cut),))
 
     @property
     def sizes(self) -> tuple[tuple[int, int], ...]:

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image, ImageCms
 
-from redline.upscale.images.avif import read_cicp, set_cicp
-from redline.upscale.images.encoding import Encoding
+from redline.upscale.images.colour_tags import read_cicp, set_cicp
 from redline.upscale.images.metadata import Metadata
 from redline.upscale.images.png import Chunk, add_to_png, read_colours
-from redline.upscale.images.sink import ImageSink
+from redline.upscale.images.sink import Encoding, ImageSink
 from redline.upscale.images.source import open_image
 
 Make = Callable[..., np.ndarray]

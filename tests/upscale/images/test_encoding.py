@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from redline.upscale.images.encoding import Encoding, _saver, round_to, samples_of
 from redline.upscale.images.formats import FORMATS, ImageError
+from redline.upscale.images.sink import Encoding, _saver, round_to, samples_of
 
 
 def form(name: str) -> Any:

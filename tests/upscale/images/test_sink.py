@@ -14,9 +14,8 @@ import tifffile
 from PIL import Image
 
 from redline.files.partial import is_partial
-from redline.upscale.images.encoding import Encoding
 from redline.upscale.images.formats import ImageError
-from redline.upscale.images.sink import ImageSink
+from redline.upscale.images.sink import Encoding, ImageSink
 
 Make = Callable[..., np.ndarray]
 Read = Callable[..., np.ndarray]
@@ -88,7 +87,7 @@ def test_16_bits_are_rounded_to_the_nearest(tmp_path: Path, read_whole: Read, su
 def test_large_tiffs_are_big_tiffs(
     tmp_path: Path, samples: Make, read_whole: Read, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("redline.upscale.images.encoding._BIG_TIFF_BYTES", 1000)
+    monkeypatch.setattr("redline.upscale.images.sink._BIG_TIFF_BYTES", 1000)
     made = samples(50, 40, 3)
     write(tmp_path / "a.tif", made)
     assert (tmp_path / "a.tif").read_bytes()[:4] == b"II+\0"
@@ -189,7 +188,7 @@ FULL_DISK = """
 import os, resource, sys
 from pathlib import Path
 import numpy as np
-from redline.upscale.images.encoding import Encoding
+from redline.upscale.images.sink import Encoding
 from redline.upscale.images.formats import ImageError
 from redline.upscale.images.sink import ImageSink
 folder = Path(sys.argv[1])

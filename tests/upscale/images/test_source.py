@@ -10,9 +10,8 @@ import pytest
 import tifffile
 from PIL import Image, ImageOps
 
-from redline.upscale.images.encoding import Encoding
 from redline.upscale.images.formats import ImageError
-from redline.upscale.images.sink import ImageSink
+from redline.upscale.images.sink import Encoding, ImageSink
 from redline.upscale.images.source import open_image
 from redline.upscale.images.vips import load_vips
 

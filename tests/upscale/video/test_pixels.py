@@ -39,7 +39,8 @@ def colour(matrix: int = BT709, full: bool = False) -> Colour:
 def round_trip(rgb: torch.Tensor, layout: str, how: Colour) -> tuple[VideoFrame, torch.Tensor]:
     height, width = rgb.shape[1:]
     form = VideoFormat(layout, width, height)
-    frame = to_frame(to_planes(rgb, form, how), form, width, height, how)
+    packed = torch.cat([plane.reshape(-1) for plane in to_planes(rgb, form, how)])
+    frame = to_frame(packed, form, width, height, how)
     return frame, to_rgb(frame, how)
 
 

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from redline.errors import RedlineError
 from redline.files.atomic import check_can_write_file, write_text
@@ -47,8 +48,7 @@ class Entry:
         return f"{self.views.after_size[0] / self.views.before_size[0]:.3g}"
 
 
-@dataclass(frozen=True)
-class LeftOut:
+class LeftOut(NamedTuple):
     name: str
     reason: str
 
@@ -60,13 +60,9 @@ def check_page(page: Path) -> None:
     check_can_write_file(page)
 
 
-def write_comparison(page: Path, outcomes: Sequence[Outcome], max_images: int = MAX_IMAGES) -> None:
+def write_comparison(page: Path, outcomes: Sequence[Outcome]) -> None:
     """Writes the page, with the outcomes in the order given, including those of earlier runs."""
-    text = render_comparison(outcomes, max_images)
-    try:
-        write_text(page, text)
-    except OSError as error:
-        raise RedlineError(f"cannot write {str(page)!r}: {error.strerror or error}.") from error
+    write_text(page, render_comparison(outcomes))
 
 
 def render_comparison(outcomes: Sequence[Outcome], max_images: int = MAX_IMAGES) -> str:

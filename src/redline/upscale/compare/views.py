@@ -17,8 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from redline.upscale.images.formats import HEAD_BYTES, sniff
-from redline.upscale.images.samples import normalise
-from redline.upscale.images.vips import VipsImage, explaining, field, load_vips
+from redline.upscale.images.vips import VipsImage, explaining, field, load_vips, normalise
 
 # Each call opens the image again, because a file can be read from the top down only once.
 Opener = Callable[[], VipsImage]
@@ -94,10 +93,9 @@ def make_views(before: Opener, after: Opener, pixels: int, data_bytes: int) -> V
     size, after_size = (source.width, source.height), (result.width, result.height)
     scale = after_size[0] / size[0], after_size[1] / size[1]
     width, height = _fit(*after_size, pixels)
+    crop_size = (_CROP_WIDTH_PX / scale[0], _CROP_HEIGHT_PX / scale[1])
     region = most_detailed(
-        source,
-        max(1, min(size[0], round(_CROP_WIDTH_PX / scale[0]))),
-        max(1, min(size[1], round(_CROP_HEIGHT_PX / scale[1]))),
+        source, *(max(1, min(side, round(part))) for side, part in zip(size, crop_size, strict=True))
     )
     focus = (region.left + region.width / 2) / size[0], (region.top + region.height / 2) / size[1]
     whole = _encoded(
@@ -183,17 +181,10 @@ def _to_srgb(image: VipsImage) -> VipsImage:
 
 def _encoded(before: VipsImage, after: VipsImage, qualities: tuple[int, ...], data_bytes: float) -> tuple[str, str]:
     """Encodes both sides at the first quality at which they fit, or at the lowest."""
-    sides: tuple[bytes, bytes] = (b"", b"")
+    sides: tuple[bytes, ...] = ()
     for quality in qualities:
-        sides = _webp(before, quality), _webp(after, quality)
-        if len(sides[0]) + len(sides[1]) <= data_bytes:
+        sides = tuple(side.webpsave_buffer(Q=quality, effort=2, keep=0) for side in (before, after))
+        if sum(map(len, sides)) <= data_bytes:
             break
-    return _data_uri(sides[0]), _data_uri(sides[1])
-
-
-def _webp(image: VipsImage, quality: int) -> bytes:
-    return image.webpsave_buffer(Q=quality, effort=2, keep=0)
-
-
-def _data_uri(webp: bytes) -> str:
-    return "data:image/webp;base64," + base64.b64encode(webp).decode("ascii")
+    before_uri, after_uri = ("data:image/webp;base64," + base64.b64encode(side).decode("ascii") for side in sides)
+    return before_uri, after_uri

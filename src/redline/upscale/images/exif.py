@@ -64,15 +64,13 @@ class Layout:
 def read_header(read_at: ReadAt) -> tuple[Layout, int]:
     """Returns the layout and the offset of the main directory; raises ValueError if it is not TIFF."""
     head = read_at(0, 16)
-    order = {b"II": "<", b"MM": ">"}.get(head[:2])
-    if order is None or len(head) < 8:
-        raise ValueError("no byte order")
-    version = struct.unpack(order + "H", head[2:4])[0]
-    if version == 42:
-        return Layout(order, False), struct.unpack(order + "I", head[4:8])[0]
-    if version == 43 and len(head) == 16:
-        return Layout(order, True), struct.unpack(order + "Q", head[8:16])[0]
-    raise ValueError("no TIFF version")
+    signatures = {b"II*\0": ("<", False), b"MM\0*": (">", False), b"II+\0": ("<", True), b"MM\0+": (">", True)}
+    if head[:4] in signatures:
+        layout = Layout(*signatures[head[:4]])
+        offset = head[8:16] if layout.big else head[4:8]
+        if len(offset) == layout.offset_bytes:
+            return layout, layout.number(offset)
+    raise ValueError("no TIFF header")
 
 
 def read_entries(read_at: ReadAt, offset: int, layout: Layout) -> list[bytes]:
@@ -85,10 +83,6 @@ def read_entries(read_at: ReadAt, offset: int, layout: Layout) -> list[bytes]:
     return [entries[at : at + step] for at in range(0, len(entries) - step + 1, step)]
 
 
-def number_of(entry: bytes, layout: Layout) -> int:
-    return layout.number(entry[:2])
-
-
 def read_directory(read_at: ReadAt, offset: int, layout: Layout) -> Directory:
     """Returns the tags of a directory, without tags whose values are incomplete or too long."""
     found: Directory = {}
@@ -98,13 +92,11 @@ def read_directory(read_at: ReadAt, offset: int, layout: Layout) -> Directory:
         length = SIZES.get(kind, 0) * count
         if not 0 < length <= _LONGEST_BYTES:
             continue
-        if length <= len(value):
-            at = offset + layout.count_bytes + (index + 1) * len(entry) - len(value)
-        else:
-            at = layout.number(value)
+        inside = offset + layout.count_bytes + (index + 1) * len(entry) - len(value)
+        at = inside if length <= len(value) else layout.number(value)
         data = read_at(at, length)
         if len(data) == length:
-            found[number_of(entry, layout)] = Tag(kind, count, data, at)
+            found[layout.number(entry[:2])] = Tag(kind, count, data, at)
     return found
 
 
@@ -118,7 +110,7 @@ def follow(directory: Directory, pointer: int, read_at: ReadAt, layout: Layout) 
 
 def pack(directory: Directory, at: int, layout: Layout, ready: list[bytes] | None = None) -> bytes:
     """Packs a directory for offset `at`, including the packed entries in `ready`. Long values follow the entries."""
-    entries = {number_of(entry, layout): entry for entry in ready or []}
+    entries = {layout.number(entry[:2]): entry for entry in ready or []}
     count = len(entries) + len(directory)
     behind = at + layout.count_bytes + count * layout.entry_bytes + layout.offset_bytes
     values = b""

@@ -28,6 +28,8 @@ _SIGNATURES = {
     }.items()
 }
 _BRANDS = {"avif": {b"avif", b"avis"}, "heic": {b"heic", b"heix", b"heim", b"heis", b"hevc", b"mif1"}}
+# The size of the pieces in which `insert` moves data.
+_PIECE_BYTES = 4 * 2**20
 # These are TIFF files in which a TIFF reader finds only a thumbnail.
 _CAMERA_RAW = {".3fr", ".arw", ".cr2", ".dng", ".erf", ".nef", ".nrw", ".orf", ".pef", ".rw2", ".sr2", ".srw"}
 
@@ -134,6 +136,18 @@ def boxes(file: BinaryIO, begin: int = 0, end: int | None = None) -> Iterator[tu
         begin = stop
 
 
+def insert(file: BinaryIO, at: int, data: bytes) -> None:
+    """Moves the data after `at` piece by piece, last piece first, and writes the new bytes there."""
+    end = file.seek(0, 2)
+    for start in reversed(range(at, end, _PIECE_BYTES)):
+        file.seek(start)
+        piece = file.read(min(_PIECE_BYTES, end - start))
+        file.seek(start + len(data))
+        file.write(piece)
+    file.seek(at)
+    file.write(data)
+
+
 def format_for(path: Path) -> Format:
     """Returns the output format for the suffix of a file name."""
     suffix = path.suffix.lower()
@@ -146,22 +160,13 @@ def format_for(path: Path) -> Format:
     raise ImageError(f"cannot write {str(path)!r}: {problem}; use one of {choice}.")
 
 
-def format_named(name: str) -> Format:
-    """Returns the format for a name such as `jpeg`, or a suffix such as `jpg`."""
-    for form in FORMATS.values():
-        if name == form.name or f".{name}" in form.suffixes:
-            return form
-    raise ImageError(f"unknown image format {name!r}: choose one of {', '.join(FORMATS)}.")
-
-
 def check_can_hold(
-    form: Format | str, width: int, height: int, channels: int, bits: int, depth: int | None = None
+    form: Format, width: int, height: int, channels: int, bits: int, depth: int | None = None
 ) -> tuple[str, ...]:
     """Raises `ImageError` if the format cannot hold such an image; returns notes on what will be rounded.
 
     `depth` is the original depth of samples that are stored in 16 bits.
     """
-    form = format_named(form) if isinstance(form, str) else form
     if not form.writable:
         raise ImageError(f"{form.title} files can be read but not written: choose png or webp.")
     if channels not in (1, 2, 3, 4) or bits not in (8, 16) or min(width, height) < 1:

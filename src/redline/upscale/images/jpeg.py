@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from redline.upscale.images.insertion import insert
+from redline.upscale.images.formats import insert
 
 _COMMENT, _SCAN = 0xFE, 0xDA
 _APPLICATIONS = range(0xE0, 0xF0)

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from redline.upscale.images.avif import set_cicp
-from redline.upscale.images.colour_tags import fit_colour_tags, numbers_of, read_colour_tags
+from redline.upscale.images.colour_tags import fit_colour_tags, numbers_of, read_colour_tags, set_cicp
 from redline.upscale.images.exif import resolution, upright
 from redline.upscale.images.formats import Format
 from redline.upscale.images.jpeg import add_comments, read_comments, unwrap, wrap
@@ -22,9 +21,8 @@ from redline.upscale.images.png import (
     read_texts,
     xmp_chunk,
 )
-from redline.upscale.images.samples import has_grey_profile, to_srgb
 from redline.upscale.images.tiff import add_to_tiff, read_from_tiff
-from redline.upscale.images.vips import VipsImage, field, load_vips
+from redline.upscale.images.vips import VipsImage, field, has_grey_profile, load_vips, to_srgb
 
 _MM_PER_INCH = 25.4
 # The default of libvips and most programs for images without a resolution.

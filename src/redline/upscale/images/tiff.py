@@ -11,7 +11,6 @@ from typing import BinaryIO
 from redline.upscale.images.exif import (
     ReadAt,
     Tag,
-    number_of,
     pack_directories,
     read_block,
     read_directories,
@@ -73,7 +72,7 @@ def add_to_tiff(path: Path, exif: bytes | None, iptc: bytes | None, width: int, 
             {number: reordered(tag, theirs, ours) for number, tag in directory.items()} for directory in directories
         )
         entries = read_entries(_in_file(file), first, ours)
-        taken = {number_of(entry, ours) for entry in entries}
+        taken = {ours.number(entry[:2]) for entry in entries}
         main = {number: tag for number, tag in main.items() if number in _DESCRIPTIVE - taken}
         if iptc is not None:
             main[_IPTC] = Tag(_UNDEFINED, len(iptc), iptc)

@@ -7,7 +7,7 @@ and finally at the start.
 
 import hashlib
 from collections.abc import Generator, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import NamedTuple
@@ -22,7 +22,7 @@ from torch import Tensor
 from redline.errors import RedlineError
 from redline.upscale.video.pixels import to_rgb
 from redline.upscale.video.probe import VideoInfo, seconds_text
-from redline.video.reading import main_stream, opened
+from redline.video.reading import main_stream, opened, packets
 from redline.video.truncated import missing_bytes
 
 _MISSING_S, _UNREAD_SHARE = 0.25, 0.05
@@ -141,17 +141,18 @@ def _decode(
 
 def _frames_and_faults(container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame | str]:
     """Yields frames, and a description of the fault wherever a frame cannot be read."""
-    packets = container.demux()
+    found = packets(container, None, "")
     end, read_bytes = Fraction(0), 0
     while True:
         try:
-            packet = next(packets)
-        except StopIteration:
-            break
-        except (av.FFmpegError, OSError):
+            packet = next(found, None)
+        except RedlineError:
             yield "the rest of the file cannot be read"
-            yield from _flushed(stream)
+            with suppress(av.FFmpegError, OSError):
+                yield from stream.decode(None)
             return
+        if packet is None:
+            break
         end = max(end, _end(packet))
         read_bytes = max(read_bytes, (packet.pos or 0) + packet.size)
         if packet.stream.index != stream.index:
@@ -175,13 +176,6 @@ def _is_lost(container: InputContainer, end: Fraction, read_bytes: int) -> bool:
         return False
     missing = Fraction(container.duration + (container.start_time or 0), av.time_base) - end
     return missing > _MISSING_S and container.size - read_bytes > _UNREAD_SHARE * container.size
-
-
-def _flushed(stream: VideoStream) -> Iterator[VideoFrame]:
-    try:
-        yield from stream.decode(None)
-    except (av.FFmpegError, OSError):
-        return
 
 
 def _end(packet: Packet) -> Fraction:

@@ -61,13 +61,15 @@ def to_planes(rgb: Tensor, layout: VideoFormat, colour: Colour) -> list[Tensor]:
     return [_whole(luma.mul_(luma_span).add_(low), bits), *_whole(chroma, bits)]
 
 
-def to_frame(planes: list[Tensor], layout: VideoFormat, width: int, height: int, colour: Colour) -> VideoFrame:
-    """Returns a frame to encode, from planes on the CPU."""
-    frame = VideoFrame(width, height, layout.name)
-    for plane, values in zip(frame.planes, planes, strict=True):
+def to_frame(packed: Tensor, layout: VideoFormat, width: int, height: int, colour: Colour) -> VideoFrame:
+    """Returns a frame to encode from its planes, which are concatenated into one tensor on the CPU."""
+    frame, rest = VideoFrame(width, height, layout.name), packed.numpy().view(np.uint8)
+    pixel_bytes = 4 if layout.name == "bgr0" else packed.element_size()
+    for plane in frame.planes:
         rows = np.frombuffer(cast(Any, plane), np.uint8).reshape(plane.height, plane.line_size)
-        data = values.contiguous().numpy().reshape(plane.height, -1).view(np.uint8)
-        rows[:, : data.shape[1]] = data
+        row_bytes = plane.width * pixel_bytes
+        data, rest = np.split(rest, [plane.height * row_bytes])
+        rows[:, :row_bytes] = data.reshape(plane.height, row_bytes)
     colour.tag(frame)
     return frame
 

@@ -3,9 +3,8 @@
 import time
 from collections.abc import Callable, Generator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -22,24 +21,14 @@ from redline.upscale.video.probe import VideoInfo, probe
 from redline.upscale.video.remux import Assembly, assemble
 from redline.upscale.video.settings import VideoProgress, VideoResult, VideoSettings, target_format
 from redline.upscale.video.streams import check_other_streams
-from redline.upscale.video.writer import Enlarged, PartEnd, PartWriter, Planes
+from redline.upscale.video.writer import Frame, PartEnd, PartWriter
 
 # Frames that may queue between two stages, which bounds the memory for a video of any length.
 _WAITING_FRAMES = 2
 
 
-class Enlarge(Protocol):
-    def __call__(self, frames: Tensor, finish: Callable[[Tensor], Planes], /) -> Planes: ...
-
-
-@dataclass(frozen=True)
-class Frame:
-    """A frame to upscale, float32 (1, 3, H, W). `end` is set for the last frame of a part."""
-
-    pixels: PendingCopy
-    pts: int
-    duration: int
-    end: PartEnd | None
+# Takes frames and a function that it applies to the upscaled frames; returns what that function returns.
+Enlarge = Callable[[Tensor, Callable[[Tensor], PendingCopy]], PendingCopy]
 
 
 def upscale_video(
@@ -77,17 +66,17 @@ def upscale_video(
     def tell() -> None:
         progress(_progress(video, writer.frames_done, resumed, time.perf_counter() - work_started, known))
 
-    def finish(large: Tensor) -> Planes:
+    def finish(large: Tensor) -> PendingCopy:
         wanted = (1, 3, video.height * scale, video.width * scale)
         if tuple(large.shape) != wanted or not large.is_floating_point():
             raise RedlineError(f"the model gave {tuple(large.shape)} {large.dtype} instead of {wanted} floating point.")
         return _start_copy_to_host(large[0].float(), encoder, copies)
 
-    def work(frame: Frame) -> Enlarged:
-        planes = enlarge(frame.pixels.wait(), finish)
+    def work(frame: Frame) -> Frame:
+        packed = enlarge(frame.pixels.wait(), finish)
         frame.pixels.release()
         tell()
-        return Enlarged(planes, frame.pts, frame.duration, frame.end)
+        return replace(frame, pixels=packed)
 
     tell()
     if not (finished and finished[-1].is_end):
@@ -137,12 +126,11 @@ def _frames(
             yield Frame(copies.to_device(pixels[None]), current.pts, current.duration, end)
 
 
-def _start_copy_to_host(frame: Tensor, encoder: Encoder, copies: PlainCopies) -> Planes:
+def _start_copy_to_host(frame: Tensor, encoder: Encoder, copies: PlainCopies) -> PendingCopy:
     if any(encoder.padded):
         frame = F.pad(frame[None], (0, encoder.padded[0], 0, encoder.padded[1]), mode="replicate")[0]
     planes = to_planes(frame, encoder.layout, encoder.colour)
-    packed = copies.to_host(torch.cat([plane.reshape(-1) for plane in planes]))
-    return Planes(packed, [tuple(plane.shape) for plane in planes])
+    return copies.to_host(torch.cat([plane.reshape(-1) for plane in planes]))
 
 
 def _progress(video: VideoInfo, done: int, resumed: int, elapsed_s: float, notes: tuple[str, ...]) -> VideoProgress:

@@ -1,6 +1,5 @@
 """Encodes upscaled frames into parts: video files that each start with a key frame."""
 
-import math
 from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
@@ -10,7 +9,6 @@ import av
 from av.container import OutputContainer
 from av.packet import Packet
 from av.video.stream import VideoStream
-from torch import Tensor
 
 from redline.errors import RedlineError
 from redline.machine.pinned_copies import PendingCopy
@@ -36,25 +34,14 @@ class PartEnd:
 
 
 @dataclass(frozen=True)
-class Planes:
-    """The planes of a frame concatenated into one tensor, so that one copy moves them to the host."""
+class Frame:
+    """A frame on its way through the stages. `end` is set for the last frame of a part.
 
-    packed: PendingCopy
-    shapes: list[tuple[int, ...]]
+    `pixels` is float32 (1, 3, H, W) before the upscaling. Afterwards it has the planes to encode, concatenated into one
+    tensor, so that one copy moves them to the host.
+    """
 
-    def wait(self) -> list[Tensor]:
-        planes = self.packed.wait().split([math.prod(shape) for shape in self.shapes])
-        return [plane.view(shape) for plane, shape in zip(planes, self.shapes, strict=True)]
-
-    def release(self) -> None:
-        self.packed.release()
-
-
-@dataclass(frozen=True)
-class Enlarged:
-    """The planes of an upscaled frame and its time stamp. `end` is set for the last frame of a part."""
-
-    planes: Planes
+    pixels: PendingCopy
     pts: int
     duration: int
     end: PartEnd | None
@@ -70,13 +57,13 @@ class PartWriter:
         self._clock = _clock(video, encoder)
         self._open: _OpenPart | None = None
 
-    def write(self, frame: Enlarged) -> None:
+    def write(self, frame: Frame) -> None:
         number = len(self.parts)
         path = self._folder.partial_path(number)
         try:
             if self._open is None:
                 self._open = _OpenPart(path, self._encoder, self._video, self._clock)
-            self._open.add(frame.planes, frame.pts)
+            self._open.add(frame.pixels, frame.pts)
             self.frames_done += 1
             if frame.end is not None:
                 part = self._open.close(self.frames_done, frame.duration, frame.end)
@@ -103,10 +90,10 @@ class _OpenPart:
         self._container: OutputContainer = open_output(path, "matroska")
         self._stream = self._add_stream(video)
 
-    def add(self, planes: Planes, pts: int) -> None:
+    def add(self, packed: PendingCopy, pts: int) -> None:
         encoder = self._encoder
-        frame = to_frame(planes.wait(), encoder.layout, encoder.width, encoder.height, encoder.colour)
-        planes.release()
+        frame = to_frame(packed.wait(), encoder.layout, encoder.width, encoder.height, encoder.colour)
+        packed.release()
         frame.pts = len(self._pts) if self._by_number else pts
         frame.time_base = self._clock
         self._numbers[frame.pts] = len(self._pts)

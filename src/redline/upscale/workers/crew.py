@@ -37,20 +37,15 @@ class Job:
 
 @dataclass(frozen=True)
 class Proposal:
-    """A worker's answer: the tile sizes and batch size that fit its memory, and its plan and weights."""
+    """A worker's answer: the tile sizes and batch size that fit its memory, and its plan and weights.
+
+    The parent answers with the `Tiles` that all workers use, because different ones would give different pixels.
+    """
 
     tiles: TileSizes
     batch: int
     plan: str
     digest: str
-
-
-@dataclass(frozen=True)
-class Agreed:
-    """The tile sizes and batch size that all workers use; different ones would give different pixels."""
-
-    tiles: TileSizes
-    batch: int
 
 
 @dataclass(frozen=True)
@@ -108,7 +103,7 @@ class Member(Child):
                     path.unlink(missing_ok=True)
 
 
-class Crew:
+class Crew(contextlib.AbstractContextManager["Crew"]):
     """The workers of a run; as a context manager, it ends them on exit."""
 
     def __init__(self, members: Sequence[Member]) -> None:
@@ -116,9 +111,6 @@ class Crew:
 
     def __len__(self) -> int:
         return len(self.members)
-
-    def __enter__(self) -> "Crew":
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for member in self.members:

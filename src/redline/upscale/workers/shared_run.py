@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 from redline.errors import RedlineError
+from redline.upscale.settings import Tiles
 from redline.upscale.tasks import Listener, Outcome, Task
 from redline.upscale.tiling import Tiling
-from redline.upscale.workers.crew import Agreed, Ask, Crew, Job, ListenerCall, Member, Proposal
+from redline.upscale.workers.crew import Ask, Crew, Job, ListenerCall, Member, Proposal
 from redline.upscale.workers.split_image import Part, Split, split
 from redline.upscale.workers.work_queue import WorkQueue
 
@@ -20,7 +22,7 @@ class SharedRun:
     def __init__(self, crew: Crew, job: Job, listener: Listener) -> None:
         self._crew, self._job, self._listener = crew, job, listener
 
-    def agree(self, plan: str, digest: str) -> Agreed:
+    def agree(self, plan: str, digest: str) -> Tiles:
         """Waits until all workers are ready; returns the smallest tile sizes and batch size that one of them proposes.
 
         Raises RedlineError if a worker has another plan or other weights than `plan` and `digest`.
@@ -43,7 +45,7 @@ class SharedRun:
             raise RedlineError(f"no worker could start: {why}.")
         there = [proposals[member] for member in self._crew.members]
         smallest = min(there, key=lambda one: max(width * height for width, height in one.tiles))
-        agreed = Agreed(smallest.tiles, min(one.batch for one in there))
+        agreed = Tiles(smallest.tiles, min(one.batch for one in there))
         for member in self._crew.members:
             member.send(agreed)
         return agreed
@@ -60,9 +62,7 @@ class SharedRun:
             outcomes.append(outcome)
             finished(outcome)
 
-        def split_task(task: Task, count: int) -> Split | None:
-            return split(task, count, settings, tiling, scale)
-
+        split_task = partial(split, settings=settings, tiling=tiling, scale=scale)
         queue = WorkQueue(tasks, [member.name for member in self._crew.members], split_task)
         settling: list[Future[None]] = []
         try:
@@ -94,9 +94,7 @@ class SharedRun:
                     idle = [other for other in idle if other is not member]
                     if member.failure and not self._crew.members:
                         raise RedlineError(member.failure)
-                    self._listener.say(
-                        f"{why}; " + ("the others continue" if self._crew.members else "no worker is left")
-                    )
+                    self._listener.say(f"{why}; {'the others continue' if self._crew.members else 'no worker is left'}")
                     yield from queue.lost(member.name, why, its_own_fault=bool(member.failure))
                 case Ask(at_once=True):
                     member.give(queue.take(member.name, image_only=True))

@@ -48,30 +48,28 @@ class PartSink:
 
     def __init__(self, part: Part) -> None:
         self._part = part
-        try:
+        with self._explaining():
             self._file = part.rows.open("wb")
-        except OSError as error:
-            raise self._write_error(error) from error
 
     def write_rows(self, rows: np.ndarray) -> None:
-        try:
+        with self._explaining():
             self._file.write(np.ascontiguousarray(rows).data)
-        except OSError as error:
-            raise self._write_error(error) from error
 
     def finish(self) -> None:
-        try:
+        with self._explaining():
             self._file.close()
-        except OSError as error:
-            raise self._write_error(error) from error
 
     def abort(self) -> None:
         """Closes the file, which is deleted with the folder of all parts."""
         with contextlib.suppress(OSError):
             self._file.close()
 
-    def _write_error(self, error: OSError) -> ImageError:
-        return ImageError(f"cannot write {str(self._part.target)!r}: {error.strerror or error}.")
+    @contextlib.contextmanager
+    def _explaining(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise ImageError(f"cannot write {str(self._part.target)!r}: {error.strerror or error}.") from error
 
 
 @dataclass(eq=False)
@@ -110,6 +108,7 @@ class Split:
             self.discard()
 
     def discard(self) -> None:
+        """Deletes the files of the parts."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

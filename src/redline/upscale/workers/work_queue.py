@@ -24,7 +24,7 @@ class WorkQueue:
     def __init__(
         self, tasks: Sequence[Task], workers: Sequence[str], split: Callable[[Task, int], Split | None]
     ) -> None:
-        self._bytes = {task: _file_bytes(task) for task in tasks}
+        self._bytes = {task: (task.source_state() or (0, 0))[0] for task in tasks}
         self._waiting = deque(sorted(tasks, key=lambda task: (not task.is_video, -self._bytes[task])))
         self._waiting_bytes = sum(self._bytes.values())
         self._held: dict[str, list[Task]] = {name: [] for name in workers}
@@ -67,7 +67,8 @@ class WorkQueue:
             elif isinstance(task, Part) and self._splits[task.whole].error:
                 settled.append(self._settled(Outcome(task)))
             else:
-                self._put_back(task)
+                self._waiting.appendleft(task)
+                self._waiting_bytes += self._bytes.get(task, 0)  # a part counts no longer
         if not self._held:
             while self._waiting:
                 settled.append(self._settled(_failed(self._waiting.popleft(), why)))
@@ -84,11 +85,6 @@ class WorkQueue:
         for found in self._splits.values():
             found.discard()
 
-    def _put_back(self, task: Task) -> None:
-        self._waiting.appendleft(task)
-        if not isinstance(task, Part):
-            self._waiting_bytes += self._bytes[task]
-
     def _settled(self, outcome: Outcome) -> Outcome | Split | None:
         part = outcome.task
         if not isinstance(part, Part):
@@ -102,17 +98,8 @@ class WorkQueue:
             for other in [task for task in self._waiting if task in found.unfinished]:
                 self._waiting.remove(other)
                 found.unfinished.discard(other)
-        if found.unfinished:
-            return None
-        return found
+        return None if found.unfinished else found
 
 
 def _failed(task: Task, why: str) -> Outcome:
     return Outcome(task, error=f"cannot upscale {str(task.source)!r}: {why}.")
-
-
-def _file_bytes(task: Task) -> int:
-    try:
-        return task.source.stat().st_size
-    except OSError:
-        return 0
