@@ -57,7 +57,7 @@ class ImageJob:
 
     def band(self, row: int) -> np.ndarray:
         top = self.rows.side.starts[row]
-        positions = self.rows.positions[top : top + self.rows.side.cut.tile]
+        positions = self.rows.positions_on("cpu")[top : top + self.rows.side.cut.tile]
         first, last = int(positions.min()), int(positions.max())
         return self.source.rows(first, last + 1)[(positions - first).numpy()]
 

@@ -242,8 +242,7 @@ class ImageRun:
             self._fail(image, band.error)
             return
         try:
-            if image.sink is None:
-                image.sink = self._create(image)
+            image.sink = image.sink or self._create(image)
             assert band.samples is not None
             image.sink.write_rows(band.samples.wait().numpy())
             band.samples.release()
@@ -262,16 +261,9 @@ class ImageRun:
             return PartSink(image.task)
         if isinstance(image.task, ArrayTask):
             return ArraySink(image.task, image.width, image.height)
-        return ImageSink(
-            image.task.target,
-            image.width,
-            image.height,
-            image.channels,
-            image.bits,
-            self._settings.encoding,
-            image.source.metadata,
-            self._settings.strip,
-        )
+        shape = (image.width, image.height, image.channels, image.bits)
+        settings, metadata = self._settings, image.source.metadata
+        return ImageSink(image.task.target, *shape, settings.encoding, metadata, settings.strip)
 
     def _encode(self, image: ImageJob) -> None:
         assert image.sink is not None

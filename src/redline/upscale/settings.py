@@ -72,14 +72,10 @@ class UpscaleSettings:
         limits |= {"margin_px": 0, "ramp_px": 0}
         if self.is_onnx:
             if self.memory_bytes is not None:
-                raise RedlineError(
-                    "the memory use of an ONNX file is not measured: give --tile-batch instead of --memory."
-                )
-            given = [n for n in ("tile", "plan") if getattr(self, n) is not None] + ["precision"] * (
-                self.precision != "auto"
-            )
-            if given:
-                raise RedlineError(f"an ONNX file has a fixed {given[0]}: leave out --{given[0]}.")
+                raise RedlineError("the memory of an ONNX file is not measured: give --tile-batch instead of --memory.")
+            for name, automatic in {"tile": None, "plan": None, "precision": "auto"}.items():
+                if getattr(self, name) != automatic:
+                    raise RedlineError(f"an ONNX file has a fixed {name}: leave out --{name}.")
         elif self.provider != "cpu":
             raise RedlineError("--provider is for ONNX files: give one with --weights, or leave it out.")
         if self.images.pixel_limit < 1:

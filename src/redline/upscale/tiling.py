@@ -118,30 +118,26 @@ class PaddedSide:
     before: int
     side: Side
     wraps: bool
-    positions: Tensor
 
     def inside(self, scale: int) -> slice:
         """Returns the part of the upscaled side that is the image itself."""
         return slice(self.before * scale, (self.before + self.length) * scale)
 
-    def positions_on(self, device: torch.device) -> Tensor:
-        """Copies the positions once per device, because all frames of a video share them and a copy synchronizes."""
-        return (
-            self.positions if device.type == "cpu" else _sent_positions(self.length, self.side.cut, self.wraps, device)
-        )
+    def positions_on(self, device: torch.device | str) -> Tensor:
+        return _positions(self.length, self.before, self.side.padded, self.wraps, torch.device(device))
 
 
 def pad_side(length: int, cut: Cut, wrap: bool = False) -> PaddedSide:
     """Pads by reflection to the end of the last tile. A texture that wraps is continued at both ends instead."""
     before = cut.around if wrap else 0
     side = cut_side(length + 2 * before, cut)
-    positions = (wrapped if wrap else reflected)(-before, side.padded - before, length)
-    return PaddedSide(length, before, side, wrap, positions)
+    return PaddedSide(length, before, side, wrap)
 
 
 @lru_cache(maxsize=32)
-def _sent_positions(length: int, cut: Cut, wrap: bool, device: torch.device) -> Tensor:
-    return pad_side(length, cut, wrap).positions.to(device)
+def _positions(length: int, before: int, padded: int, wraps: bool, device: torch.device) -> Tensor:
+    """Caches the source positions on the device, because all frames of a video share them and a copy synchronizes."""
+    return (wrapped if wraps else reflected)(-before, padded - before, length).to(device)
 
 
 @dataclass(frozen=True)

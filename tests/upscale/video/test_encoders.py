@@ -9,8 +9,8 @@ from av.video.format import VideoFormat
 
 from redline.errors import RedlineError
 from redline.upscale.video import encoders
-from redline.upscale.video.colour import BT709, RGB, Colour
 from redline.upscale.video.encoders import _check_crf, _codec, _options, _pixel_format, check_encoding, choose_encoder
+from redline.upscale.video.pixels import BT709, RGB, Colour
 from redline.upscale.video.settings import VideoSettings
 
 EVERYTHING = [f"yuv{chroma}p{bits}" for chroma in (420, 422, 444) for bits in ("", "10le", "12le")]

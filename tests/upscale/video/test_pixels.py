@@ -10,8 +10,7 @@ from av.video.format import VideoFormat
 from av.video.frame import VideoFrame
 
 from redline.errors import RedlineError
-from redline.upscale.video.colour import Colour, colour_of
-from redline.upscale.video.pixels import to_frame, to_planes, to_rgb
+from redline.upscale.video.pixels import Colour, colour_of, to_frame, to_planes, to_rgb
 from upscale.video.clips import shown_by_swscale
 
 BT709, BT601, BT2020 = 1, 6, 9

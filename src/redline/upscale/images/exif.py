@@ -74,7 +74,6 @@ def read_header(read_at: ReadAt) -> tuple[Layout, int]:
 
 
 def read_entries(read_at: ReadAt, offset: int, layout: Layout) -> list[bytes]:
-    """Returns the raw entries of a directory."""
     head = read_at(offset, layout.count_bytes)
     if len(head) < layout.count_bytes:
         return []

@@ -121,7 +121,8 @@ class ImageSink(AbstractContextManager["ImageSink"]):
                 image, keep = attach_metadata(self._collected(), self._metadata, self._form)
                 encode(image, self._partial, self._form, self._encoding, keep)
                 add_metadata(self._partial, self._metadata, self._form, width, height)
-                _flush_to_disk(self._partial)
+                with open(self._partial, "r+b") as file:
+                    os.fsync(file.fileno())
                 os.replace(self._partial, self.path)
             self._partial = None
         finally:
@@ -174,16 +175,8 @@ class ImageSink(AbstractContextManager["ImageSink"]):
 def _create_hidden(path: Path) -> Path:
     """Creates an empty file with a hidden name beside the target."""
     hidden = hidden_path(path)
-    os.close(os.open(hidden, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+    hidden.touch(exist_ok=False)
     return hidden
-
-
-def _flush_to_disk(path: Path) -> None:
-    handle = os.open(path, os.O_RDWR)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def encode(image: VipsImage, path: Path, form: Format, encoding: Encoding, keep: int) -> None:

@@ -103,13 +103,9 @@ class ImageSource(AbstractContextManager["ImageSource"]):
         self._kept, self._kept_top = band, top
         return band
 
-    def close(self) -> None:
-        """Closes the file; no more rows can be read."""
+    def __exit__(self, *_: object) -> None:
         self._image, self._kept = None, self._empty(0)
         self._failure = ImageError(f"{str(self.path)!r} is closed.")
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _empty(self, rows: int) -> np.ndarray:
         return np.empty((rows, self.width, self.channels), np.uint8 if self.bits == 8 else np.uint16)

@@ -2,6 +2,7 @@
 
 import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from av.video.format import VideoFormat
 
 from redline.errors import RedlineError
 from redline.machine.cpu_features import hardware_flags
-from redline.upscale.video.colour import RGB, Colour
+from redline.upscale.video.pixels import RGB, Colour
 from redline.upscale.video.probe import VideoInfo
 from redline.upscale.video.settings import TARGETS, VideoSettings, target_format
 
@@ -173,7 +174,6 @@ def _pixel_format(codec: str, name: str, source: VideoFormat) -> tuple[str, list
 
 
 def _exists(name: str) -> bool:
-    try:
+    with suppress(ValueError):
         return Codec(name, "w").is_encoder
-    except ValueError:
-        return False
+    return False
