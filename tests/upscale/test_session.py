@@ -206,7 +206,7 @@ def test_a_tile_that_is_too_small_is_told_the_smallest_at_once(tile: object, wei
     """One sentence whatever it is too small for, and before anything is begun."""
     with pytest.raises(RedlineError, match=r"a tile of \d+ is too small: use 80 or more\.$"):
         Upscaling(UpscaleSettings(weights, tile=tile))
-    assert Upscaling(UpscaleSettings(weights, tile=80)).choose_tiles(((90, 90),), Tiles(((80, 80),)))[1] == 2
+    assert Upscaling(UpscaleSettings(weights, tile=80)).planner.choose(((90, 90),), Tiles(((80, 80),)))[1] == 2
 
 
 def test_the_batch_for_given_tiles_comes_from_the_memory(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:

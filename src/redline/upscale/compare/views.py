@@ -9,15 +9,16 @@ Files are read from the top down in constant memory.
 
 import base64
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from redline.upscale.images.formats import HEAD_BYTES, sniff
-from redline.upscale.images.vips import VipsImage, explaining, field, load_vips, normalise
+from redline.upscale.images.decoded_whole import load_whole
+from redline.upscale.images.formats import WHOLE
+from redline.upscale.images.source import decode, sniffed
+from redline.upscale.images.vips import VipsImage, explaining, field, load_vips
 
 # Each call opens the image again, because a file can be read from the top down only once.
 Opener = Callable[[], VipsImage]
@@ -73,18 +74,11 @@ class _Region:
 
 
 def open_upright(path: Path) -> VipsImage:
-    """Opens an image file as 8-bit sRGB, decoded on demand."""
+    """Opens an image file as 8-bit sRGB, decoded on demand if its format allows."""
     with explaining(f"cannot read {str(path)!r}"):
-        with open(path, "rb") as file:
-            loader = sniff(path, file.read(HEAD_BYTES)).loader
-
-        def load(access: str) -> VipsImage:
-            return load_vips().Operation.call(loader, os.fsencode(path), access=access, fail_on="error")
-
-        image = load("sequential")
-        # Only upright images and images mirrored left to right can be read from the top down.
-        image = load("random") if field(image, "orientation", 1) > 2 else image
-        return _to_srgb(normalise(image.autorot(), path)[0])
+        form = sniffed(path)
+        is_whole = form.loader == WHOLE
+        return _to_srgb(load_whole(path, form) if is_whole else decode(path, form, False, strict=False)[0])
 
 
 def make_views(before: Opener, after: Opener, pixels: int, data_bytes: int) -> Views:

@@ -70,7 +70,7 @@ class ImageSource(AbstractContextManager["ImageSource"]):
         self._form, self._random_access, self._strict = form, random_access, True
         # Formats without streaming are decoded when the first rows are read.
         self._is_blank = form.loader == WHOLE
-        self._image, converted = _decode(path, form, random_access, strict=True)
+        self._image, converted = decode(path, form, random_access, strict=True)
         if converted:
             metadata = replace(metadata, icc=bytes(self._image.get("icc-profile-data")))
         self.metadata = metadata
@@ -124,7 +124,7 @@ class ImageSource(AbstractContextManager["ImageSource"]):
                 raise
             self._strict = False
             with explaining(_reading(self.path)):
-                self._image, _ = _decode(self.path, self._form, self._random_access, strict=False)
+                self._image, _ = decode(self.path, self._form, self._random_access, strict=False)
             self.notes += (f"the JPEG decoder warns: {flaw}",)
             return self._read(top, into)
         return into
@@ -153,8 +153,11 @@ def _load(path: Path, form: Format, sequential: bool, strict: bool) -> VipsImage
     return load_vips().Operation.call(form.loader, os.fsencode(path), access=access, fail_on=fail_on)
 
 
-def _decode(path: Path, form: Format, random_access: bool, strict: bool) -> tuple[VipsImage, tuple[str, ...]]:
-    """Returns the upright image, which is decoded on demand, and notes on conversions."""
+def decode(path: Path, form: Format, random_access: bool, strict: bool) -> tuple[VipsImage, tuple[str, ...]]:
+    """Returns the upright image and notes on conversions.
+
+    The image is decoded on demand; an image of a format that is decoded as a whole is blank.
+    """
     image = _load(path, form, not random_access, strict)
     if field(image, "orientation", 1) > 2:
         # Only upright images and images mirrored left to right can be read from the top down.

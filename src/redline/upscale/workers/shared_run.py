@@ -9,7 +9,6 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 
 from redline.errors import RedlineError
 from redline.upscale.settings import Tiles
@@ -156,8 +155,8 @@ class SharedRun:
             outcomes.append(outcome)
             finished(outcome)
 
-        split_task = partial(split, settings=settings, tiling=tiling, scale=scale)
-        queue = WorkQueue(tasks, [member.name for member in self._crew.members], split_task)
+        names = [member.name for member in self._crew.members]
+        queue = WorkQueue(tasks, names, lambda task, count: split(task, count, settings, tiling, scale))
         settling: list[Future[None]] = []
         try:
             with (
