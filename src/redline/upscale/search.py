@@ -22,7 +22,9 @@ def search(folder: Path, endings: Collection[str], leave_out: Path) -> Found:
     Skips hidden files and folders, and the folder `leave_out`, which holds the results.
     """
     found, leave_out = Found(), leave_out.resolve()
-    above = {folder: (folder.resolve(),)}  # each folder with itself and its parents, resolved
+    above: dict[Path, tuple[Path, ...]] = {
+        folder: (folder.resolve(),)
+    }  # each folder with itself and its parents, resolved
 
     def note_unreadable(error: OSError) -> None:
         path = Path(error.filename)

@@ -169,7 +169,7 @@ def test_failed_skipped_missing_and_damaged(tmp_path: Path) -> None:
     assert shown.count("30 × 20") == shown.count("60 × 40") == 2 and shown.count(" in 2 s") == 1
     for name in ("gone", "cut", "replaced", "failed"):
         assert f"{name}.png" not in shown and f"{name}.png" in not_shown
-    assert "No such file" in not_shown and "it is cut short." in not_shown
+    assert "it does not exist" in not_shown and "it is cut short." in not_shown
     nothing = render_comparison([Outcome(failed, error="it is cut short.")])
     assert "Nothing was enlarged" in text(nothing) and "it is cut short." in text(nothing) and not images(nothing)
 
