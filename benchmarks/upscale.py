@@ -34,7 +34,7 @@ from redline.machine.machine import Machine
 from redline.machine.memory import MemoryMonitor, is_out_of_memory
 from redline.models.drct import Drct, DrctConfig, save_drct
 from redline.upscale.image_run import ImageRun
-from redline.upscale.images import create_image
+from redline.upscale.images.sink import ImageSink
 from redline.upscale.network import Network, load_network
 from redline.upscale.session import Upscaling
 from redline.upscale.settings import ImageSettings, UpscaleSettings
@@ -227,7 +227,7 @@ def measure_huge(bench: Bench, width: int, height: int, work: Path) -> None:
     source, target = work / "huge.tiff", work / "enlarged.tiff"
     work.mkdir(parents=True, exist_ok=True)
     band = synthetic(0, width, 256)
-    with create_image(source, width, height, 3, 8, memory_limit_bytes=0) as sink:
+    with ImageSink(source, width, height, 3, 8, memory_limit_bytes=0) as sink:
         for top in range(0, height, 256):
             sink.write_rows(np.roll(band, top // 7, axis=1)[: height - top])
     network = Network(Doubling().eval(), 2, 16, "the smallest network", "digest")

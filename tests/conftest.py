@@ -166,7 +166,7 @@ def folders_called_locked(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def locked(folder: Path) -> Any:
         if Path(folder).name == "locked":
-            raise PermissionError(13, "Permission denied")
+            raise PermissionError(13, "Permission denied", str(folder))
         return scandir(folder)
 
     monkeypatch.setattr(os, "scandir", locked)

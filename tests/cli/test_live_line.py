@@ -18,9 +18,8 @@ from redline.models.drct import Drct, DrctConfig, save_drct
 from redline.quiet import quiet
 from redline.upscale import export as exporting
 from redline.upscale.journal import Journal
-from redline.upscale.listener import Outcome
-from redline.upscale.tasks import Task
-from redline.upscale.video import VideoProgress
+from redline.upscale.tasks import Outcome, Task
+from redline.upscale.video.settings import VideoProgress
 from synthetic_photos import save_synthetic_photos
 
 from .conftest import Seen

@@ -18,10 +18,9 @@ from redline.ladder.rungs.streams import Pipeline
 from redline.machine.pinned_copies import PinnedCopies, PlainCopies, _Buffer, _Pool
 from redline.upscale import tile_runner as enlarging
 from redline.upscale.image_run import ImageRun
-from redline.upscale.listener import Outcome
 from redline.upscale.network import Network
 from redline.upscale.settings import ImageSettings
-from redline.upscale.tasks import Task
+from redline.upscale.tasks import Outcome, Task
 from redline.upscale.tile_runner import TileRunner
 from redline.upscale.tiling import Cut, Tiling
 

@@ -19,8 +19,7 @@ from redline.models.drct import Drct, DrctConfig
 from redline.upscale import export as exporting
 from redline.upscale.export import export_onnx
 from redline.upscale.image_tiles import tiles_of
-from redline.upscale.network import Network, load_network
-from redline.upscale.onnx_network import load_onnx_network
+from redline.upscale.network import Network, load_network, load_onnx_network
 
 
 @pytest.fixture(scope="module")

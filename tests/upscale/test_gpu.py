@@ -17,15 +17,15 @@ from redline.machine.pinned_copies import copies_for
 from redline.models.drct import Drct, DrctConfig, save_drct
 from redline.upscale.blend import enlarge_by_tiles
 from redline.upscale.image_run import ImageRun
-from redline.upscale.listener import Listener, Outcome
 from redline.upscale.network import Network
 from redline.upscale.session import Upscaling
 from redline.upscale.settings import ImageSettings, UpscaleSettings
-from redline.upscale.tasks import Task, find_tasks
+from redline.upscale.tasks import Listener, Outcome, Task, find_tasks
 from redline.upscale.tile_choice import measure_cost, memory_for_tiles
 from redline.upscale.tile_runner import TileRunner
 from redline.upscale.tiling import Cut, TileShape, Tiling
-from redline.upscale.video import VideoSettings, upscale_video
+from redline.upscale.video.run import upscale_video
+from redline.upscale.video.settings import VideoSettings
 from redline.upscale.whole_images import WholeImages
 from upscale.video.clips import make_clip, shown
 
@@ -314,7 +314,7 @@ def test_a_whole_upscaling_by_the_shipped_plan(weights: Path, images: list[Path]
 
 def test_the_next_picture_of_a_size_keeps_nobody_waiting() -> None:
     """What a video's frames have in common is sent to the device with the first."""
-    shape = TileShape.square(Cut(64, 8, 8, 16))
+    shape = TileShape(Cut(64, 8, 8, 16), Cut(64, 8, 8, 16))
 
     def enlarge(tiles: Tensor) -> Tensor:
         return nn.functional.interpolate(tiles, scale_factor=2)

@@ -15,12 +15,11 @@ from redline.files.partial import hidden_path
 from redline.models.drct import Drct, DrctConfig, save_drct
 from redline.upscale import journal as journals
 from redline.upscale.journal import NAME, Journal
-from redline.upscale.listener import Listener, Outcome
 from redline.upscale.session import Upscaling
 from redline.upscale.settings import Tiles, UpscaleSettings
-from redline.upscale.tasks import Task, find_tasks
-from redline.upscale.video import VideoProgress, VideoSettings
+from redline.upscale.tasks import Listener, Outcome, Task, find_tasks
 from redline.upscale.video.remux import Assembly, assemble
+from redline.upscale.video.settings import VideoProgress, VideoSettings
 from upscale.video.clips import make_clip, shown
 
 

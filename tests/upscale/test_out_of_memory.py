@@ -16,15 +16,16 @@ from redline.upscale import image_job, image_run
 from redline.upscale.blend import Blender
 from redline.upscale.image_job import ImageJob
 from redline.upscale.image_run import ImageRun
-from redline.upscale.images import ImageSink
+from redline.upscale.images.sink import ImageSink
 from redline.upscale.network import Network
 from redline.upscale.session import Upscaling
 from redline.upscale.settings import ImageSettings, UpscaleSettings
 from redline.upscale.tasks import Task
 from redline.upscale.tile_runner import TileRunner
 from redline.upscale.tiling import Cut, TileShape, Tiling, count_tiles
-from redline.upscale.video import VideoSettings, upscale_video
 from redline.upscale.video import run as video_run
+from redline.upscale.video.run import upscale_video
+from redline.upscale.video.settings import VideoSettings
 from redline.upscale.whole_images import WholeImages
 from upscale.video.clips import make_clip, shown
 

@@ -20,14 +20,12 @@ from redline.ladder.plan import Plan
 from redline.models.drct import Drct, DrctConfig, save_drct
 from redline.upscale import tile_planner
 from redline.upscale.journal import NAME, Journal
-from redline.upscale.listener import Listener
-from redline.upscale.padding import pad_side
 from redline.upscale.session import Upscaling
 from redline.upscale.settings import ImageSettings, Tiles, UpscaleSettings, with_preset
-from redline.upscale.tasks import Task, find_tasks
+from redline.upscale.tasks import Listener, Task, find_tasks
 from redline.upscale.tile_choice import TileCost, choose_tiles
 from redline.upscale.tile_planner import TilePlanner
-from redline.upscale.tiling import Cut, smallest_tile
+from redline.upscale.tiling import Cut, pad_side, smallest_tile
 
 
 def save(path: Path, height: int = 24, width: int = 31, seed: int = 0) -> Path:
@@ -122,7 +120,7 @@ def test_a_texture_that_wraps_is_one_tile_with_what_stands_around_it(
     settings = UpscaleSettings(weights, device="cpu", margin_px=4, ramp_px=4, images=ImageSettings(wrap=True))
     upscaling = Upscaling(settings)
     sizes = upscaling.planner.sizes_of([Task(tmp_path / "a.png", tmp_path / "b.png")])
-    tiling, _ = upscaling.choose_tiles(sizes)
+    tiling, _ = upscaling.planner.choose(sizes)
     shape = tiling.shape_for((64, 64), wrap=True)
     assert len(pad_side(64, shape.rows, True).side.starts) == len(pad_side(64, shape.columns, True).side.starts) == 1
     assert shape.rows.tile == sizes[0][0] == 64 + 2 * shape.rows.around
@@ -177,7 +175,7 @@ def test_what_is_compiled_gets_one_shape(weights: Path, tmp_path: Path, monkeypa
     upscaling = Upscaling(UpscaleSettings(weights, device="cpu", margin_px=4, ramp_px=4))
     monkeypatch.setattr(tile_planner, "measure_cost", lambda *_: TileCost(0, 1000.0))
     sizes = ((96, 31), (31, 96))
-    assert len(upscaling.choose_tiles(sizes)[0].shapes) == 2
+    assert len(upscaling.planner.choose(sizes)[0].shapes) == 2
     planner = TilePlanner(upscaling.settings, upscaling.network, Plan.parse("compile"), "cpu")
     assert len(planner.choose(sizes)[0].shapes) == 1
 
@@ -189,7 +187,7 @@ def test_what_a_tile_may_be_called(text: str, tile: object, weights: Path) -> No
     assert _tile(text) == tile
     if tile is not None:
         upscaling = Upscaling(UpscaleSettings(weights, tile=_tile(text), tile_batch=1))
-        tiling, _ = upscaling.choose_tiles((), upscaling.planner.known_tiles(((1000, 1000),), None))
+        tiling, _ = upscaling.planner.choose((), upscaling.planner.known_tiles(((1000, 1000),), None))
         assert tiling.sizes == ((tile, tile) if isinstance(tile, int) else tile,)
 
 
@@ -208,7 +206,7 @@ def test_a_tile_that_is_too_small_is_told_the_smallest_at_once(tile: object, wei
     """One sentence whatever it is too small for, and before anything is begun."""
     with pytest.raises(RedlineError, match=r"a tile of \d+ is too small: use 80 or more\.$"):
         Upscaling(UpscaleSettings(weights, tile=tile))
-    assert Upscaling(UpscaleSettings(weights, tile=80)).choose_tiles(((90, 90),), Tiles(((80, 80),)))[1] == 2
+    assert Upscaling(UpscaleSettings(weights, tile=80)).planner.choose(((90, 90),), Tiles(((80, 80),)))[1] == 2
 
 
 def test_the_batch_for_given_tiles_comes_from_the_memory(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +216,7 @@ def test_the_batch_for_given_tiles_comes_from_the_memory(weights: Path, monkeypa
 
     def chosen(memory_bytes: int | None, batch: int | None = None) -> int:
         upscaling = Upscaling(UpscaleSettings(weights, tile=96, tile_batch=batch, memory_bytes=memory_bytes))
-        return upscaling.choose_tiles(sizes, upscaling.planner.known_tiles(sizes, None))[1]
+        return upscaling.planner.choose(sizes, upscaling.planner.known_tiles(sizes, None))[1]
 
     assert chosen(one) == 1 and chosen(2 * one) == 2 and chosen(None) > 2
     assert chosen(None, 3) == 3 and chosen(3 * one, 3) == 3

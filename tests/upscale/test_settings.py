@@ -7,9 +7,9 @@ import pytest
 
 from redline.errors import RedlineError
 from redline.ladder.plan import Plan
-from redline.upscale.images import Encoding
+from redline.upscale.images.sink import Encoding
 from redline.upscale.settings import ImageSettings, UpscaleSettings, describe, describe_network, with_preset
-from redline.upscale.video import VideoSettings
+from redline.upscale.video.settings import VideoSettings
 
 ONNX = Path("model.ONNX")
 NETWORK = Path("model.safetensors")
@@ -94,10 +94,3 @@ def test_everything_that_decides_how_a_result_looks_is_named() -> None:
     video, image = describe(settings, "network", True), describe(settings, "network", False)
     assert video.startswith("network codec=auto crf=20.0") and "keep_going=True" in video
     assert image.startswith("network wrap=True strip=False") and "quality=7" in image
-
-
-@pytest.mark.parametrize("name", ["batch", "segment_frames", "waiting"])
-def test_a_video_has_limits_too(name: str) -> None:
-    assert VideoSettings(**{name: 1})
-    with pytest.raises(RedlineError, match=f"{name} must be at least 1, not 0"):
-        VideoSettings(**{name: 0})

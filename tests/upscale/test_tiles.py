@@ -12,8 +12,7 @@ from redline.errors import RedlineError
 from redline.ladder.workloads.drct import draw
 from redline.models.drct import Drct, DrctConfig
 from redline.upscale.blend import Blender, enlarge_by_tiles
-from redline.upscale.padding import pad_side
-from redline.upscale.tiling import Cut, TileShape, Tiling, count_tiles, cut_side
+from redline.upscale.tiling import Cut, TileShape, Tiling, count_tiles, cut_side, pad_side
 from redline.video.padding_index import reflected, wrapped
 
 
@@ -167,7 +166,7 @@ def test_no_seam_where_tiles_meet() -> None:
         """How much a column differs from the one before it beyond what it does in the whole image: the most around
         the middle of what two tiles share, where they meet, and in how many times that of an average column."""
         with torch.no_grad():
-            error = enlarge_by_tiles(image, enlarge, 2, TileShape.square(cut), 4) - whole
+            error = enlarge_by_tiles(image, enlarge, 2, TileShape(cut, cut), 4) - whole
         steps = (error[..., 1:] - error[..., :-1]).abs().mean((0, 1, 2))
         starts = pad_side(120, cut).side.starts
         meet = [first + second + cut.tile - 1 for first, second in zip(starts, starts[1:], strict=False)]

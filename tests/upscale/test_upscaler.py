@@ -13,8 +13,7 @@ import redline
 from redline.errors import RedlineError
 from redline.models.drct import Drct, DrctConfig, save_drct
 from redline.upscale import upscaler as module
-from redline.upscale.listener import Listener, Outcome
-from redline.upscale.tasks import Task
+from redline.upscale.tasks import Listener, Outcome, Task
 from redline.upscale.upscaler import Upscaler
 
 from .video.clips import make_clip
@@ -104,9 +103,9 @@ def test_a_path_gives_what_the_command_writes(upscaler: Upscaler, tmp_path: Path
 def test_16_bit_rgb_as_a_pillow_image_is_rounded_with_a_warning(
     upscaler: Upscaler, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from redline.upscale.images import create_image
+    from redline.upscale.images.sink import ImageSink
 
-    with create_image(tmp_path / "deep.png", 30, 20, 3, 16) as sink:
+    with ImageSink(tmp_path / "deep.png", 30, 20, 3, 16) as sink:
         sink.write_rows(noise(20, 30, 3, dtype=np.uint16))
     with caplog.at_level(logging.WARNING):
         assert upscaler(tmp_path / "deep.png").mode == "RGB"

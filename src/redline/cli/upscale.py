@@ -18,9 +18,8 @@ from redline.errors import RedlineError
 from redline.notation import format_seconds
 
 if TYPE_CHECKING:
-    from redline.upscale.listener import Listener, Outcome
-    from redline.upscale.tasks import Task
-    from redline.upscale.video import VideoProgress
+    from redline.upscale.tasks import Listener, Outcome, Task
+    from redline.upscale.video.settings import VideoProgress
 
 
 def upscale(
@@ -96,7 +95,7 @@ def upscale(
     with uninterrupted_imports():
         from redline.ladder.plan import Plan
         from redline.upscale.arguments import read_arguments
-        from redline.upscale.compare import check_page
+        from redline.upscale.compare.page import check_page
         from redline.upscale.upscaler import Upscaler
     if compare is not None:
         check_page(compare)
@@ -137,7 +136,7 @@ def upscale(
 
 def _compare(page: Path, outcomes: list[Outcome]) -> bool:
     """Returns whether the page could be written. The upscaled files exist in any case."""
-    from redline.upscale.compare import write_comparison
+    from redline.upscale.compare.page import write_comparison
 
     try:
         write_comparison(page, outcomes)
@@ -174,7 +173,7 @@ class _Watch:
         self._noted: set[tuple[Task, str]] = set()
 
     def listener(self) -> Listener:
-        from redline.upscale.listener import Listener
+        from redline.upscale.tasks import Listener
 
         return Listener(self.say, self._finished, self._image, self._video, self.begin)
 

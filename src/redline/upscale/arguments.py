@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from redline.errors import RedlineError
-from redline.upscale.images import ImageError, open_image
+from redline.upscale.images.formats import ImageError
+from redline.upscale.images.source import open_image
 from redline.upscale.journal import NAME
 
 
@@ -56,29 +57,21 @@ def read_arguments(given: Sequence[str], out: Path | None) -> Arguments:
         if given[-1].endswith((os.sep, "/")):
             return Arguments(tuple(sources), last, f"writing to the folder {str(last)!r}")
         if not last.suffix:
-            raise RedlineError(
-                f"there is no file {str(last)!r}; to write to a new folder of that name, type {str(last) + '/'!r} or "
-                "use --out."
-            )
+            advice = f"to write to a new folder of that name, type {str(last) + '/'!r} or use --out"
+            raise RedlineError(f"there is no file {str(last)!r}; {advice}.")
     return Arguments(paths, None)
 
 
 def _refuse_possible_output(source: Path, last: Path) -> None:
     """Raises if `last`, or an image in the folder `last`, can be the result of an earlier run on the image `source`."""
     try:
-        is_possible = any(_is_enlarged(path, source) for path in _named_like(source, last))
+        found = [path for path in last.iterdir() if path.stem == source.stem] if last.is_dir() else [last]
+        is_possible = any(_is_enlarged(path, source) for path in found)
     except OSError:  # an unreadable folder is reported later, when it is searched
         return
     if is_possible:
-        write = "write into" if last.is_dir() else "overwrite"
-        raise RedlineError(
-            f"{str(last)!r} exists: to {write} it use --out {shlex.quote(str(last))}; to upscale both give them with "
-            "--out FOLDER."
-        )
-
-
-def _named_like(source: Path, last: Path) -> list[Path]:
-    return [path for path in last.iterdir() if path.stem == source.stem] if last.is_dir() else [last]
+        advice = f"to {'write into' if last.is_dir() else 'overwrite'} it use --out {shlex.quote(str(last))}"
+        raise RedlineError(f"{str(last)!r} exists: {advice}; to upscale both give them with --out FOLDER.")
 
 
 def _is_enlarged(image: Path, source: Path) -> bool:

@@ -20,8 +20,7 @@ from redline.ladder.rewrites.onnx_quantize import calibration_batches, normalize
 from redline.ladder.workloads.drct import smooth_images
 from redline.quiet import quiet
 from redline.upscale.image_tiles import tiles_of
-from redline.upscale.network import Network, find_weights, load_network
-from redline.upscale.onnx_network import PREFIX, Onnx, providers_for
+from redline.upscale.network import PREFIX, Network, Onnx, find_weights, first_line, load_network, providers_for
 from redline.upscale.settings import UpscaleSettings
 from redline.upscale.tiling import smallest_tile
 
@@ -146,8 +145,7 @@ def _export(module: torch.nn.Module, tile: int, path: Path) -> None:
             assert program is not None
             program.save(path)
     except Exception as error:  # the exporter raises many types
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(f"the network cannot be exported to ONNX: {reason}.") from error
+        raise ModelError(f"the network cannot be exported to ONNX: {first_line(error)}.") from error
 
 
 def _with_facts(path: Path, network: Network, tile: int, precision: str) -> bytes:
@@ -156,14 +154,7 @@ def _with_facts(path: Path, network: Network, tile: int, precision: str) -> byte
     model: Any = onnx.load(str(path))
     for node in model.graph.node:  # removes stack traces, which contain local paths
         del node.metadata_props[:]
-    facts = {
-        "scale": network.scale,
-        "window": network.window,
-        "tile": tile,
-        "name": network.name,
-        "digest": network.digest,
-    }
-    onnx.helper.set_model_props(
-        model, {PREFIX + key: str(value) for key, value in {**facts, "precision": precision}.items()}
-    )
+    facts = {key: getattr(network, key) for key in ("scale", "window", "name", "digest")}
+    facts |= {"tile": tile, "precision": precision}
+    onnx.helper.set_model_props(model, {PREFIX + key: str(value) for key, value in facts.items()})
     return model.SerializeToString()

@@ -6,14 +6,15 @@ import numpy as np
 import torch
 
 from redline.errors import RedlineError
-from redline.upscale.array_task import ArraySink, ArraySource, ArrayTask
 from redline.upscale.blend import Blender
-from redline.upscale.images import ImageSink, ImageSource, check_can_hold, format_for, open_image
-from redline.upscale.listener import Outcome
-from redline.upscale.padding import PaddedSide, pad_side
+from redline.upscale.images.formats import check_can_hold, format_for
+from redline.upscale.images.sink import ImageSink
+from redline.upscale.images.source import ImageSource, open_image
+from redline.upscale.memory_images import ArraySink, ArraySource, ArrayTask
 from redline.upscale.settings import ImageSettings
-from redline.upscale.tasks import Task
+from redline.upscale.tasks import Outcome, Task
 from redline.upscale.tile_runner import TileRunner
+from redline.upscale.tiling import PaddedSide, pad_side
 from redline.upscale.workers.split_image import Part, PartSink, first_needed
 
 
@@ -56,7 +57,7 @@ class ImageJob:
 
     def band(self, row: int) -> np.ndarray:
         top = self.rows.side.starts[row]
-        positions = self.rows.positions[top : top + self.rows.side.cut.tile]
+        positions = self.rows.positions_on("cpu")[top : top + self.rows.side.cut.tile]
         first, last = int(positions.min()), int(positions.max())
         return self.source.rows(first, last + 1)[(positions - first).numpy()]
 

@@ -16,24 +16,16 @@ from torch import Tensor
 from redline.errors import RedlineError
 from redline.machine.memory import is_out_of_memory
 from redline.machine.pinned_copies import PendingCopy, PlainCopies
-from redline.upscale.alpha import bounded_alpha
-from redline.upscale.array_task import ArraySink, ArrayTask
-from redline.upscale.blend import enlarged_tiles
+from redline.upscale.blend import bounded_alpha, enlarged_tiles
 from redline.upscale.image_job import ImageJob
-from redline.upscale.images import (
-    ImageSink,
-    create_image,
-    from_planes,
-    premultiply,
-    to_planes,
-    unpremultiply,
-)
-from redline.upscale.listener import Outcome
+from redline.upscale.images.colour import from_planes, to_planes, unpremultiply
+from redline.upscale.images.sink import ImageSink
+from redline.upscale.memory_images import ArraySink, ArrayTask
 from redline.upscale.overlap import overlap
-from redline.upscale.padding import PaddedSide
 from redline.upscale.settings import ImageSettings
-from redline.upscale.tasks import Task
+from redline.upscale.tasks import Outcome, Task
 from redline.upscale.tile_runner import OutOfMemory, TileRunner
+from redline.upscale.tiling import PaddedSide
 from redline.upscale.workers.split_image import Part, PartSink
 
 # Bands that may queue between two stages.
@@ -228,7 +220,7 @@ class ImageRun:
 
     def _planes(self, samples: Tensor) -> tuple[Tensor, Tensor | None]:
         colour, alpha = to_planes(samples)
-        return (colour if alpha is None else premultiply(colour, alpha)), alpha
+        return (colour if alpha is None else colour * alpha), alpha
 
     def _tiles(self, planes: Tensor, columns: PaddedSide) -> Iterable[Tensor]:
         return enlarged_tiles([planes], columns, self._tile_runner.checked_each, self._tile_runner.batch)
@@ -250,8 +242,7 @@ class ImageRun:
             self._fail(image, band.error)
             return
         try:
-            if image.sink is None:
-                image.sink = self._create(image)
+            image.sink = image.sink or self._create(image)
             assert band.samples is not None
             image.sink.write_rows(band.samples.wait().numpy())
             band.samples.release()
@@ -270,16 +261,9 @@ class ImageRun:
             return PartSink(image.task)
         if isinstance(image.task, ArrayTask):
             return ArraySink(image.task, image.width, image.height)
-        return create_image(
-            image.task.target,
-            image.width,
-            image.height,
-            image.channels,
-            image.bits,
-            self._settings.encoding,
-            image.source.metadata,
-            self._settings.strip,
-        )
+        shape = (image.width, image.height, image.channels, image.bits)
+        settings, metadata = self._settings, image.source.metadata
+        return ImageSink(image.task.target, *shape, settings.encoding, metadata, settings.strip)
 
     def _encode(self, image: ImageJob) -> None:
         assert image.sink is not None

@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from redline.errors import RedlineError
-from redline.upscale.images import open_image, to_planes
+from redline.upscale.images.colour import to_planes
+from redline.upscale.images.source import open_image
 from redline.upscale.tasks import find_tasks
 from redline.video.padding_index import reflected
 

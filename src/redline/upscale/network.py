@@ -1,6 +1,10 @@
-"""Loads the network from its weights: DRCT, or any model that spandrel knows if spandrel is installed."""
+"""Loads the network from its weights: DRCT, any model that spandrel knows, or an ONNX file.
+
+spandrel is optional. ONNX Runtime runs the ONNX files, which `redline export` writes.
+"""
 
 import hashlib
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module, resources
@@ -10,9 +14,16 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from redline.errors import ModelError
+from redline.errors import MachineError, ModelError
 from redline.files.weights import read_weights
 from redline.models.drct import Drct, read_drct
+
+PREFIX = "redline."
+_SIZES, _TEXTS = ("scale", "window", "tile"), ("name", "digest", "precision")
+_WHOLE_NUMBER = "-?[0-9]{1,9}"
+_PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider", "tensorrt": "TensorrtExecutionProvider"}
+# The providers in order: a later one runs the nodes that an earlier one does not support.
+_PROVIDER_ORDER = {"cpu": ("cpu",), "cuda": ("cuda", "cpu"), "tensorrt": ("tensorrt", "cuda", "cpu")}
 
 
 @dataclass(frozen=True)
@@ -33,20 +44,24 @@ class Network:
 def load_network(weights: str | Path | None = None, scale: int | None = None) -> Network:
     """Loads a weight file, or the bundled weights for the scale (4 by default)."""
     path = shipped_weights(4 if scale is None else scale) if weights is None else Path(weights)
-    network = _read_network(path)
-    check_scale(network, scale, path)
+    return check_scale(_read_network(path), scale, path)
+
+
+def check_scale(network: Network, scale: int | None, path: Path) -> Network:
+    """Returns the network; raises `ModelError` if its weights are for another scale."""
+    if scale not in (None, network.scale):
+        raise ModelError(f"{str(path)!r} is for ×{network.scale}, not ×{scale}: leave out --scale.")
     return network
 
 
-def check_scale(network: Network, scale: int | None, path: Path) -> None:
-    """Raises `ModelError` if the weights are for another scale."""
-    if scale not in (None, network.scale):
-        raise ModelError(f"{str(path)!r} is for ×{network.scale}, not ×{scale}: leave out --scale.")
+def first_line(error: Exception) -> str:
+    """Returns the first line of an error's message, or the name of its type if it has no message."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _read_network(path: Path) -> Network:
     found = read_weights(path)
-    digest = digest_of(found)
+    digest = _digest_of(found)
     try:
         model: nn.Module = read_drct(found, str(path))
     except ModelError as refused:
@@ -76,15 +91,14 @@ def find_weights(model: str | Path) -> Path:
 
 def shipped_weights(scale: int) -> Path:
     """Returns the bundled weights for this scale; raises `ModelError` if there are none."""
-    bundled = bundled_weights()
-    path = bundled.get(f"drct-small-x{scale}")
-    if path is None:
+    bundled, name = bundled_weights(), f"drct-small-x{scale}"
+    if name not in bundled:
         names = f"the bundled models are {', '.join(bundled)}" if bundled else "no models are bundled"
         raise ModelError(f"no bundled model for ×{scale}: {names}; give a weight file with --weights.")
-    return path
+    return bundled[name]
 
 
-def digest_of(weights: dict[str, Tensor]) -> str:
+def _digest_of(weights: dict[str, Tensor]) -> str:
     """Returns a digest of the weights that does not depend on the file format."""
     digest = hashlib.sha256()
     for name in sorted(weights):
@@ -102,22 +116,23 @@ def _load_with_spandrel(weights: dict[str, Tensor], path: Path, digest: str, ref
     try:
         found = spandrel.ModelLoader().load_from_state_dict(weights)
     except Exception as error:  # spandrel raises many types, some without a message
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(f"{str(refused).rstrip('.')}, and spandrel does not know it either ({reason}).") from error
+        raise ModelError(
+            f"{str(refused).rstrip('.')}, and spandrel does not know it either ({first_line(error)})."
+        ) from error
+    name = found.architecture.name
     if not isinstance(found, spandrel.ImageModelDescriptor):
-        raise ModelError(f"{str(path)!r} is a {found.architecture.name}, which needs more than one input image.")
+        raise ModelError(f"{str(path)!r} is a {name}, which needs more than one input image.")
     if found.purpose == "FaceSR":
-        raise ModelError(f"{str(path)!r} is a {found.architecture.name}, which is for faces only.")
+        raise ModelError(f"{str(path)!r} is a {name}, which is for faces only.")
     if found.input_channels != 3 or found.output_channels != 3 or found.scale < 2:
         raise ModelError(
-            f"{str(path)!r} is a {found.architecture.name} of {found.input_channels} channels to "
-            f"{found.output_channels} at ×{found.scale}; a model of 3 to 3 channels at ×2 or more is needed."
+            f"{str(path)!r} is a {name} of {found.input_channels} channels to {found.output_channels} at "
+            f"×{found.scale}; a model of 3 to 3 channels at ×2 or more is needed."
         )
-    needs = found.size_requirements
-    window = max(needs.multiple_of, 1)
+    window = max(found.size_requirements.multiple_of, 1)
     # Some models return or need more than the image. Only this private attribute of spandrel handles them.
-    module = _Called(found.model.eval(), getattr(found, "_call_fn", _plainly))
-    return Network(module, found.scale, window, f"{found.architecture.name} ×{found.scale}", digest)
+    call = getattr(found, "_call_fn", lambda model, tiles: model(tiles))
+    return Network(_Called(found.model.eval(), call), found.scale, window, f"{name} ×{found.scale}", digest)
 
 
 class _Called(nn.Module):
@@ -129,5 +144,86 @@ class _Called(nn.Module):
         return self._call(self.model, tiles)
 
 
-def _plainly(model: nn.Module, tiles: Tensor) -> Tensor:
-    return model(tiles)
+class Onnx(nn.Module):
+    """Runs the exported network. Tiles may be on any device; the result is on the same device."""
+
+    def __init__(self, path: Path, providers: list[tuple[str, dict[str, str]]]) -> None:
+        super().__init__()
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        options.log_severity_level = 3
+        try:
+            self.session = onnxruntime.InferenceSession(str(path), options, providers=providers)
+        except Exception as error:  # ONNX Runtime raises many types
+            raise ModelError(f"cannot load {str(path)!r}: it is not an ONNX model, or damaged.") from error
+
+    @property
+    def facts(self) -> dict[str, str]:
+        found = self.session.get_modelmeta().custom_metadata_map
+        return {key.removeprefix(PREFIX): value for key, value in found.items() if key.startswith(PREFIX)}
+
+    def check(self, origin: str, scale: int, window: int, tile: int) -> None:
+        """Raises unless the network has one input and one output of the sizes that its metadata claims."""
+        if min(scale, window, tile) < 1 or tile % window:
+            sizes = f"scale {scale}, window {window}, tile {tile}"
+            raise ModelError(f"{origin!r} is damaged: its metadata says {sizes}; export it again.")
+        ends = {"input": (self.session.get_inputs(), tile), "output": (self.session.get_outputs(), scale * tile)}
+        for name, (found, side) in ends.items():
+            shapes = [(item.type, *item.shape[1:]) for item in found]
+            if shapes != [("tensor(float)", 3, side, side)]:
+                said = f"where its metadata says 3 × {side} × {side}"
+                raise ModelError(f"{origin!r} is damaged: its {name} is {shapes}, {said}; export it again.")
+
+    def forward(self, tiles: Tensor) -> Tensor:
+        (name,) = (item.name for item in self.session.get_inputs())
+        try:
+            (result,) = self.session.run(None, {name: tiles.detach().float().cpu().contiguous().numpy()})
+        except Exception as error:  # ONNX Runtime raises many types
+            raise ModelError(f"ONNX Runtime cannot run the exported network: {first_line(error)}.") from error
+        return torch.from_numpy(result).to(tiles.device)
+
+
+def load_onnx_network(
+    path: Path, scale: int | None = None, provider: str = "cpu", device: torch.device | str = "cpu"
+) -> Network:
+    if find_spec("onnxruntime") is None:
+        raise MachineError("ONNX files need ONNX Runtime, which is not installed: pip install onnxruntime.")
+    if not path.is_file():
+        raise ModelError(f"cannot read the weights {str(path)!r}: there is no such file.")
+    module = Onnx(path, providers_for(provider, torch.device(device)))
+    facts = _checked_facts(module.facts, str(path))
+    own_scale, window, tile = (int(facts[key]) for key in _SIZES)
+    name, digest = f"{facts['name']} (ONNX, {facts['precision']})", f"{facts['digest']}-{facts['precision']}"
+    module.check(str(path), own_scale, window, tile)
+    return check_scale(Network(module, own_scale, window, name, digest, tile), scale, path)
+
+
+def _checked_facts(facts: dict[str, str], origin: str) -> dict[str, str]:
+    """Returns the metadata; raises `ModelError` for the first key that is missing or not valid."""
+    if not facts:
+        raise ModelError(f"{origin!r} was not written by `redline export`: it has no metadata of it.")
+    for key in (*_SIZES, *_TEXTS):
+        if key not in facts:
+            raise ModelError(f"{origin!r} is damaged: its metadata lacks '{PREFIX}{key}'; export it again.")
+        value = facts[key]
+        if key in _SIZES and not re.fullmatch(_WHOLE_NUMBER, value):
+            shown = repr(value if len(value) <= 20 else value[:20] + "…")
+            raise ModelError(
+                f"{origin!r} is damaged: '{PREFIX}{key}' of its metadata is {shown}, not a whole number of at most 9 "
+                "digits; export it again."
+            )
+    return facts
+
+
+def providers_for(provider: str, device: torch.device) -> list[tuple[str, dict[str, str]]]:
+    """Returns the provider and the providers for the nodes that it does not support."""
+    import onnxruntime
+
+    if provider not in _PROVIDERS:
+        raise MachineError(f"unknown provider {provider!r}: choose {', '.join(_PROVIDERS)}.")
+    if _PROVIDERS[provider] not in onnxruntime.get_available_providers():
+        raise MachineError(f"the installed ONNX Runtime has no provider {provider}: pip install onnxruntime-gpu.")
+    on_gpu = {"device_id": str(device.index or 0)}
+    return [(_PROVIDERS[kind], {} if kind == "cpu" else on_gpu) for kind in _PROVIDER_ORDER[provider]]

@@ -54,6 +54,10 @@ def overlap(read: Generator[A, None, None], work: Callable[[A], B], write: Calla
         for item in behind:
             write(item)
 
+    def join() -> None:
+        for thread in threads:
+            thread.join()
+
     threads = [Thread(target=guarded, args=(stage,), name=stage.__name__) for stage in (reading, writing)]
     for thread in threads:
         thread.start()
@@ -62,15 +66,10 @@ def overlap(read: Generator[A, None, None], work: Callable[[A], B], write: Calla
     finally:
         # A second Ctrl-C may come while the stages end.
         try:
-            _join(threads)
+            join()
         except BaseException:
             stop()
-            _join(threads)
+            join()
             raise
     if failures:
         raise failures[0]
-
-
-def _join(threads: list[Thread]) -> None:
-    for thread in threads:
-        thread.join()

@@ -21,33 +21,25 @@ def search(folder: Path, endings: Collection[str], leave_out: Path) -> Found:
 
     Skips hidden files and folders, and the folder `leave_out`, which holds the results.
     """
-    found = Found()
-    _search(folder, endings, leave_out.resolve(), (), found)
+    found, leave_out = Found(), leave_out.resolve()
+    above: dict[Path, tuple[Path, ...]] = {
+        folder: (folder.resolve(),)
+    }  # each folder with itself and its parents, resolved
+
+    def note_unreadable(error: OSError) -> None:
+        path = Path(error.filename)
+        found.unreadable.append((path, f"cannot read the folder {str(path)!r}: {error.strerror or error}."))
+
+    for here, folders, files in os.walk(folder, onerror=note_unreadable, followlinks=True):
+        visible = [Path(here, name) for name in sorted(files) if not name.startswith(".")]
+        found.files += [path for path in visible if path.suffix.lower() in endings]
+        found.others += [path for path in visible if path.suffix.lower() not in endings]
+        inside = {name: Path(here, name) for name in sorted(folders) if not name.startswith(".")}
+        for name, path in list(inside.items()):
+            whole, parents = path.resolve(), above[Path(here)]
+            if whole == leave_out or whole in parents:
+                del inside[name]
+                found.circles += [path] * (whole != leave_out)
+            above[path] = (*parents, whole)
+        folders[:] = inside  # `os.walk` descends into these
     return found
-
-
-def _search(folder: Path, endings: Collection[str], leave_out: Path, above: tuple[Path, ...], found: Found) -> None:
-    here = folder.resolve()
-    if here in above:
-        found.circles.append(folder)
-        return
-    try:
-        with os.scandir(folder) as entries:
-            inside = sorted((entry.name, _is_folder(entry)) for entry in entries if not entry.name.startswith("."))
-    except OSError as error:
-        found.unreadable.append((folder, f"cannot read the folder {str(folder)!r}: {error.strerror or error}."))
-        return
-    files = [folder / name for name, is_folder in inside if not is_folder]
-    wanted = [path for path in files if path.suffix.lower() in endings]
-    found.files += wanted
-    found.others += [path for path in files if path.suffix.lower() not in endings]
-    for below in (folder / name for name, is_folder in inside if is_folder):
-        if below.resolve() != leave_out:
-            _search(below, endings, leave_out, (*above, here), found)
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:
-        return False  # a symlink into an unreadable folder: opening it reports the error

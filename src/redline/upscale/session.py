@@ -1,8 +1,10 @@
 """Runs upscaling tasks: loads the network and plan, skips finished files, and does the rest alone or with workers."""
 
+import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,18 +17,16 @@ from redline.machine.machine import Machine
 from redline.machine.memory import is_out_of_memory
 from redline.upscale.image_run import ImageRun
 from redline.upscale.journal import Journal
-from redline.upscale.listener import Listener, Outcome
-from redline.upscale.network import Network, load_network
-from redline.upscale.onnx_network import load_onnx_network
-from redline.upscale.settings import Tiles, TileSizes, UpscaleSettings, describe, describe_network
-from redline.upscale.tasks import Task
-from redline.upscale.tile_planner import Sizes, TilePlanner, digest_of_sizes
+from redline.upscale.network import Network, load_network, load_onnx_network
+from redline.upscale.settings import Tiles, UpscaleSettings, describe, describe_network
+from redline.upscale.tasks import Listener, Outcome, Task
+from redline.upscale.tile_planner import Sizes, TilePlanner
 from redline.upscale.tile_runner import TileRunner
 from redline.upscale.tiling import Tiling
-from redline.upscale.video import VideoProgress, notes_on_parts, tiles_of_parts, upscale_video
+from redline.upscale.video.parts import notes_on_parts, tiles_of_parts
+from redline.upscale.video.run import upscale_video
 from redline.upscale.whole_images import WholeImages
-from redline.upscale.workers.crew import Crew, start_crew, worker_devices
-from redline.upscale.workers.messages import Job
+from redline.upscale.workers.crew import Crew, Job, start_crew, worker_devices
 from redline.upscale.workers.shared_run import SharedRun
 from redline.upscale.workers.split_image import is_large
 
@@ -76,9 +76,9 @@ class Upscaling:
             self.listener.finished(outcomes[task])
         if waiting:
             sizes = self.planner.sizes_of(tasks)
-            digest = digest_of_sizes(sizes)
+            digest = hashlib.sha256(repr(sorted(sizes)).encode()).hexdigest()[:16]
             tiles = self.planner.known_tiles(sizes, self._tiles_of_earlier_run(tasks, journal, digest))
-            finished = _Finishing(self.listener, journal, digest)
+            finished = self._finishing(journal, digest)
             try:
                 outcomes |= {outcome.task: outcome for outcome in self._run(waiting, tiles, sizes, finished)}
             except KeyboardInterrupt:
@@ -87,6 +87,30 @@ class Upscaling:
                         self.listener.say(f"{task.source.name}: {note}")
                 raise
         return [outcomes[task] for task in tasks]
+
+    def _finishing(self, journal: Journal | None, digest: str) -> Finished:
+        """Returns a function that reports the outcome of a file and writes it to the journal.
+
+        A journal that cannot be written is a warning.
+        """
+        has_warned = False
+
+        def finished(outcome: Outcome, tiles: Tiles) -> None:
+            nonlocal has_warned
+            task, before = outcome.task, outcome.source_state
+            if not outcome.error and before is not None and task.source_state() != before:
+                self.listener.say(f"{str(task.source)!r} changed while it was read; --resume will upscale it again")
+            if not outcome.error and journal is not None:
+                try:
+                    journal.record(task, before, replace(tiles, chosen_for=digest))
+                except OSError as error:
+                    if not has_warned:
+                        warning = f"cannot write the journal: {error.strerror or error}"
+                        self.listener.say(f"{warning}; --resume will upscale these files again")
+                    has_warned = True
+            self.listener.finished(outcome)
+
+        return finished
 
     def _tiles_of_earlier_run(self, tasks: Sequence[Task], journal: Journal | None, digest: str) -> Tiles | None:
         """Returns the tiles of the run that is resumed, because other tiles would give slightly different pixels."""
@@ -135,29 +159,25 @@ class Upscaling:
     ) -> list[Outcome]:
         samples = tuple(task for task in tasks if not task.is_video)[:_CALIBRATION_IMAGES]
         shared = SharedRun(crew, Job(self.settings, samples, tiles, sizes), self.listener)
-        agreed = shared.agree(str(self.plan), self.network.digest)
-        tiling = self.tiling(agreed.tiles, agreed.batch)
-        self._report_configuration(tiling, agreed.batch, f", {len(crew)} workers")
-        used = Tiles(tiling.sizes, agreed.batch)
+        used = shared.agree(str(self.plan), self.network.digest)
+        batch = used.batch or 1
+        tiling = self.planner.tiling(used.sizes, batch)
+        self._report_configuration(tiling, batch, f", {len(crew)} workers")
         return shared.run(tasks, tiling, self.network.scale, lambda outcome: finished(outcome, used))
 
     def upscale_video_task(self, task: Task, runner: TileRunner) -> Outcome:
-        def advance(progress: VideoProgress) -> None:
-            self.listener.video_progress(task, progress)
-
+        advance = partial(self.listener.video_progress, task)
         tiles = (runner.tiling.sizes, runner.batch)
         settings = replace(self.settings.videos, model=self.made_by, tiles=tiles, resume=self.settings.resume)
         state, scale = task.source_state(), self.network.scale
+        enlarge, copies = WholeImages(runner), runner.copies
         try:
-            video = upscale_video(
-                task.source, task.target, WholeImages(runner), scale, settings, advance, runner.copies
-            )
-        except (RedlineError, OSError) as error:
-            return Outcome(task, error=str(error), notes=notes_on_parts(task.target))
+            video = upscale_video(task.source, task.target, enlarge, scale, settings, advance, copies)
         except Exception as error:
-            if not is_out_of_memory(error):
+            is_known = isinstance(error, (RedlineError, OSError))
+            if not is_known and not is_out_of_memory(error):
                 raise
-            message = f"out of memory at {str(task.source)!r}: {runner.advice}."
+            message = str(error) if is_known else f"out of memory at {str(task.source)!r}: {runner.advice}."
             return Outcome(task, error=message, notes=notes_on_parts(task.target))
         return Outcome(task, video.width, video.height, video.seconds, video.notes, source_state=state)
 
@@ -171,58 +191,24 @@ class Upscaling:
         is_resumed_with_others = self.settings.resume and tiles and runner and tiles.sizes != runner.tiling.sizes
         if runner is None or outgrown or is_resumed_with_others:
             self._planned_for = tuple({*self._planned_for, *sizes})
-            tiling, batch = self.choose_tiles(self._planned_for, tiles)
+            tiling, batch = self.planner.choose(self._planned_for, tiles)
             if runner is None or (runner.tiling, runner.batch) != (tiling, batch):
                 self._report_configuration(tiling, batch)
                 runner = self.make_tile_runner(tiling, batch)
         self.tile_runner = runner
         return runner
 
-    def choose_tiles(self, sizes: Sizes, tiles: Tiles | None = None, sharing: int = 1) -> tuple[Tiling, int]:
-        return self.planner.choose(sizes, tiles, sharing)
-
-    def tiling(self, sizes: TileSizes, batch: int = 1) -> Tiling:
-        return self.planner.tiling(sizes, batch)
-
     def make_tile_runner(self, tiling: Tiling, batch: int) -> TileRunner:
         streams = self.settings.streams or _DEFAULT_STREAMS
-        return TileRunner(self.network, self.plan, self.machine.device, tiling, batch, self._say, streams)
 
-    def _say(self, text: str) -> None:
-        self.listener.say(text)  # looked up here, because the next run may have another listener
+        def say(text: str) -> None:
+            self.listener.say(text)  # looked up here, because the next run may have another listener
+
+        return TileRunner(self.network, self.plan, self.machine.device, tiling, batch, say, streams)
 
     def _report_configuration(self, tiling: Tiling, batch: int, workers: str = "") -> None:
         tiles = f"{batch} tile{'s' if batch > 1 else ''} of {tiling} at a time"
         self.listener.say(f"{self.network.name} on {self.machine.name} with {self.chosen}, {tiles}{workers}")
-
-
-class _Finishing:
-    """Reports the outcome of each file and writes it to the journal; a journal that cannot be written is a warning."""
-
-    def __init__(self, listener: Listener, journal: Journal | None, digest: str) -> None:
-        self._listener, self._journal, self._digest = listener, journal, digest
-        self._journal_failed = False
-
-    def __call__(self, outcome: Outcome, tiles: Tiles) -> None:
-        if not outcome.error:
-            self._warn_if_changed(outcome)
-            if self._journal is not None:
-                self._record(self._journal, outcome, tiles)
-        self._listener.finished(outcome)
-
-    def _warn_if_changed(self, outcome: Outcome) -> None:
-        source, before = outcome.task.source, outcome.source_state
-        if before is not None and outcome.task.source_state() != before:
-            self._listener.say(f"{str(source)!r} changed while it was read; --resume will upscale it again")
-
-    def _record(self, journal: Journal, outcome: Outcome, tiles: Tiles) -> None:
-        try:
-            journal.record(outcome.task, outcome.source_state, replace(tiles, chosen_for=self._digest))
-        except OSError as error:
-            if not self._journal_failed:
-                reason = error.strerror or error
-                self._listener.say(f"cannot write the journal: {reason}; --resume will upscale these files again")
-            self._journal_failed = True
 
 
 def _load(settings: UpscaleSettings, machine: Machine) -> tuple[Network, ChosenPlan]:

@@ -7,8 +7,8 @@ from redline.choices import PIXEL_LIMIT
 from redline.errors import RedlineError
 from redline.ladder.plan import Plan
 from redline.machine.cores import cores
-from redline.upscale.images import Encoding
-from redline.upscale.video import VideoSettings
+from redline.upscale.images.sink import Encoding
+from redline.upscale.video.settings import VideoSettings
 
 # The (width, height) of each tile shape of a run.
 TileSizes = tuple[tuple[int, int], ...]
@@ -72,14 +72,10 @@ class UpscaleSettings:
         limits |= {"margin_px": 0, "ramp_px": 0}
         if self.is_onnx:
             if self.memory_bytes is not None:
-                raise RedlineError(
-                    "the memory use of an ONNX file is not measured: give --tile-batch instead of --memory."
-                )
-            given = [n for n in ("tile", "plan") if getattr(self, n) is not None] + ["precision"] * (
-                self.precision != "auto"
-            )
-            if given:
-                raise RedlineError(f"an ONNX file has a fixed {given[0]}: leave out --{given[0]}.")
+                raise RedlineError("the memory of an ONNX file is not measured: give --tile-batch instead of --memory.")
+            for name, automatic in {"tile": None, "plan": None, "precision": "auto"}.items():
+                if getattr(self, name) != automatic:
+                    raise RedlineError(f"an ONNX file has a fixed {name}: leave out --{name}.")
         elif self.provider != "cpu":
             raise RedlineError("--provider is for ONNX files: give one with --weights, or leave it out.")
         if self.images.pixel_limit < 1:
@@ -135,7 +131,7 @@ def describe(settings: UpscaleSettings, network: str, is_video: bool) -> str:
     """Returns everything that determines a result, to compare with an earlier run."""
     if is_video:
         videos = settings.videos
-        made = f"codec={videos.codec} crf={videos.crf} preset={videos.preset} keep_going={videos.keep_going}"
-        return f"{network} {made} strip={videos.strip}"
+        made = f"codec={videos.codec} crf={videos.crf} keep_going={videos.keep_going} strip={videos.strip}"
+        return f"{network} {made}"
     images = settings.images
     return f"{network} wrap={images.wrap} strip={images.strip} {images.encoding}"

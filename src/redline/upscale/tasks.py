@@ -1,13 +1,16 @@
-"""Turns the given paths into tasks: one per image or video, with the path of its result."""
+"""Turns the given paths into tasks, one per image or video; defines their outcome and the callbacks of a run."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from redline.errors import RedlineError
-from redline.upscale.images import FORMATS, ImageError, UnsupportedImage, format_for, format_named, sniffed
+from redline.upscale.images.formats import FORMATS, ImageError, UnsupportedImage, format_for
+from redline.upscale.images.source import sniffed
 from redline.upscale.search import search
-from redline.upscale.video import TARGETS, probe
+from redline.upscale.video.probe import probe
+from redline.upscale.video.settings import TARGETS, VideoProgress
 
 # Videos in a folder are recognised by suffix. A file given by name is opened to find out what it is.
 _VIDEO_SUFFIXES = {".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts", ".m2ts", ".mts", ".wmv",
@@ -46,6 +49,38 @@ class Task:
         return status.st_size, status.st_mtime_ns
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """The result for one file: its size and notes, or why it failed.
+
+    `source_state` is the size and modification time of the source when it was opened.
+    """
+
+    task: Task
+    width: int = 0
+    height: int = 0
+    seconds: float = 0.0
+    notes: tuple[str, ...] = ()
+    error: str = ""
+    skipped: bool = False
+    source_state: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Listener:
+    """Callbacks for a run, which may come from any thread.
+
+    `started` receives all tasks, `say` a message, `finished` the outcome of a file, `image_progress` the finished and
+    the total number of rows of tiles of an image, and `video_progress` the progress of a video.
+    """
+
+    say: Callable[[str], None] = lambda _text: None
+    finished: Callable[[Outcome], None] = lambda _outcome: None
+    image_progress: Callable[[Task, float, int], None] = lambda _task, _rows, _total: None
+    video_progress: Callable[[Task, VideoProgress], None] = lambda _task, _progress: None
+    started: Callable[[Sequence[Task]], None] = lambda _tasks: None
+
+
 def find_tasks(
     sources: Sequence[Path],
     target: Path | None,
@@ -73,16 +108,20 @@ def find_tasks(
                 say(f"the symlink {str(link)!r} points to a parent folder and was not followed")
             inside += [Task(path, folder / _renamed(path.relative_to(source), "", format)) for path in found.files]
             inside += [Task(path, folder / path.relative_to(source), problem=why) for path, why in found.unreadable]
-        elif target is not None and len(sources) == 1 and not _means_folder(target):
+        elif target is not None and len(sources) == 1 and target.suffix and not target.is_dir():
             named.append(Task(source, target))
             if format is not None and not named[-1].is_video and target.suffix.lower() not in FORMATS[format].suffixes:
-                raise RedlineError(
-                    f"{str(target)!r} is not a file name for {format}: change one of them, or leave out --format."
-                )
+                wrong = f"{str(target)!r} is not a file name for {format}"
+                raise RedlineError(f"{wrong}: change one of them, or leave out --format.")
         else:
             folder, addition = (source.parent, f"-x{scale}") if target is None else (_as_folder(target), "")
             named.append(_named_task(source, folder, addition, format))
-    _refuse_twice([task for task in named if not task.problem])
+    seen: dict[Path, Path] = {}
+    for task in named:
+        if not task.problem and task.target in seen:
+            raise RedlineError(_collision(seen[task.target], task, "nothing was written"))
+        if not task.problem:
+            seen[task.target] = task.source
     checked = [task if task.problem else _checked(task, target) for task in named]
     if len(sources) == 1 and checked and checked[0].problem:
         raise RedlineError(checked[0].problem)
@@ -106,9 +145,10 @@ def _checked(task: Task, target: Path | None) -> Task:
         return replace(task, problem=f"the output {str(task.target)!r} is the source {what}; choose another output.")
     if not task.is_video:
         try:
-            _check_name(task, is_given=task.target == target)
+            format_for(task.target)
         except ImageError as error:
-            return replace(task, problem=str(error))
+            advice = f"{str(error).rstrip('.')}; set it with --format, or give a file name with --out."
+            return replace(task, problem=str(error) if task.target == target else advice)
     return task
 
 
@@ -121,36 +161,21 @@ def _left_out(folder: Path, others: Sequence[Path]) -> str:
 
 def _writable(format: str) -> str:
     """Returns the name of the format, also for a suffix such as `jpg`."""
-    writable = [name for name, form in FORMATS.items() if form.writable]
-    try:
-        name = format_named(format).name
-    except ImageError:
-        name = ""
-    if name not in writable:
-        raise RedlineError(f"unknown output format {format!r}: choose {', '.join(writable)}.")
-    return name
-
-
-def _check_name(task: Task, is_given: bool) -> None:
-    try:
-        format_for(task.target)
-    except ImageError as error:
-        if is_given:
-            raise
-        raise ImageError(f"{str(error).rstrip('.')}; set it with --format, or give a file name with --out.") from error
+    writable = {name: form.suffixes for name, form in FORMATS.items() if form.writable}
+    for name, suffixes in writable.items():
+        if format == name or f".{format}" in suffixes:
+            return name
+    raise RedlineError(f"unknown output format {format!r}: choose {', '.join(writable)}.")
 
 
 def _as_folder(target: Path) -> Path:
     """Returns the folder for several results; raises if it is a file or has the name of one."""
     if not target.is_dir():
+        output = f"the output {str(target)!r}"
         if target.exists():
-            raise RedlineError(
-                f"the output {str(target)!r} is a file, and several results need a folder: choose another name."
-            )
+            raise RedlineError(f"{output} is a file, and several results need a folder: choose another name.")
         if target.suffix.lower() in _IMAGE_SUFFIXES | _VIDEO_SUFFIXES:
-            raise RedlineError(
-                f"the output {str(target)!r} is named like a file, but several results need a folder; rename it."
-            )
+            raise RedlineError(f"{output} is named like a file, but several results need a folder; rename it.")
     return target
 
 
@@ -163,21 +188,11 @@ def _is_unnamed_video(source: Path) -> bool:
     except UnsupportedImage:
         raise  # FFmpeg would take some of these for videos
     except ImageError:
-        if source.is_file() and _is_video(source):
-            return True
+        with suppress(RedlineError):
+            if source.is_file() and not probe(source).container.endswith(_STILLS):
+                return True
         raise
     return False
-
-
-def _is_video(source: Path) -> bool:
-    try:
-        return not probe(source).container.endswith(_STILLS)
-    except RedlineError:
-        return False
-
-
-def _means_folder(target: Path) -> bool:
-    return target.is_dir() or not target.suffix
 
 
 def _renamed(path: Path, addition: str, format: str | None, is_video: bool = False) -> Path:
@@ -191,27 +206,17 @@ def _renamed(path: Path, addition: str, format: str | None, is_video: bool = Fal
     return path.with_name(path.stem + addition + kept)
 
 
-def _refuse_twice(tasks: Sequence[Task]) -> None:
-    """Raises if two sources have the same target, such as `a.png` and `b/a.png`."""
-    seen: dict[Path, Path] = {}
-    for task in tasks:
-        if task.target in seen:
-            raise RedlineError(_collision(seen[task.target], task, "nothing was written"))
-        seen[task.target] = task.source
-
-
 def _with_problems(named: list[Task], inside: list[Task]) -> list[Task]:
     """Returns all tasks. Of several tasks with the same target, all but one get a problem; a kept name has priority."""
     first: dict[Path, Task] = {}
     for task in [*named, *sorted(inside, key=lambda task: task.source.name != task.target.name)]:
         first.setdefault(task.target, task)
-    return [_without_collision(task, first[task.target]) for task in (*named, *inside)]
-
-
-def _without_collision(task: Task, first: Task) -> Task:
-    if task is first:
-        return task
-    return replace(task, problem=_collision(first.source, task, f"only {str(first.source)!r} is upscaled"))
+    checked = []
+    for task in (*named, *inside):
+        other = first[task.target]
+        problem = _collision(other.source, task, f"only {str(other.source)!r} is upscaled")
+        checked.append(task if task is other else replace(task, problem=problem))
+    return checked
 
 
 def _collision(first: Path, second: Task, consequence: str) -> str:

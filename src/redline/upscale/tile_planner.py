@@ -1,7 +1,7 @@
 """Chooses the tile sizes and the batch size of a run: as requested, as in the run that is resumed, or from memory."""
 
-import hashlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
@@ -9,7 +9,7 @@ import torch
 from redline.errors import RedlineError
 from redline.ladder.plan import Plan
 from redline.ladder.rung import Stage
-from redline.upscale.images import open_image
+from redline.upscale.images.source import open_image
 from redline.upscale.network import Network
 from redline.upscale.settings import Tiles, TileSizes, UpscaleSettings
 from redline.upscale.tasks import Task
@@ -22,11 +22,13 @@ from redline.upscale.tile_choice import (
     with_batch,
 )
 from redline.upscale.tiling import Cut, TileShape, Tiling, padded_size, smallest_tile
-from redline.upscale.video import probe
+from redline.upscale.video.probe import probe
 
 Sizes = tuple[tuple[int, int], ...]
 
 _UNREADABLE_SIDE_PX = 100_000
+# How many images and videos are opened to find out their sizes.
+_MOST_READ = 256
 
 
 class TilePlanner:
@@ -90,7 +92,17 @@ class TilePlanner:
         return padded_size(size, self._cut(self._smallest), self._settings.images.wrap)
 
     def sizes_of(self, tasks: Sequence[Task]) -> Sizes:
-        return tuple(self.with_padding(size) for size in sizes_of(tasks, self._settings))
+        """Returns the sizes with padding of the first images and videos, or one large size if none can be read."""
+        sizes: list[tuple[int, int]] = []
+        for task in tasks[:_MOST_READ]:
+            with suppress(RedlineError, OSError):
+                if task.is_video:
+                    video = probe(task.source)
+                    sizes.append((video.width, video.height))
+                else:
+                    with open_image(task.source, self._settings.images.pixel_limit) as image:
+                        sizes.append((image.width, image.height))
+        return tuple(map(self.with_padding, sizes or [(_UNREADABLE_SIDE_PX, _UNREADABLE_SIDE_PX)]))
 
     def _cut(self, tile: int) -> Cut:
         return Cut(tile, self._settings.margin_px, self._settings.ramp_px, self._network.window)
@@ -105,23 +117,3 @@ def _shape_limits(plan: Plan) -> ShapeLimits:
     captures = [rung for rung in plan.rungs if rung.stage == Stage.LAUNCH]
     passes = max((getattr(rung, "rehearsals", 0) for rung in captures), default=0)
     return ShapeLimits(1 if compiles else MOST_SHAPES, passes, compiles or bool(captures))
-
-
-def sizes_of(tasks: Sequence[Task], settings: UpscaleSettings, limit: int = 256) -> Sizes:
-    """Returns width and height of the first `limit` images and videos, or one large size if none can be read."""
-    sizes: list[tuple[int, int]] = []
-    for task in tasks[:limit]:
-        try:
-            if task.is_video:
-                video = probe(task.source)
-                sizes.append((video.width, video.height))
-            else:
-                with open_image(task.source, settings.images.pixel_limit) as image:
-                    sizes.append((image.width, image.height))
-        except (RedlineError, OSError):
-            continue
-    return tuple(sizes) or ((_UNREADABLE_SIDE_PX, _UNREADABLE_SIDE_PX),)
-
-
-def digest_of_sizes(sizes: Sizes) -> str:
-    return hashlib.sha256(repr(sorted(sizes)).encode()).hexdigest()[:16]

@@ -25,8 +25,8 @@ from redline.machine.memory import is_out_of_memory
 from redline.machine.pinned_copies import PendingCopy, copies_for
 from redline.upscale.blend import enlarge_by_tiles
 from redline.upscale.image_tiles import squares_to_judge
-from redline.upscale.network import Network
-from redline.upscale.tiling import Cut, TileShape, Tiling, smallest_tile
+from redline.upscale.network import Network, first_line
+from redline.upscale.tiling import TileShape, Tiling, smallest_tile
 
 # Below this, the effect of a lower precision could be visible.
 GATE = Gate("picture_psnr", 40.0)
@@ -62,9 +62,8 @@ class TileRunner:
     ) -> None:
         for cut in (side for shape in tiling.shapes for side in (shape.rows, shape.columns)):
             if cut.align % network.window:
-                raise RedlineError(
-                    f"{network.name} needs tiles that start at multiples of {network.window}, not {cut.align}."
-                )
+                needed = f"{network.name} needs tiles that start at multiples of {network.window}"
+                raise RedlineError(f"{needed}, not {cut.align}.")
         self.network, self.plan, self.device = network, plan, torch.device(device)
         self.tiling, self.batch = tiling, batch
         self.copies, self._ahead = copies_for(self.device, streams, say), streams
@@ -83,12 +82,11 @@ class TileRunner:
             # Called outside of the handler, because the traceback keeps the tensors of the failed attempt alive.
             self.shrink(*tiles.shape[-2:])
 
-    def checked(self, tiles: Tensor) -> Tensor:
-        """Returns a finite result; replaces a precision that overflows by a safer one."""
-        return next(iter(self.checked_each([tiles])))
-
     def checked_each(self, batches: Iterable[Tensor]) -> Iterator[Tensor]:
-        """Yields finite results batch by batch, with as many batches in flight as there are streams."""
+        """Yields finite results batch by batch, with as many batches in flight as there are streams.
+
+        Replaces a precision that overflows by a safer one.
+        """
         under_way: deque[_Batch] = deque()
         for tiles in batches:
             under_way.append(self._begin(tiles))
@@ -137,7 +135,7 @@ class TileRunner:
                 raise
             except Exception as error:
                 # In a lower precision, a third-party network may fail because it mixes its input with another dtype.
-                if is_out_of_memory(error) or not self._use_safer_precision(f"it does not run ({_first_line(error)})"):
+                if is_out_of_memory(error) or not self._use_safer_precision(f"it does not run ({first_line(error)})"):
                     raise
 
     def _apply(self, tiles: Tensor) -> Callable[[Tensor], Tensor]:
@@ -202,14 +200,12 @@ class TileRunner:
             raise OutOfMemory(f"out of memory even with one tile of {before}: {self.advice}.")
         self.say(f"out of memory: continuing with tiles of {after}")
 
-    def _inside(self, height: int, width: int) -> TileShape:
+    def _inside(self, *sides: int) -> TileShape:
         """Returns the shape of the tiles into which a tile of this size is split after the halvings so far."""
-        return TileShape(self._halved(height), self._halved(width))
-
-    def _halved(self, length: int) -> Cut:
         like = self.tiling.shapes[0].rows
         least = smallest_tile(like.margin, like.ramp, like.align)
-        return replace(like, tile=max(ceil(length / 2**self._halvings / like.align) * like.align, least))
+        halved = (ceil(side / 2**self._halvings / like.align) * like.align for side in sides)
+        return TileShape(*(replace(like, tile=max(side, least)) for side in halved))
 
     def _free_model(self) -> None:
         """Frees the optimized model and its captured graphs, once they no longer run."""
@@ -227,7 +223,3 @@ def _without_tf32(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Te
             return function(tiles)
 
     return run
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,4 +1,4 @@
-"""Cuts the sides of an image into overlapping tiles, and defines the blending weight of each position of a tile.
+"""Pads the sides of an image, cuts them into overlapping tiles, and defines how tiles are weighted when they blend.
 
 The network cannot see beyond a tile, so the outermost `margin` positions of a tile are discarded. Over `ramp` positions
 in the middle of the overlap, one tile fades out and the other fades in along a Hann window. All tiles start at
@@ -12,11 +12,13 @@ Sizes are (width, height).
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from redline.errors import RedlineError
+from redline.video.padding_index import reflected, wrapped
 
 _STEPS = 2048
 
@@ -109,15 +111,41 @@ def hann_ramp(length: int) -> Tensor:
 
 
 @dataclass(frozen=True)
+class PaddedSide:
+    """A padded side of an image: how it is cut into tiles, and which source position each padded position shows."""
+
+    length: int
+    before: int
+    side: Side
+    wraps: bool
+
+    def inside(self, scale: int) -> slice:
+        """Returns the part of the upscaled side that is the image itself."""
+        return slice(self.before * scale, (self.before + self.length) * scale)
+
+    def positions_on(self, device: torch.device | str) -> Tensor:
+        return _positions(self.length, self.before, self.side.padded, self.wraps, torch.device(device))
+
+
+def pad_side(length: int, cut: Cut, wrap: bool = False) -> PaddedSide:
+    """Pads by reflection to the end of the last tile. A texture that wraps is continued at both ends instead."""
+    before = cut.around if wrap else 0
+    side = cut_side(length + 2 * before, cut)
+    return PaddedSide(length, before, side, wrap)
+
+
+@lru_cache(maxsize=32)
+def _positions(length: int, before: int, padded: int, wraps: bool, device: torch.device) -> Tensor:
+    """Caches the source positions on the device, because all frames of a video share them and a copy synchronizes."""
+    return (wrapped if wraps else reflected)(-before, padded - before, length).to(device)
+
+
+@dataclass(frozen=True)
 class TileShape:
     """The shape of a tile: how rows and columns are cut."""
 
     rows: Cut
     columns: Cut
-
-    @classmethod
-    def square(cls, cut: Cut) -> "TileShape":
-        return cls(cut, cut)
 
     @property
     def size(self) -> tuple[int, int]:
@@ -149,7 +177,7 @@ class Tiling:
 
     @classmethod
     def square(cls, cut: Cut) -> "Tiling":
-        return cls((TileShape.square(cut),))
+        return cls((TileShape(cut, cut),))
 
     @property
     def sizes(self) -> tuple[tuple[int, int], ...]:

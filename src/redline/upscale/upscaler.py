@@ -1,6 +1,7 @@
 """The Python API of upscaling: `Upscaler`. The command line is a thin layer over it."""
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -17,17 +18,17 @@ from redline.choices import PIXEL_LIMIT
 from redline.errors import RedlineError
 from redline.ladder.plan import Plan
 from redline.notation import parse_bytes
-from redline.upscale.alpha import bounded_whole_alpha
-from redline.upscale.array_task import ArrayTask
+from redline.upscale.blend import bounded_whole_alpha
 from redline.upscale.image_run import ImageRun
-from redline.upscale.images import Encoding, premultiply, unpremultiply
-from redline.upscale.listener import Listener, Outcome
+from redline.upscale.images.colour import unpremultiply
+from redline.upscale.images.sink import Encoding
+from redline.upscale.memory_images import ArrayTask, from_pil, read_file, to_pil
 from redline.upscale.network import find_weights
-from redline.upscale.pil_images import from_pil, read_file, to_pil
 from redline.upscale.session import Upscaling
 from redline.upscale.settings import ImageSettings, UpscaleSettings, with_preset
-from redline.upscale.tasks import Task, find_tasks
-from redline.upscale.video import VideoSettings, check_encoding
+from redline.upscale.tasks import Listener, Outcome, Task, find_tasks
+from redline.upscale.video.encoders import check_encoding
+from redline.upscale.video.settings import VideoSettings
 from redline.upscale.whole_images import WholeImages
 from redline.upscale.workers.torchrun import Rank, gather, work_as
 
@@ -245,7 +246,7 @@ class Upscaler:
 
     def _upscale_samples(self, samples: np.ndarray) -> np.ndarray:
         """Upscales samples (H, W, C) of uint8 or uint16, with the same result as for a file."""
-        session, task = self._session, ArrayTask.of(samples)
+        session, task = self._session, ArrayTask(samples=samples)
         with session.on_device():
             runner = session.prepare((session.planner.with_padding((samples.shape[1], samples.shape[0])),))
             (outcome,) = ImageRun(runner, self.settings.images).run([task])
@@ -262,23 +263,19 @@ class Upscaler:
         has_alpha = planes.shape[1] in (2, 4)
         colour, alpha = (planes[:, :-1], planes[:, -1:]) if has_alpha else (planes, None)
         if alpha is not None:
-            colour = premultiply(colour, alpha)
+            colour = colour * alpha
         with session.on_device():
             runner = session.prepare((session.planner.with_padding((batch.shape[3], batch.shape[2])),))
             upscale = WholeImages(runner, wrap)
-            large = upscale(colour.expand(-1, 3, -1, -1), _same)
+            large = upscale(colour.expand(-1, 3, -1, -1), lambda tensor: tensor)
             large_alpha = None
             if alpha is not None:
-                large_alpha = upscale(alpha.expand(-1, 3, -1, -1), _same)
+                large_alpha = upscale(alpha.expand(-1, 3, -1, -1), lambda tensor: tensor)
                 large_alpha = bounded_whole_alpha(large_alpha, alpha.to(large_alpha.device), self.scale, wrap)
                 large_alpha = large_alpha.mean(1, keepdim=True)
                 large = unpremultiply(large.to(large_alpha.device), large_alpha)
             large = (large.mean(1, keepdim=True) if colour.shape[1] == 1 else large).clamp(0, 1)
             return large if large_alpha is None else torch.cat([large, large_alpha], dim=1)
-
-
-def _same(tensor: Tensor) -> Tensor:
-    return tensor
 
 
 def _read_plan(plan: Plan | str | Path | None) -> Plan | None:
@@ -296,9 +293,7 @@ def _listener(progress: Listener | Progress | None) -> Listener:
         say=logger.info,
         finished=lambda outcome: progress(outcome.task, 1.0),
         image_progress=lambda task, rows, total: progress(task, rows / total),
-        video_progress=lambda task, video: progress(
-            task, video.frames_done / video.frames_total if video.frames_total else 0.0
-        ),
+        video_progress=lambda task, video: progress(task, video.frames_done / (video.frames_total or math.inf)),
     )
 
 
@@ -311,16 +306,19 @@ def _journal_folder(sources: Sequence[Path], tasks: Sequence[Task], out: Path | 
 
 def _options_without_effect(settings: UpscaleSettings, format: str | None, tasks: Sequence[Task]) -> list[str]:
     images, videos = settings.images, settings.videos
-    for_images = {"wrap": images.wrap, "format": format is not None, "quality": images.encoding.quality is not None}
-    for_images["max-pixels"] = images.pixel_limit != PIXEL_LIMIT
-    for_videos = {"codec": videos.codec != "auto", "crf": videos.crf is not None, "keep-going": videos.keep_going}
-    kinds = {task.is_video for task in tasks if not task.problem}
-    if kinds == {True}:
-        return [f"--{name} has no effect: it is for images, and there are only videos" for name in _given(for_images)]
-    if kinds == {False}:
-        return [f"--{name} has no effect: it is for videos, and there are only images" for name in _given(for_videos)]
-    return []
-
-
-def _given(options: dict[str, bool]) -> list[str]:
-    return [name for name, is_given in options.items() if is_given]
+    given = {
+        "images": {
+            "wrap": images.wrap,
+            "format": format is not None,
+            "quality": images.encoding.quality is not None,
+            "max-pixels": images.pixel_limit != PIXEL_LIMIT,
+        },
+        "videos": {"codec": videos.codec != "auto", "crf": videos.crf is not None, "keep-going": videos.keep_going},
+    }
+    there = {"videos" if task.is_video else "images" for task in tasks if not task.problem}
+    return [
+        f"--{name} has no effect: it is for {kind}, and there are only {', '.join(there)}"
+        for kind in given.keys() - there
+        for name, is_given in given[kind].items()
+        if is_given and there
+    ]

@@ -2,7 +2,6 @@
 
 import codecs
 from collections.abc import Iterator
-from contextlib import contextmanager
 from fractions import Fraction
 from itertools import islice
 from pathlib import Path
@@ -35,15 +34,11 @@ _PLAYLIST_STARTS, _XML_STARTS, _PLAYLIST_BYTES = (b"#EXTM3U", b"ffconcat", b"<MP
 _ONE_FILE = {"protocol_whitelist": "file", "format_whitelist": _FORMATS}
 
 
-@contextmanager
-def opened(path: Path) -> Iterator[InputContainer]:
-    """A context that opens a local video and closes it at the end. Raises RedlineError if it is not a video."""
-    with open_video(path) as container:
-        yield container
+def opened(path: Path) -> InputContainer:
+    """Opens a local video, and no other file that it may refer to. Raises RedlineError if it is not a video.
 
-
-def open_video(path: Path) -> InputContainer:
-    """Opens a local video, and no other file that it may refer to. Raises RedlineError if it is not a video."""
+    The container is a context manager, which closes the file.
+    """
     try:
         # "file:" prevents FFmpeg from parsing a name with a colon as a protocol. Tags that are not valid UTF-8 are
         # kept.

@@ -26,7 +26,7 @@ def missing_bytes(path: Path) -> int:
         elif (packet := _ts_packet(start)) is not None:
             end = _end_of_ts(file, size_bytes, *packet)
         else:
-            end = _end_of_mp4(file, size_bytes)
+            end = max((end for _, end in _boxes(file, size_bytes)), default=0)  # MP4
     return max(0, end - size_bytes)
 
 
@@ -43,10 +43,6 @@ def complete_bytes(path: Path) -> int:
             # The data of a fragment follow its header (moof).
             ends = (end for kind, end in _boxes(file, size_bytes) if kind in (b"moov", b"mdat"))
         return max((end for end in ends if end <= size_bytes), default=size_bytes)
-
-
-def _end_of_mp4(file: BinaryIO, size_bytes: int) -> int:
-    return max((end for _, end in _boxes(file, size_bytes)), default=0)
 
 
 def _boxes(file: BinaryIO, size_bytes: int) -> Iterator[tuple[bytes, int]]:

@@ -21,8 +21,7 @@ from redline.upscale.compare.page import check_page, render_comparison, write_co
 from redline.upscale.compare.video_frames import middle_of
 from redline.upscale.compare.views import make_views, most_detailed, open_upright
 from redline.upscale.images.vips import load_vips
-from redline.upscale.listener import Outcome
-from redline.upscale.tasks import Task
+from redline.upscale.tasks import Outcome, Task
 from upscale.video.clips import make_clip, repeated, upscale
 
 IMAGE = re.compile(r'<img src="data:image/webp;base64,([A-Za-z0-9+/=]+)" width="(\d+)" height="(\d+)"')
@@ -170,7 +169,7 @@ def test_failed_skipped_missing_and_damaged(tmp_path: Path) -> None:
     assert shown.count("30 × 20") == shown.count("60 × 40") == 2 and shown.count(" in 2 s") == 1
     for name in ("gone", "cut", "replaced", "failed"):
         assert f"{name}.png" not in shown and f"{name}.png" in not_shown
-    assert "No such file" in not_shown and "it is cut short." in not_shown
+    assert "it does not exist" in not_shown and "it is cut short." in not_shown
     nothing = render_comparison([Outcome(failed, error="it is cut short.")])
     assert "Nothing was enlarged" in text(nothing) and "it is cut short." in text(nothing) and not images(nothing)
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from redline.upscale.images import create_image, open_image
+from redline.upscale.images.sink import ImageSink
+from redline.upscale.images.source import open_image
 
 Maker = Callable[..., np.ndarray]
 
@@ -30,7 +31,7 @@ def copy_picture(source: Path, target: Path, strip: bool = False) -> tuple[str, 
     """Writes what was read, with what it carries, and gives the notes on what could not be kept."""
     with open_image(source) as opened:
         shape = (opened.width, opened.height, opened.channels, opened.bits)
-        with create_image(target, *shape, metadata=opened.metadata, strip=strip) as sink:
+        with ImageSink(target, *shape, metadata=opened.metadata, strip=strip) as sink:
             sink.write_rows(opened.rows(0, opened.height))
     return sink.notes
 

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 from PIL import Image, ImageCms
 
-from redline.upscale.images import Encoding, Metadata, create_image, open_image
-from redline.upscale.images.avif import read_cicp, set_cicp
+from redline.upscale.images.colour_tags import read_cicp, set_cicp
+from redline.upscale.images.metadata import Metadata
 from redline.upscale.images.png import Chunk, add_to_png, read_colours
+from redline.upscale.images.sink import Encoding, ImageSink
+from redline.upscale.images.source import open_image
 
 Make = Callable[..., np.ndarray]
 Copy = Callable[..., tuple[str, ...]]
@@ -55,7 +57,7 @@ def test_pixels_are_the_same_with_numbers_and_without(
     rows = samples(64, 48, channels, bits, seed=1)
     for name, metadata in (("plain", Metadata(xmp=b"<x/>")), ("tagged", Metadata(xmp=b"<x/>", colour=(WIDE,)))):
         path = tmp_path / f"{name}.avif"
-        with create_image(path, 48, 64, channels, bits, Encoding(lossless=lossless), metadata) as sink:
+        with ImageSink(path, 48, 64, channels, bits, Encoding(lossless=lossless), metadata) as sink:
             sink.write_rows(rows)
     with Image.open(tmp_path / "plain.avif") as plain, Image.open(tmp_path / "tagged.avif") as tagged:
         assert np.array_equal(np.asarray(plain), np.asarray(tagged)) and tagged.info["xmp"] == b"<x/>"
@@ -112,7 +114,7 @@ def test_grey_by_its_own_profile_looks_the_same_where_there_is_no_grey(
     rows = np.full((32, 64, channels), most, np.uint8 if bits == 8 else np.uint16)
     rows[..., 0] = np.repeat(np.linspace(0.1, 1, 4) * most, 16).round()
     metadata, path = Metadata(icc=grey_profile(1.0)), tmp_path / f"a.{written}"
-    with create_image(path, 64, 32, channels, bits, Encoding(quality=100), metadata) as sink:
+    with ImageSink(path, 64, 32, channels, bits, Encoding(quality=100), metadata) as sink:
         sink.write_rows(rows)
     assert sink.notes[-1].endswith("does not support grey: the image was converted to sRGB with its profile")
     # Light in proportion to the number, by sRGB's curve.
@@ -127,7 +129,7 @@ def test_grey_by_its_own_profile_looks_the_same_where_there_is_no_grey(
 @pytest.mark.parametrize("written", ["png", "jpg", "tif"])
 def test_grey_keeps_its_profile_where_there_is_grey(tmp_path: Path, samples: Make, written: str) -> None:
     profile = grey_profile(1.8)
-    with create_image(tmp_path / f"a.{written}", 40, 30, 1, 8, metadata=Metadata(icc=profile)) as sink:
+    with ImageSink(tmp_path / f"a.{written}", 40, 30, 1, 8, metadata=Metadata(icc=profile)) as sink:
         sink.write_rows(samples(30, 40, 1))
     with open_image(tmp_path / f"a.{written}") as again:
         assert sink.notes == () and again.channels == 1 and again.metadata.icc == profile
@@ -135,7 +137,7 @@ def test_grey_keeps_its_profile_where_there_is_grey(tmp_path: Path, samples: Mak
 
 @pytest.mark.parametrize("depth", [10, 12])
 def test_avif_keeps_its_depth_and_rounding_names_it(tmp_path: Path, samples: Make, depth: int, copy: Copy) -> None:
-    with create_image(tmp_path / "a.avif", 40, 30, 3, 16, metadata=Metadata(depth=depth)) as sink:
+    with ImageSink(tmp_path / "a.avif", 40, 30, 3, 16, metadata=Metadata(depth=depth)) as sink:
         sink.write_rows(samples(30, 40, 3, 16))
     assert sink.notes == ()
     with open_image(tmp_path / "a.avif") as again:

@@ -14,7 +14,9 @@ import pytest
 import tifffile
 from PIL import Image
 
-from redline.upscale.images import ImageError, create_image, open_image
+from redline.upscale.images.formats import ImageError
+from redline.upscale.images.sink import ImageSink
+from redline.upscale.images.source import open_image
 from redline.upscale.images.vips import load_vips
 
 Make = Callable[..., np.ndarray]
@@ -219,7 +221,7 @@ def test_samples_that_are_no_picture(tmp_path: Path, samples: Make) -> None:
 
 def test_a_bad_file_does_not_disturb_a_good_one_beside_it(tmp_path: Path, samples: Make, read_whole: Read) -> None:
     made = samples(300, 200, 3)
-    with create_image(tmp_path / "good.png", 200, 300, 3, 8) as sink:
+    with ImageSink(tmp_path / "good.png", 200, 300, 3, 8) as sink:
         sink.write_rows(made)
     (tmp_path / "bad.png").write_bytes((tmp_path / "good.png").read_bytes()[:-20_000])
     failures: list[str] = []

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from PIL import ExifTags, Image, ImageCms, PngImagePlugin
 
-from redline.upscale.images import Metadata, create_image, open_image
 from redline.upscale.images.exif import resolution, upright
-from redline.upscale.images.iptc import unwrap, wrap
+from redline.upscale.images.jpeg import unwrap, wrap
+from redline.upscale.images.metadata import Metadata
+from redline.upscale.images.sink import ImageSink
+from redline.upscale.images.source import open_image
 
 Make = Callable[..., np.ndarray]
 
@@ -67,7 +69,7 @@ def a_photo(path: Path, samples: Make) -> Path:
 def enlarge(source: Path, target: Path, strip: bool = False) -> tuple[str, ...]:
     with open_image(source) as opened:
         rows = opened.rows(0, opened.height).repeat(2, 0).repeat(2, 1)
-        with create_image(
+        with ImageSink(
             target, rows.shape[1], rows.shape[0], opened.channels, opened.bits, metadata=opened.metadata, strip=strip
         ) as sink:
             sink.write_rows(rows)
@@ -133,7 +135,7 @@ def test_captions_are_found_among_the_resources_of_photoshop() -> None:
 
 def test_iptc_reaches_jpeg_and_tiff_and_a_note_says_where_it_cannot(tmp_path: Path, samples: Make) -> None:
     for suffix in WRITTEN:
-        with create_image(tmp_path / f"a.{suffix}", 40, 30, 3, 8, metadata=Metadata(iptc=IPTC)) as sink:
+        with ImageSink(tmp_path / f"a.{suffix}", 40, 30, 3, 8, metadata=Metadata(iptc=IPTC)) as sink:
             sink.write_rows(samples(30, 40, 3))
         with open_image(tmp_path / f"a.{suffix}") as again:
             found = again.metadata.iptc
@@ -144,7 +146,7 @@ def test_iptc_reaches_jpeg_and_tiff_and_a_note_says_where_it_cannot(tmp_path: Pa
 def test_xmp_that_is_too_long_for_jpeg_is_left_out_with_a_note(tmp_path: Path, samples: Make) -> None:
     for suffix in ("png", "jpg"):
         metadata = Metadata(icc=profile(), xmp=XMP + b" " * 70_000)
-        with create_image(tmp_path / f"a.{suffix}", 40, 30, 3, 8, metadata=metadata) as sink:
+        with ImageSink(tmp_path / f"a.{suffix}", 40, 30, 3, 8, metadata=metadata) as sink:
             sink.write_rows(samples(30, 40, 3))
         assert len(sink.notes) == (suffix == "jpg")
         with open_image(tmp_path / f"a.{suffix}") as again:
@@ -215,7 +217,7 @@ def test_a_png_says_no_more_of_its_resolution_than_its_source(tmp_path: Path, sa
     for name in ("a.png", "b.png"):  # what was written is read and written again
         with open_image(tmp_path / name) as source:
             assert source.metadata.dpi == (None if said is None else pytest.approx((said, said), abs=0.02))
-            with create_image(tmp_path / f"{name[0]}1.png", 17, 12, 3, 8, metadata=source.metadata) as sink:
+            with ImageSink(tmp_path / f"{name[0]}1.png", 17, 12, 3, 8, metadata=source.metadata) as sink:
                 sink.write_rows(source.rows(0, 12))
         (tmp_path / f"{name[0]}1.png").replace(tmp_path / "b.png")
         with Image.open(tmp_path / "b.png") as written:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image, PngImagePlugin
 
-from redline.upscale.images import insertion
+from redline.upscale.images import formats
 from redline.upscale.images.png import Chunk, add_to_png, read_colours, read_texts, xmp_chunk
 
 Make = Callable[..., np.ndarray]
@@ -80,10 +80,10 @@ def test_a_chunk_that_is_longer_than_the_file_is_none(tmp_path: Path, samples: M
 def test_insertion_moves_the_rest_whatever_the_pieces(
     tmp_path: Path, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(insertion, "_PIECE_BYTES", piece)
+    monkeypatch.setattr(formats, "_PIECE_BYTES", piece)
     whole = bytes(range(256))
     for at, data in ((0, b"abc"), (100, b"x" * 50), (256, b"end"), (33, b"")):
         (tmp_path / "a").write_bytes(whole)
         with open(tmp_path / "a", "r+b") as file:
-            insertion.insert(file, at, data)
+            formats.insert(file, at, data)
         assert (tmp_path / "a").read_bytes() == whole[:at] + data + whole[at:]

@@ -9,8 +9,10 @@ import pytest
 import tifffile
 from PIL import ExifTags, Image
 
-from redline.upscale.images import Metadata, create_image, open_image
 from redline.upscale.images.exif import resolution, upright
+from redline.upscale.images.metadata import Metadata
+from redline.upscale.images.sink import ImageSink
+from redline.upscale.images.source import open_image
 from redline.upscale.images.tiff import add_to_tiff, read_from_tiff
 
 Make = Callable[..., np.ndarray]
@@ -74,7 +76,7 @@ def test_a_damaged_block_breaks_nothing(tmp_path: Path, samples: Make) -> None:
         read_from_tiff(tmp_path / "block.tif")
     made = samples(12, 10, 3)
     for suffix in ("tif", "jpg", "png", "webp", "avif"):
-        with create_image(tmp_path / f"a.{suffix}", 10, 12, 3, 8, metadata=Metadata(exif=b"Exif\0\0junk")) as sink:
+        with ImageSink(tmp_path / f"a.{suffix}", 10, 12, 3, 8, metadata=Metadata(exif=b"Exif\0\0junk")) as sink:
             sink.write_rows(made)
         with open_image(tmp_path / f"a.{suffix}") as source:
             assert source.rows(0, 12).shape == made.shape
@@ -87,7 +89,7 @@ def test_what_tifffile_notes_of_the_small_picture_is_left_out(tmp_path: Path, sa
     for name, described in (("a", None), ("b", "a bird")):
         with (
             open_image(tmp_path / f"{name}.tif") as source,
-            create_image(tmp_path / "large.tif", 24, 20, 3, 8, metadata=source.metadata) as sink,
+            ImageSink(tmp_path / "large.tif", 24, 20, 3, 8, metadata=source.metadata) as sink,
         ):
             sink.write_rows(samples(20, 24, 3))
         with tifffile.TiffFile(tmp_path / "large.tif") as file:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from redline.upscale.images import ImageError, open_image
+from redline.upscale.images.formats import ImageError
+from redline.upscale.images.source import open_image
 from redline.upscale.images.vips import load_vips, reason
 
 

@@ -1,6 +1,6 @@
 """Tiny videos that tests make for themselves: a moving pattern, sound, subtitles, chapters, odd clocks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from redline.upscale.video import VideoProgress, VideoResult, VideoSettings, upscale_video
+from redline.upscale.video.frames import Damage, read_frames
+from redline.upscale.video.pixels import to_rgb
+from redline.upscale.video.probe import probe
+from redline.upscale.video.run import upscale_video
+from redline.upscale.video.settings import VideoProgress, VideoResult, VideoSettings
 
 MILLISECONDS = Fraction(1, 1000)
 CHAPTERS = [
@@ -147,14 +151,17 @@ def upscale(
     told: list[VideoProgress] | None = None,
     **settings: Any,
 ) -> VideoResult:
-    """Runs with the quickest preset unless another is asked for."""
     told = [] if told is None else told
-    chosen = VideoSettings(
-        **{"preset": "ultrafast", **settings} if settings.get("codec", "h264") == "h264" else settings
-    )
-    result = upscale_video(source, target, finishing(enlarge), scale, chosen, told.append)
+    result = upscale_video(source, target, finishing(enlarge), scale, VideoSettings(**settings), told.append)
     assert told[-1].frames_done == result.frames
     return result
+
+
+def open_frames(path: Path) -> Iterator[tuple[Tensor, Fraction]]:
+    """All frames as Redline reads them, (3, H, W) in [0, 1], with their times."""
+    video = probe(path)
+    for decoded in read_frames(video, Damage(path.name, keep_going=False)):
+        yield to_rgb(decoded.frame, video.colour), decoded.pts * video.time_base
 
 
 def shown(path: Path) -> list[tuple[Fraction, np.ndarray]]:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from redline.errors import RedlineError
-from redline.upscale.video.colour import BT601, BT709, FULL_RANGE, RGB, UNSPECIFIED, Colour, colour_of
+from redline.upscale.video.pixels import BT601, BT709, FULL_RANGE, RGB, UNSPECIFIED, Colour, colour_of
 
 
 def frame(
@@ -71,4 +71,5 @@ def test_rgb_gets_a_matrix_where_it_becomes_yuv() -> None:
     tagged = SimpleNamespace()
     Colour(9, 4, 5, True).tag(tagged)
     assert vars(tagged) == {"colorspace": 9, "color_primaries": 4, "color_trc": 5, "color_range": FULL_RANGE}
-    assert Colour(9, 4, 5, False).range_tag == 1
+    Colour(9, 4, 5, False).tag(tagged)
+    assert tagged.color_range == 1

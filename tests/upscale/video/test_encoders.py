@@ -8,9 +8,10 @@ import pytest
 from av.video.format import VideoFormat
 
 from redline.errors import RedlineError
-from redline.upscale.video import VideoSettings, encoders
-from redline.upscale.video.colour import BT709, RGB, Colour
+from redline.upscale.video import encoders
 from redline.upscale.video.encoders import _check_crf, _codec, _options, _pixel_format, check_encoding, choose_encoder
+from redline.upscale.video.pixels import BT709, RGB, Colour
+from redline.upscale.video.settings import VideoSettings
 
 EVERYTHING = [f"yuv{chroma}p{bits}" for chroma in (420, 422, 444) for bits in ("", "10le", "12le")]
 
@@ -133,9 +134,7 @@ def test_options_of_the_encoder(flags: set[str], limited: bool, monkeypatch: pyt
 
     assert ("x264-params" in options("h264")) is limited and "x264-params" not in options("hevc")
     assert options("h264", crf=12.5)["crf"] == "12.5" and options("h264")["crf"] == f"{encoders._KINDS['h264'].crf:g}"
-    assert options("h264", preset="slow")["preset"] == "slow"
-    with pytest.raises(RedlineError, match="h264 has no preset 'best': choose"):
-        options("h264", preset="best")
+    assert options("h264")["preset"] == "medium" and options("vp9")["cpu-used"] == "3"
     assert options("prores", VideoFormat("yuv422p10le"))["profile"] == "hq"
     assert options("prores", VideoFormat("yuv444p10le"))["profile"] == "4444"
 

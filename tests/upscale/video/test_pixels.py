@@ -10,8 +10,7 @@ from av.video.format import VideoFormat
 from av.video.frame import VideoFrame
 
 from redline.errors import RedlineError
-from redline.upscale.video.colour import Colour, colour_of
-from redline.upscale.video.pixels import to_frame, to_planes, to_rgb
+from redline.upscale.video.pixels import Colour, colour_of, to_frame, to_planes, to_rgb
 from upscale.video.clips import shown_by_swscale
 
 BT709, BT601, BT2020 = 1, 6, 9
@@ -39,7 +38,8 @@ def colour(matrix: int = BT709, full: bool = False) -> Colour:
 def round_trip(rgb: torch.Tensor, layout: str, how: Colour) -> tuple[VideoFrame, torch.Tensor]:
     height, width = rgb.shape[1:]
     form = VideoFormat(layout, width, height)
-    frame = to_frame(to_planes(rgb, form, how), form, width, height, how)
+    packed = torch.cat([plane.reshape(-1) for plane in to_planes(rgb, form, how)])
+    frame = to_frame(packed, form, width, height, how)
     return frame, to_rgb(frame, how)
 
 

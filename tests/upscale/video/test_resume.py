@@ -15,8 +15,9 @@ from av.container import OutputContainer
 from torch import Tensor
 
 from redline.errors import RedlineError
-from redline.upscale.video import VideoProgress, notes_on_parts, remux, writer
-from redline.upscale.video.parts import part_end_after
+from redline.upscale.video import remux, writer
+from redline.upscale.video.parts import notes_on_parts, part_end_after
+from redline.upscale.video.settings import VideoProgress
 from upscale.video.clips import FAST, doubled, make_clip, shown, upscale
 
 FRAMES, SEGMENT = 31, 6
@@ -24,7 +25,7 @@ FRAMES, SEGMENT = 31, 6
 PTS = [number * 512 + (number * number * 37) % 300 for number in range(FRAMES)]
 
 
-SETTINGS = {"segment_frames": SEGMENT, "batch": 4, "preset": "veryfast"}
+SETTINGS = {"segment_frames": SEGMENT}
 
 
 class Killed(BaseException):
@@ -48,7 +49,7 @@ def whole(source: Path) -> dict[str, Path]:
 
 
 def settings_for(codec: str) -> dict:
-    return {**SETTINGS, "codec": codec, "preset": "veryfast" if codec == "h264" else None}
+    return {**SETTINGS, "codec": codec}
 
 
 def stopping_at(frame: int):
@@ -99,18 +100,17 @@ def test_a_stopped_run_goes_on_and_gives_the_same_film(
     result = upscale(source, target, enlarge=enlarge, resume=True, **settings)
     assert same(target, whole[codec]) and result.frames == FRAMES == result.frames_resumed + sum(seen)
     assert result.frames_resumed % SEGMENT == 0 and not parts(tmp_path, target.name).exists()
-    # At most three batches were on their way to the encoder.
+    # A few frames were on their way to the encoder.
     assert result.frames_resumed >= (stops[0] - 12) // SEGMENT * SEGMENT
 
 
 def test_a_short_video_is_resumed_too(tmp_path: Path, source: Path) -> None:
     """One that is shorter than the usual part; what comes out is the same in any case."""
-    settings = {"preset": "veryfast"}
-    upscale(source, tmp_path / "whole.mp4", **settings)
+    upscale(source, tmp_path / "whole.mp4")
     with pytest.raises(Killed):
-        upscale(source, tmp_path / "b.mp4", enlarge=stopping_at(29), **settings)
+        upscale(source, tmp_path / "b.mp4", enlarge=stopping_at(29))
     enlarge, seen = counting()
-    result = upscale(source, tmp_path / "b.mp4", enlarge=enlarge, resume=True, **settings)
+    result = upscale(source, tmp_path / "b.mp4", enlarge=enlarge, resume=True)
     assert result.frames_resumed == 24 and sum(seen) == FRAMES - 24
     assert same(tmp_path / "b.mp4", tmp_path / "whole.mp4")
 
@@ -139,10 +139,11 @@ CHILD = """
 import sys
 from pathlib import Path
 from upscale.video.clips import doubled, finishing
-from redline.upscale.video import VideoSettings, upscale_video
+from redline.upscale.video.settings import VideoSettings
+from redline.upscale.video.run import upscale_video
 
 source, target = map(Path, sys.argv[1:])
-settings = VideoSettings(segment_frames=6, batch=4, preset="veryfast", resume=True)
+settings = VideoSettings(segment_frames=6, resume=True)
 upscale_video(source, target, finishing(doubled), 2, settings, lambda progress: input(f"{progress.frames_done}\\n"))
 """
 
@@ -157,7 +158,7 @@ def test_kill_minus_9(tmp_path: Path, source: Path, whole: dict[str, Path]) -> N
         text=True,
     )
     assert child.stdin is not None and child.stdout is not None
-    # The child waits for a line after every batch; two parts are whole once the sixth batch is asked for.
+    # The child waits for a line after every frame.
     while int(child.stdout.readline() or 99) < 14:
         child.stdin.write("\n")
         child.stdin.flush()
@@ -210,7 +211,7 @@ def test_without_resume_parts_are_discarded(tmp_path: Path, stopped: Path) -> No
     [
         ({"crf": 30}, "the codec's settings changed"),
         ({"model": "another"}, "the model changed"),
-        ({"segment_frames": 7, "batch": 3}, "the batch and the length of parts changed"),
+        ({"crf": 30, "segment_frames": 7}, "the codec's settings and the length of parts changed"),
     ],
 )
 def test_parts_of_another_request_are_not_used(tmp_path: Path, stopped: Path, changed: dict, sentence: str) -> None:

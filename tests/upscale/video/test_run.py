@@ -14,12 +14,24 @@ from torch import Tensor
 
 from redline.errors import RedlineError
 from redline.machine.pinned_copies import PendingCopy, PlainCopies
-from redline.upscale.video import VideoProgress, VideoSettings, open_frames, upscale_video
 from redline.upscale.video import encoders as choosing
 from redline.upscale.video import run as running
 from redline.upscale.video import writer as writing
 from redline.upscale.video.probe import probe
-from upscale.video.clips import doubled, finishing, make_clip, pattern, repeated, rgb, shown, times, upscale
+from redline.upscale.video.run import upscale_video
+from redline.upscale.video.settings import VideoProgress, VideoSettings
+from upscale.video.clips import (
+    doubled,
+    finishing,
+    make_clip,
+    open_frames,
+    pattern,
+    repeated,
+    rgb,
+    shown,
+    times,
+    upscale,
+)
 
 # 25 frames a second with a pause, a burst and a single step of one tick.
 UNEVEN = [0, 512, 1024, 1025, 3000, 3512, 9000, 9100, 9200, 9300, 20000, 20512]
@@ -70,7 +82,7 @@ def test_colours_without_a_name_get_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", [".mp4", ".mov"])
 def test_uneven_times_stay_exact(tmp_path: Path, suffix: str) -> None:
     expected = make_clip(tmp_path / "a.mp4", pts=UNEVEN)
-    result = upscale(tmp_path / "a.mp4", tmp_path / f"b{suffix}", segment_frames=5, batch=2)
+    result = upscale(tmp_path / "a.mp4", tmp_path / f"b{suffix}", segment_frames=5)
     assert times(tmp_path / f"b{suffix}") == expected == [Fraction(pts, 12800) for pts in UNEVEN]
     assert result.notes == () and result.frames == len(UNEVEN)
 
@@ -103,7 +115,7 @@ def test_matroska_keeps_milliseconds_and_says_what_it_rounds(tmp_path: Path) -> 
 )
 def test_rotation_both_ways_a_player_may_see_it(tmp_path: Path, suffix: str, rotation: int) -> None:
     make_clip(tmp_path / "a.mp4", frames=2, rotation=rotation, pixel_aspect=Fraction(4, 3))
-    codec = {"codec": "vp9", "preset": "8"} if suffix == ".webm" else {}
+    codec = {"codec": "vp9"} if suffix == ".webm" else {}
     upscale(tmp_path / "a.mp4", tmp_path / f"b{suffix}", **codec)
     before, after = (probe(tmp_path / name) for name in ("a.mp4", f"b{suffix}"))
     # A player that turns by the tag turns as before, and one that does not shows the stored frame as before.
@@ -150,8 +162,7 @@ def test_every_codec(tmp_path: Path, codec: str, suffix: str, pixel_format: str,
     expected = make_clip(
         source, frames=7, size=(64, 64), pixel_format=pixel_format, time_base=Fraction(1, 1000), colour=(6, 6, 6, 1)
     )
-    preset = {"hevc": "ultrafast", "av1": "10", "vp9": "8"}.get(codec)
-    result = upscale(source, target, codec=codec, preset=preset, segment_frames=4)
+    result = upscale(source, target, codec=codec, segment_frames=4)
     before, after = probe(source), probe(target)
     assert times(target) == expected and (after.width, after.height) == (128, 128)
     tags = ("primaries", "transfer") if codec == "ffv1" else ("matrix", "primaries", "transfer", "full_range")
@@ -160,8 +171,8 @@ def test_every_codec(tmp_path: Path, codec: str, suffix: str, pixel_format: str,
     assert av.VideoFormat(after.pixel_format).components[0].bits == bits and not any("bits" in n for n in result.notes)
     if exact:
         top = 2**bits - 1
-        for small, large in zip(open_frames(source), open_frames(target), strict=True):
-            assert torch.equal((large.pixels * top).round(), (doubled(small.pixels[None])[0] * top).round())
+        for (small, _), (large, _) in zip(open_frames(source), open_frames(target), strict=True):
+            assert torch.equal((large * top).round(), (doubled(small[None])[0] * top).round())
     with av.open(str(target)) as container:
         stream = container.streams.video[0]
         assert stream.average_rate == 25 and (
@@ -192,18 +203,18 @@ def test_odd_sizes(tmp_path: Path, pixel_format: str, size: tuple[int, int], wan
     assert float((frame[:, -1] - frame[:, -2]).abs().mean()) < 0.02
 
 
-def test_batches_are_no_larger_than_asked_and_come_in_order(tmp_path: Path) -> None:
+def test_frames_come_one_by_one_and_in_order(tmp_path: Path) -> None:
     make_clip(tmp_path / "a.mp4", frames=23)
-    sizes, frames = [], []
+    frames = []
 
     def enlarge(batch: Tensor) -> Tensor:
         assert batch.dtype == torch.float32 and float(batch.min()) >= 0 and float(batch.max()) <= 1
-        sizes.append(len(batch))
+        assert len(batch) == 1
         frames.extend(batch)
         return doubled(batch).to(torch.bfloat16)
 
-    result = upscale(tmp_path / "a.mp4", tmp_path / "b.mp4", enlarge=enlarge, batch=4, segment_frames=10)
-    assert sizes == [4, 4, 2, 4, 4, 2, 3] and result.frames == 23
+    result = upscale(tmp_path / "a.mp4", tmp_path / "b.mp4", enlarge=enlarge, segment_frames=10)
+    assert len(frames) == result.frames == 23
     for ours, small in zip(rgb(tmp_path / "b.mp4"), frames, strict=True):
         assert float((ours[::2, ::2].permute(2, 0, 1) - small).abs().mean()) < 0.05
 
@@ -220,11 +231,11 @@ def test_delays_in_any_stage_change_nothing(tmp_path: Path, monkeypatch: pytest.
 
         return slow
 
-    upscale(tmp_path / "a.mp4", tmp_path / "b.mp4", batch=2, segment_frames=5)
+    upscale(tmp_path / "a.mp4", tmp_path / "b.mp4", segment_frames=5)
     monkeypatch.setattr(running, "to_rgb", delayed(running.to_rgb))
     monkeypatch.setattr(writing, "to_frame", delayed(writing.to_frame))
-    settings = {"batch": 2, "segment_frames": 5, "waiting": 1 + seed}
-    upscale(tmp_path / "a.mp4", tmp_path / "c.mp4", enlarge=delayed(doubled), **settings)
+    monkeypatch.setattr(running, "_WAITING_FRAMES", 1 + seed)
+    upscale(tmp_path / "a.mp4", tmp_path / "c.mp4", enlarge=delayed(doubled), segment_frames=5)
     pairs = zip(shown(tmp_path / "b.mp4"), shown(tmp_path / "c.mp4"), strict=True)
     assert all(one[0] == two[0] and (one[1] == two[1]).all() for one, two in pairs)
 
@@ -256,8 +267,7 @@ def test_a_failure_in_any_stage_surfaces_and_leaves_no_target(tmp_path: Path, mo
 def test_progress_tells_how_far_and_how_long(tmp_path: Path) -> None:
     make_clip(tmp_path / "a.mkv", frames=20)
     told: list[VideoProgress] = []
-    settings = VideoSettings(preset="ultrafast")
-    upscale_video(tmp_path / "a.mkv", tmp_path / "b.mkv", finishing(doubled), 2, settings, told.append)
+    upscale_video(tmp_path / "a.mkv", tmp_path / "b.mkv", finishing(doubled), 2, VideoSettings(), told.append)
     done = [progress.frames_done for progress in told]
     assert done == sorted(done) and done[-1] == 20 and {progress.frames_total for progress in told} == {20}
     halfway = [progress for progress in told if 0 < progress.frames_done < 20]
@@ -274,14 +284,11 @@ def test_a_bad_request_is_one_sentence(tmp_path: Path) -> None:
         ("b.avi", {}, "unknown video format '.avi'; use one of .mp4"),
         ("b.mp4", {"codec": "prores"}, ".mp4 cannot hold prores: choose .mov or .mkv"),
         ("b.mkv", {"codec": "ffv1", "crf": 3}, "ffv1 has no crf"),
-        ("b.mkv", {"codec": "h264", "preset": "warp"}, "no preset 'warp': choose ultrafast"),
         ("a.mp4", {}, "the output 'a.mp4' is the source video"),
     ]
     for name, settings, sentence in cases:
         with pytest.raises(RedlineError, match=sentence.replace(".", r"\.")):
             upscale(source, tmp_path / name, **settings)
-    with pytest.raises(RedlineError, match="batch must be at least 1"):
-        VideoSettings(batch=0)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.mp4"]
 
 

@@ -9,7 +9,7 @@ import av
 import pytest
 from av.stream import Disposition
 
-from redline.upscale.video import VideoResult
+from redline.upscale.video.settings import VideoResult
 from upscale.video.clips import CHAPTERS, make_clip, pattern, times, upscale
 
 
@@ -64,7 +64,7 @@ def test_sound_is_copied_packet_by_packet(tmp_path: Path, source: str, target: s
 
 @pytest.mark.parametrize("target", ["b.mkv", "b.mp4", "b.mov", "b.webm"])
 def test_chapters_titles_and_languages(tmp_path: Path, target: str) -> None:
-    codec = {"codec": "vp9", "preset": "8"} if target == "b.webm" else {}
+    codec = {"codec": "vp9"} if target == "b.webm" else {}
     result = upscale(rich(tmp_path / "a.mkv"), tmp_path / target, **codec)
     wanted = [(chapter["start"], chapter["end"], chapter["metadata"]["title"]) for chapter in CHAPTERS]
     assert chapters(result.target) == [
@@ -96,7 +96,7 @@ def test_tags_that_a_container_does_not_know_are_told(tmp_path: Path) -> None:
      ("ass", "a.mkv", "b.mov"), ("mov_text", "a.mp4", "b.mkv"), ("srt", "a.mkv", "b.webm")],
 )  # fmt: skip
 def test_subtitles_are_copied_or_converted(tmp_path: Path, codec: str, source: str, target: str) -> None:
-    settings = {"codec": "vp9", "preset": "8"} if target == "b.webm" else {}
+    settings = {"codec": "vp9"} if target == "b.webm" else {}
     result = upscale(rich(tmp_path / source, subtitles=codec), tmp_path / target, **settings)
     assert texts(result.target) == [(Fraction(1, 10), "Ciao"), (Fraction(1, 2), "mondo")]
     assert tags(result.target, "subtitles")["language"] == "ita"
@@ -109,7 +109,7 @@ def test_subtitles_are_copied_or_converted(tmp_path: Path, codec: str, source: s
 @pytest.mark.parametrize(("codec", "target"), [("libopus", "b.mov"), ("aac", "b.webm"), ("pcm_s16le", "b.webm")])
 def test_sound_that_does_not_fit_is_converted(tmp_path: Path, codec: str, target: str) -> None:
     make_clip(tmp_path / "a.mkv", frames=25, sound=codec)
-    settings = {"codec": "vp9", "preset": "8"} if target == "b.webm" else {}
+    settings = {"codec": "vp9"} if target == "b.webm" else {}
     result = upscale(tmp_path / "a.mkv", tmp_path / target, **settings)
     assert any(f"audio stream 1 ({codec.removeprefix('lib')}, eng) is converted" in note for note in result.notes)
     with av.open(str(result.target)) as container:

@@ -23,15 +23,23 @@ from redline.errors import RedlineError
 from redline.files.partial import is_partial
 from redline.models.drct import Drct, DrctConfig, save_drct
 from redline.upscale import session
-from redline.upscale.listener import Listener, Outcome
 from redline.upscale.session import Upscaling
-from redline.upscale.settings import UpscaleSettings
-from redline.upscale.tasks import Task, find_tasks
+from redline.upscale.settings import Tiles, UpscaleSettings
+from redline.upscale.tasks import Listener, Outcome, Task, find_tasks
 from redline.upscale.tiling import Cut, Tiling
-from redline.upscale.video import VideoSettings
+from redline.upscale.video.settings import VideoSettings
 from redline.upscale.workers import shared_run
-from redline.upscale.workers.crew import Crew, Member, start_crew, worker_devices
-from redline.upscale.workers.messages import Agreed, Ask, Failed, Job, ListenerCall, Proposal
+from redline.upscale.workers.crew import (
+    Ask,
+    Crew,
+    Failed,
+    Job,
+    ListenerCall,
+    Member,
+    Proposal,
+    start_crew,
+    worker_devices,
+)
 from redline.upscale.workers.shared_run import SharedRun
 from redline.upscale.workers.split_image import Split
 from redline.upscale.workers.torchrun import Rank
@@ -253,8 +261,8 @@ def test_workers_agree_on_tiles_or_report_why_not() -> None:
     job = Job(UpscaleSettings(), (), None, ((100, 70),))
     good = Proposal(((64, 64),), 3, "eager", "abc")
     for proposals, expected in (
-        ((good, Proposal(((80, 48), (48, 80)), 4, "eager", "abc")), Agreed(((80, 48), (48, 80)), 3)),
-        ((good, Failed("2 GiB are too little.")), Agreed(((64, 64),), 3)),
+        ((good, Proposal(((80, 48), (48, 80)), 4, "eager", "abc")), Tiles(((80, 48), (48, 80)), 3)),
+        ((good, Failed("2 GiB are too little.")), Tiles(((64, 64),), 3)),
         ((good, Proposal(((64, 64),), 3, "bf16", "abc")), "two has the plan bf16 and others have eager"),
         ((Proposal(((64, 64),), 3, "eager", "abd"),), "one has different weights"),
         ((Failed("there is no memory."), None), "no worker could start: (one|two)"),
@@ -268,7 +276,7 @@ def test_workers_agree_on_tiles_or_report_why_not() -> None:
             if not isinstance(proposal, Proposal):
                 end.close()
         with crew:
-            if isinstance(expected, Agreed):
+            if isinstance(expected, Tiles):
                 assert run.agree("eager", "abc") == expected
                 assert ends[0].recv() == job and ends[0].recv() == expected
                 assert said == ([] if len(crew) == 2 else ["two: 2 GiB are too little; it did not start"])

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from redline.files.partial import is_partial
 from redline.ladder.plan import Plan
 from redline.upscale.image_run import ImageRun
-from redline.upscale.listener import Outcome
 from redline.upscale.network import Network
 from redline.upscale.settings import ImageSettings, UpscaleSettings
-from redline.upscale.tasks import Task
+from redline.upscale.tasks import Outcome, Task
 from redline.upscale.tile_runner import TileRunner
 from redline.upscale.tiling import Cut, TileShape, Tiling, cut_side
 from redline.upscale.workers.split_image import Split, even_ranges, first_needed, split

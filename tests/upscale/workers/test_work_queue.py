@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from redline.upscale.listener import Outcome
-from redline.upscale.tasks import Task
+from redline.upscale.tasks import Outcome, Task
+from redline.upscale.workers.shared_run import WorkQueue
 from redline.upscale.workers.split_image import Part, Split, even_ranges
-from redline.upscale.workers.work_queue import WorkQueue
 
 
 def files(folder: Path, **sizes: int) -> list[Task]:

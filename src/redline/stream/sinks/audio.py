@@ -19,7 +19,7 @@ from av.stream import Stream
 
 from redline.errors import RedlineError
 from redline.stream.continuous_timestamps import ContinuousTimestamps
-from redline.video.reading import open_video
+from redline.video.reading import opened
 
 
 class AudioCopy:
@@ -96,7 +96,7 @@ def check_audio_copy(path: Path, container: str, suffix: str) -> None:
 def _opened(path: Path) -> InputContainer:
     if not path.is_file():
         raise RedlineError(f"cannot read the audio of {str(path)!r}: the file does not exist.")
-    return open_video(path)
+    return opened(path)
 
 
 def _start_s(packet: Packet) -> Fraction:

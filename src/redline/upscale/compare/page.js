@@ -1,12 +1,12 @@
 "use strict";
 
-// How far from the divider a pointer still takes hold of it, and how far an arrow key moves the picture.
+// The distance at which a pointer still grabs the divider, and how far an arrow key moves the image.
 const NEAR_PX = 26, STEP_PX = 48;
 
 function watch(frame) {
   const range = frame.querySelector("input");
   const button = frame.parentElement.querySelector("button");
-  // The corner of the picture and its size at 100%, in CSS pixels of the frame.
+  // The left upper corner of the image and its size at 100%, in CSS pixels of the frame.
   let actual = false, x = 0, y = 0, width = 0, height = 0, drag = null;
 
   function divide(percent) {
@@ -18,7 +18,7 @@ function watch(frame) {
 
   function move(toX, toY) {
     const within = (to, size, room) => size <= room ? (room - size) / 2 : Math.min(0, Math.max(room - size, to));
-    // Between two pixels of the screen the picture would be blurred.
+    // An image that lies between two pixels of the screen is blurred.
     const onPixel = (length) => Math.round(length * devicePixelRatio) / devicePixelRatio;
     x = onPixel(within(toX, width, frame.clientWidth));
     y = onPixel(within(toY, height, frame.clientHeight));
@@ -26,7 +26,7 @@ function watch(frame) {
       frame.style.setProperty(name, value + "px");
   }
 
-  // A pixel of the picture becomes one of the screen; what lies at these shares of the picture comes to this place.
+  // Shows one image pixel per screen pixel, and moves the point at these shares of the image to (atX, atY).
   function zoom(on, shareX, shareY, atX, atY) {
     actual = on;
     width = frame.dataset.width / devicePixelRatio;
@@ -35,7 +35,7 @@ function watch(frame) {
     frame.classList.toggle("movable", on && (width > frame.clientWidth + 1 || height > frame.clientHeight + 1));
     if (button) {
       button.setAttribute("aria-pressed", on);
-      button.hidden = Math.abs(width - frame.clientWidth) <= 1;  // it is at 100% as it is
+      button.hidden = Math.abs(width - frame.clientWidth) <= 1;  // the image is shown at 100% already
     }
     if (on) move(atX - shareX * width, atY - shareY * height);
   }
@@ -54,7 +54,7 @@ function watch(frame) {
     const [atX, atY, room] = place(event);
     const near = Math.abs(atX - range.value / 100 * room) < NEAR_PX;
     const moves = frame.classList.contains("movable") && !near;
-    // A finger may be about to scroll the page: it takes the divider along once it goes sideways.
+    // A finger may scroll the page, so the divider follows it only after it has moved sideways.
     drag = { moves, fromX: x - atX, fromY: y - atY, atX, atY, waits: event.pointerType === "touch" };
     frame.classList.add(moves ? "moving" : "dividing");
     frame.setPointerCapture(event.pointerId);
@@ -92,7 +92,7 @@ function watch(frame) {
   });
   if (button) button.addEventListener("click", () => zoomToDetail(!actual));
 
-  // The middle of what is seen stays in the middle when the window changes.
+  // The visible centre of the image stays in the centre when the window changes.
   let seen = [frame.clientWidth, frame.clientHeight];
   addEventListener("resize", () => {
     const [shareX, shareY] = [(seen[0] / 2 - x) / width, (seen[1] / 2 - y) / height];

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from redline.errors import RedlineError
 from redline.files.atomic import check_can_write_file, write_text
@@ -19,8 +20,7 @@ from redline.pages.render import read_resource
 from redline.upscale.compare.video_frames import middle_of
 from redline.upscale.compare.views import Opener, Views, make_views, open_upright
 from redline.upscale.images.vips import explaining, load_vips
-from redline.upscale.listener import Outcome
-from redline.upscale.tasks import Task
+from redline.upscale.tasks import Outcome, Task
 from redline.upscale.video.probe import seconds_text
 
 MAX_IMAGES = 24
@@ -48,8 +48,7 @@ class Entry:
         return f"{self.views.after_size[0] / self.views.before_size[0]:.3g}"
 
 
-@dataclass(frozen=True)
-class LeftOut:
+class LeftOut(NamedTuple):
     name: str
     reason: str
 
@@ -61,13 +60,9 @@ def check_page(page: Path) -> None:
     check_can_write_file(page)
 
 
-def write_comparison(page: Path, outcomes: Sequence[Outcome], max_images: int = MAX_IMAGES) -> None:
+def write_comparison(page: Path, outcomes: Sequence[Outcome]) -> None:
     """Writes the page, with the outcomes in the order given, including those of earlier runs."""
-    text = render_comparison(outcomes, max_images)
-    try:
-        write_text(page, text)
-    except OSError as error:
-        raise RedlineError(f"cannot write {str(page)!r}: {error.strerror or error}.") from error
+    write_text(page, render_comparison(outcomes))
 
 
 def render_comparison(outcomes: Sequence[Outcome], max_images: int = MAX_IMAGES) -> str:

@@ -17,8 +17,8 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
 from redline.errors import RedlineError
-from redline.upscale.video import VideoInfo, probe
 from redline.upscale.video.pixels import to_rgb
+from redline.upscale.video.probe import VideoInfo, probe
 from redline.video.reading import main_stream, opened
 
 _MOST_DECODED = 600

@@ -9,15 +9,15 @@ Files are read from the top down in constant memory.
 
 import base64
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from redline.upscale.images.formats import HEAD_BYTES, sniff
-from redline.upscale.images.samples import normalise
+from redline.upscale.images.decoded_whole import load_whole
+from redline.upscale.images.formats import WHOLE
+from redline.upscale.images.source import decode, sniffed
 from redline.upscale.images.vips import VipsImage, explaining, field, load_vips
 
 # Each call opens the image again, because a file can be read from the top down only once.
@@ -74,18 +74,11 @@ class _Region:
 
 
 def open_upright(path: Path) -> VipsImage:
-    """Opens an image file as 8-bit sRGB, decoded on demand."""
+    """Opens an image file as 8-bit sRGB, decoded on demand if its format allows."""
     with explaining(f"cannot read {str(path)!r}"):
-        with open(path, "rb") as file:
-            loader = sniff(path, file.read(HEAD_BYTES)).loader
-
-        def load(access: str) -> VipsImage:
-            return load_vips().Operation.call(loader, os.fsencode(path), access=access, fail_on="error")
-
-        image = load("sequential")
-        # Only upright images and images mirrored left to right can be read from the top down.
-        image = load("random") if field(image, "orientation", 1) > 2 else image
-        return _to_srgb(normalise(image.autorot(), path)[0])
+        form = sniffed(path)
+        is_whole = form.loader == WHOLE
+        return _to_srgb(load_whole(path, form) if is_whole else decode(path, form, False, strict=False)[0])
 
 
 def make_views(before: Opener, after: Opener, pixels: int, data_bytes: int) -> Views:
@@ -94,10 +87,9 @@ def make_views(before: Opener, after: Opener, pixels: int, data_bytes: int) -> V
     size, after_size = (source.width, source.height), (result.width, result.height)
     scale = after_size[0] / size[0], after_size[1] / size[1]
     width, height = _fit(*after_size, pixels)
+    crop_size = (_CROP_WIDTH_PX / scale[0], _CROP_HEIGHT_PX / scale[1])
     region = most_detailed(
-        source,
-        max(1, min(size[0], round(_CROP_WIDTH_PX / scale[0]))),
-        max(1, min(size[1], round(_CROP_HEIGHT_PX / scale[1]))),
+        source, *(max(1, min(side, round(part))) for side, part in zip(size, crop_size, strict=True))
     )
     focus = (region.left + region.width / 2) / size[0], (region.top + region.height / 2) / size[1]
     whole = _encoded(
@@ -183,17 +175,10 @@ def _to_srgb(image: VipsImage) -> VipsImage:
 
 def _encoded(before: VipsImage, after: VipsImage, qualities: tuple[int, ...], data_bytes: float) -> tuple[str, str]:
     """Encodes both sides at the first quality at which they fit, or at the lowest."""
-    sides: tuple[bytes, bytes] = (b"", b"")
+    sides: tuple[bytes, ...] = ()
     for quality in qualities:
-        sides = _webp(before, quality), _webp(after, quality)
-        if len(sides[0]) + len(sides[1]) <= data_bytes:
+        sides = tuple(side.webpsave_buffer(Q=quality, effort=2, keep=0) for side in (before, after))
+        if sum(map(len, sides)) <= data_bytes:
             break
-    return _data_uri(sides[0]), _data_uri(sides[1])
-
-
-def _webp(image: VipsImage, quality: int) -> bytes:
-    return image.webpsave_buffer(Q=quality, effort=2, keep=0)
-
-
-def _data_uri(webp: bytes) -> str:
-    return "data:image/webp;base64," + base64.b64encode(webp).decode("ascii")
+    before_uri, after_uri = ("data:image/webp;base64," + base64.b64encode(side).decode("ascii") for side in sides)
+    return before_uri, after_uri

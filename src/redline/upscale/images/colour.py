@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from redline.upscale.images.errors import ImageError
+from redline.upscale.images.formats import ImageError
 
 # Less than half of the smallest 16-bit alpha: such a pixel is written as fully transparent.
 _INVISIBLE = 0.4 / 65535
@@ -53,11 +53,6 @@ def from_planes(colour: Tensor, alpha: Tensor | None, channels: int, bits: int) 
         # Through int16, because not all devices can convert to uint16.
         rows[strip] = levels if bits == 8 else (levels.int() ^ 0x8000) - 0x8000
     return rows if bits == 8 else rows.view(torch.uint16)
-
-
-def premultiply(colour: Tensor, alpha: Tensor) -> Tensor:
-    """Multiplies colour by alpha."""
-    return colour * alpha
 
 
 def unpremultiply(colour: Tensor, alpha: Tensor) -> Tensor:

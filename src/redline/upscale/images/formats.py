@@ -2,18 +2,44 @@
 
 import re
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
-from redline.upscale.images.errors import ImageError, UnsupportedImage
-from redline.upscale.images.jpeg2000 import SIGNATURES
+from redline.errors import RedlineError
 
 HEAD_BYTES = 256
 
-# The header sizes of Windows and OS/2 bitmaps.
-_BMP_HEADERS = {struct.pack("<I", size) for size in (12, 16, 40, 52, 56, 64, 108, 124)}
+# The header of a bitmap has one of these sizes in Windows and OS/2.
+_BMP_SIZES = b"|".join(re.escape(struct.pack("<I", size)) for size in (12, 16, 40, 52, 56, 64, 108, 124))
+CODESTREAM_2000 = b"\xff\x4f\xff\x51"
+_SIGNATURES = {
+    name: re.compile(start, re.DOTALL)
+    for name, start in {
+        "png": rb"\x89PNG\r\n\x1a\n",
+        "jpeg": rb"\xff\xd8\xff",
+        "webp": rb"RIFF.{4}WEBP",
+        "tiff": rb"II[*+]\0|MM\0[*+]",
+        "gif": rb"GIF8[79]a",
+        "pnm": rb"P[1-6][\s#]",
+        "bmp": rb"BM.{12}(?:" + _BMP_SIZES + rb")",
+        "jp2": rb"\0\0\0\x0cjP  \r\n\x87\n|" + re.escape(CODESTREAM_2000),
+    }.items()
+}
+_BRANDS = {"avif": {b"avif", b"avis"}, "heic": {b"heic", b"heix", b"heim", b"heis", b"hevc", b"mif1"}}
+# The size of the pieces in which `insert` moves data.
+_PIECE_BYTES = 4 * 2**20
 # These are TIFF files in which a TIFF reader finds only a thumbnail.
 _CAMERA_RAW = {".3fr", ".arw", ".cr2", ".dng", ".erf", ".nef", ".nrw", ".orf", ".pef", ".rw2", ".sr2", ".srw"}
+
+
+class ImageError(RedlineError):
+    """Raised for an image that cannot be read or written, or that a format cannot hold."""
+
+
+class UnsupportedImage(ImageError):
+    """Raised for an image in a known but unsupported format."""
 
 
 @dataclass(frozen=True)
@@ -70,26 +96,11 @@ def sniff(path: Path, head: bytes) -> Format:
 
 
 def _sniff_name(head: bytes) -> str:
-    if head.startswith(b"\x89PNG\r\n\x1a\n"):
-        return "png"
-    if head.startswith(b"\xff\xd8\xff"):
-        return "jpeg"
-    if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
-        return "webp"
-    if head[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
-        return "tiff"
-    if head[:6] in (b"GIF87a", b"GIF89a"):
-        return "gif"
-    if re.match(rb"P[1-6][\s#]", head):
-        return "pnm"
-    if head.startswith(b"BM") and head[14:18] in _BMP_HEADERS:
-        return "bmp"
-    if head.startswith(SIGNATURES):
-        return "jp2"
+    for name, signature in _SIGNATURES.items():
+        if signature.match(head):
+            return name
     brands = brands_of(head)
-    if brands & {b"avif", b"avis"}:
-        return "avif"
-    return "heic" if brands & {b"heic", b"heix", b"heim", b"heis", b"hevc", b"mif1"} else ""
+    return next((name for name, wanted in _BRANDS.items() if brands & wanted), "")
 
 
 def _looks_like_tga(head: bytes) -> bool:
@@ -109,6 +120,34 @@ def brands_of(head: bytes) -> set[bytes]:
     return {box[at : at + 4] for at in range(0, len(box) - 3, 4) if at != 4}
 
 
+def boxes(file: BinaryIO, begin: int = 0, end: int | None = None) -> Iterator[tuple[bytes, int, int]]:
+    """Yields the type of each ISO media box, and the start and end of its content; stops at invalid data."""
+    end = min(file.seek(0, 2) if end is None else end, file.seek(0, 2))
+    while begin + 8 <= end:
+        file.seek(begin)
+        length, kind = struct.unpack(">I4s", file.read(8))
+        head = 8
+        if length == 1:
+            length, head = int.from_bytes(file.read(8), "big"), 16
+        stop = end if length == 0 else begin + length
+        if stop < begin + head or stop > end:
+            return
+        yield kind, begin + head, stop
+        begin = stop
+
+
+def insert(file: BinaryIO, at: int, data: bytes) -> None:
+    """Moves the data after `at` piece by piece, last piece first, and writes the new bytes there."""
+    end = file.seek(0, 2)
+    for start in reversed(range(at, end, _PIECE_BYTES)):
+        file.seek(start)
+        piece = file.read(min(_PIECE_BYTES, end - start))
+        file.seek(start + len(data))
+        file.write(piece)
+    file.seek(at)
+    file.write(data)
+
+
 def format_for(path: Path) -> Format:
     """Returns the output format for the suffix of a file name."""
     suffix = path.suffix.lower()
@@ -121,22 +160,13 @@ def format_for(path: Path) -> Format:
     raise ImageError(f"cannot write {str(path)!r}: {problem}; use one of {choice}.")
 
 
-def format_named(name: str) -> Format:
-    """Returns the format for a name such as `jpeg`, or a suffix such as `jpg`."""
-    for form in FORMATS.values():
-        if name == form.name or f".{name}" in form.suffixes:
-            return form
-    raise ImageError(f"unknown image format {name!r}: choose one of {', '.join(FORMATS)}.")
-
-
 def check_can_hold(
-    form: Format | str, width: int, height: int, channels: int, bits: int, depth: int | None = None
+    form: Format, width: int, height: int, channels: int, bits: int, depth: int | None = None
 ) -> tuple[str, ...]:
     """Raises `ImageError` if the format cannot hold such an image; returns notes on what will be rounded.
 
     `depth` is the original depth of samples that are stored in 16 bits.
     """
-    form = format_named(form) if isinstance(form, str) else form
     if not form.writable:
         raise ImageError(f"{form.title} files can be read but not written: choose png or webp.")
     if channels not in (1, 2, 3, 4) or bits not in (8, 16) or min(width, height) < 1:

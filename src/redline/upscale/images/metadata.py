@@ -9,12 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from redline.upscale.images.avif import set_cicp
-from redline.upscale.images.colour_tags import fit_colour_tags, numbers_of, read_colour_tags
+from redline.upscale.images.colour_tags import fit_colour_tags, numbers_of, read_colour_tags, set_cicp
 from redline.upscale.images.exif import resolution, upright
 from redline.upscale.images.formats import Format
-from redline.upscale.images.iptc import unwrap, wrap
-from redline.upscale.images.jpeg import add_comments, read_comments
+from redline.upscale.images.jpeg import add_comments, read_comments, unwrap, wrap
 from redline.upscale.images.png import (
     Chunk,
     add_to_png,
@@ -23,9 +21,8 @@ from redline.upscale.images.png import (
     read_texts,
     xmp_chunk,
 )
-from redline.upscale.images.samples import has_grey_profile, to_srgb
 from redline.upscale.images.tiff import add_to_tiff, read_from_tiff
-from redline.upscale.images.vips import VipsImage, field, load_vips
+from redline.upscale.images.vips import VipsImage, field, has_grey_profile, load_vips, to_srgb
 
 _MM_PER_INCH = 25.4
 # The default of libvips and most programs for images without a resolution.
@@ -37,7 +34,11 @@ _BLOBS = {"icc": "icc-profile-data", "exif": "exif-data", "xmp": "xmp-data", "ip
 _NOT_BY_VIPS = {"tiff": ("exif", "iptc"), "png": ("xmp",)}
 # The size of a JPEG segment without the identifier of XMP or EXIF.
 _JPEG_SEGMENT_BYTES = 65_500
-_HOLDS_IPTC = ("jpeg", "tiff")
+_HELD_BY = {
+    "iptc": (("jpeg", "tiff"), "IPTC, which was"),
+    "text": (("png",), "PNG texts, which were"),
+    "comments": (("jpeg",), "JPEG comments, which were"),
+}
 
 
 @dataclass(frozen=True)
@@ -107,15 +108,10 @@ def fit_metadata(metadata: Metadata, form: Format, width: int, height: int) -> t
         sizes = {b"tiff:ImageWidth": width, b"tiff:ImageLength": height}
         sizes |= {b"exif:PixelXDimension": width, b"exif:PixelYDimension": height}
         metadata = replace(metadata, xmp=_with_values(metadata.xmp, sizes))
-    if metadata.iptc is not None and form.name not in _HOLDS_IPTC:
-        notes.append(f"{form.title} cannot hold IPTC, which was left out")
-        metadata = replace(metadata, iptc=None)
-    if metadata.text and form.name != "png":
-        notes.append(f"{form.title} cannot hold PNG texts, which were left out")
-        metadata = replace(metadata, text=())
-    if metadata.comments and form.name != "jpeg":
-        notes.append(f"{form.title} cannot hold JPEG comments, which were left out")
-        metadata = replace(metadata, comments=())
+    for name, (holders, lost) in _HELD_BY.items():
+        if getattr(metadata, name) and form.name not in holders:
+            notes.append(f"{form.title} cannot hold {lost} left out")
+            metadata = replace(metadata, **{name: getattr(Metadata, name)})
     colour, note = fit_colour_tags(metadata.colour, form, metadata.icc is not None)
     notes += [note] if note else []
     metadata = replace(metadata, colour=colour)

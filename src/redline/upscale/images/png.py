@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from redline.upscale.images.insertion import insert
+from redline.upscale.images.formats import insert
 
 _SIGNATURE_BYTES, _HEADER_CHUNK_BYTES = 8, 25
 _TEXTS = (b"tEXt", b"zTXt", b"iTXt")

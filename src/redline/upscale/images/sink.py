@@ -1,81 +1,78 @@
 """Writes an image file row by row; the file appears under its name only when it is complete.
 
 Encoders read rows on demand, so rows are collected first: small images in memory, large ones in a scratch file beside
-the target. libvips then encodes from there strip by strip.
+the target. libvips then encodes from there strip by strip. The scratch file and the incomplete image have hidden names
+(see `partial`), so that the files of a killed run can be recognised and removed.
 
-The scratch file and the incomplete image have hidden names (see `partial`), so that the files of a killed run can be
-recognised and removed.
+The default options of the formats come from measuring 17 megapixels of an enlarged photo on one core. PNG at level 2
+with the `up` filter took 0.65 s and 17.8 MB, where libvips' own defaults take 1.2 s and 35 MB, and level 6 1.7 s and
+15.5 MB. TIFF with LZW is as small as with deflate in half the time, and every program reads it. AVIF at effort 0 is 3%
+larger than at 2, in a sixth of the time.
 """
 
-import contextlib
 import os
 import shutil
-from dataclasses import replace
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
 import numpy as np
 
 from redline.files.partial import hidden_path
 from redline.notation import format_bytes
-from redline.upscale.images.encoding import Encoding, encode, round_to, samples_of
-from redline.upscale.images.errors import ImageError
-from redline.upscale.images.formats import Format, check_can_hold, format_for, format_named
+from redline.upscale.images.formats import Format, ImageError, check_can_hold, format_for
 from redline.upscale.images.metadata import Metadata, add_metadata, attach_metadata, fit_metadata
-from redline.upscale.images.vips import VipsImage, explaining, load_vips
+from redline.upscale.images.vips import VipsImage, explaining, load_vips, meaning_of
 
 MEMORY_LIMIT_BYTES = 512 * 2**20
 
 _UNEXPLAINED = "the encoder failed without a message"
+_QUALITY = {"jpeg": 95, "webp": 90, "avif": 80}
+_EFFORT = {"webp": 2, "avif": 0}
+# Larger images become BigTIFF, because TIFF is limited to 4 GiB, and LZW can enlarge noise by half.
+_BIG_TIFF_BYTES = 2**31
 
 
-def create_image(
-    path: Path | str,
-    width: int,
-    height: int,
-    channels: int,
-    bits: int,
-    encoding: Encoding | None = None,
-    metadata: Metadata | None = None,
-    strip: bool = False,
-    format: str | None = None,
-    memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
-) -> "ImageSink":
-    """Opens an image file for writing; raises `ImageError` if the format cannot hold it or the disk is full.
+@dataclass(frozen=True)
+class Encoding:
+    """Encoder options. A quality of None is the format's default; `lossless` applies to WebP and AVIF."""
 
-    The suffix decides the format unless `format` is given. `strip` leaves out all metadata but the colours.
+    quality: int | None = None
+    lossless: bool = False
+
+    def __post_init__(self) -> None:
+        if self.quality is not None and not 1 <= self.quality <= 100:
+            raise ImageError(f"quality must be between 1 and 100, not {self.quality}.")
+
+
+class ImageSink(AbstractContextManager["ImageSink"]):
+    """Opens an image file for writing. Any thread may use it, one at a time.
+
+    The suffix decides the format. `strip` leaves out all metadata but the colours. Raises `ImageError` if the format
+    cannot hold the image or the disk is full.
     """
-    path = Path(path)
-    form = format_named(format) if format is not None else format_for(path)
-    metadata = metadata or Metadata()
-    if form.name == "avif" and metadata.depth is not None:
-        # A source of 10 bits stays at 10 bits, which more programs support than 12.
-        form = replace(form, bits=min(form.bits, metadata.depth))
-    notes = check_can_hold(form, width, height, channels, bits, metadata.depth)
-    metadata, left_out = fit_metadata(metadata.stripped() if strip else metadata, form, width, height)
-    shape = (height, width, channels)
-    return ImageSink(path, form, shape, bits, encoding or Encoding(), metadata, notes + left_out, memory_limit_bytes)
-
-
-class ImageSink:
-    """An image that is being written, made by `create_image`. Any thread may use it, one at a time."""
 
     def __init__(
         self,
-        path: Path,
-        form: Format,
-        shape: tuple[int, int, int],
+        path: Path | str,
+        width: int,
+        height: int,
+        channels: int,
         bits: int,
-        encoding: Encoding,
-        metadata: Metadata,
-        notes: tuple[str, ...],
-        memory_limit_bytes: int,
+        encoding: Encoding | None = None,
+        metadata: Metadata | None = None,
+        strip: bool = False,
+        memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
     ) -> None:
-        self.path = path
-        self.format = form.name
-        self.shape = shape
-        self.notes = notes
-        self._form, self._encoding, self._metadata = form, encoding, metadata
+        self.path, self.shape = Path(path), (height, width, channels)
+        form, metadata = format_for(self.path), metadata or Metadata()
+        if form.name == "avif" and metadata.depth is not None:
+            # A source of 10 bits stays at 10 bits, which more programs support than 12.
+            form = replace(form, bits=min(form.bits, metadata.depth))
+        notes = check_can_hold(form, width, height, channels, bits, metadata.depth)
+        self._metadata, left_out = fit_metadata(metadata.stripped() if strip else metadata, form, width, height)
+        self._form, self._encoding, self.notes = form, encoding or Encoding(), notes + left_out
         self._given = np.dtype(np.uint8 if bits == 8 else np.uint16)
         self._stored = np.dtype(samples_of(form, bits))
         self._written = 0
@@ -124,7 +121,8 @@ class ImageSink:
                 image, keep = attach_metadata(self._collected(), self._metadata, self._form)
                 encode(image, self._partial, self._form, self._encoding, keep)
                 add_metadata(self._partial, self._metadata, self._form, width, height)
-                _flush_to_disk(self._partial)
+                with open(self._partial, "r+b") as file:
+                    os.fsync(file.fileno())
                 os.replace(self._partial, self.path)
             self._partial = None
         finally:
@@ -132,18 +130,12 @@ class ImageSink:
 
     def abort(self) -> None:
         """Removes the incomplete files; does nothing after `finish`."""
-        for path in (self._partial, self._scratch):
-            if path is not None:
-                with contextlib.suppress(OSError):
-                    path.unlink(missing_ok=True)
+        for path in filter(None, (self._partial, self._scratch)):
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
         self._partial = self._scratch = self._memory = None
 
-    def __enter__(self) -> "ImageSink":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             self.abort()
         elif self._partial is not None:
@@ -169,27 +161,57 @@ class ImageSink:
         self._scratch = _create_hidden(self.path)
 
     def _collected(self) -> VipsImage:
-        pyvips = load_vips()
+        images = load_vips().Image
         height, width, channels = self.shape
-        grey, deep = channels < 3, self._stored.itemsize == 2
-        kind, meaning = ("ushort", "grey16" if grey else "rgb16") if deep else ("uchar", "b-w" if grey else "srgb")
+        deep = self._stored.itemsize == 2
+        kind = "ushort" if deep else "uchar"
         if self._memory is not None:
-            image = pyvips.Image.new_from_memory(self._memory, width, height, channels, kind)
+            image = images.new_from_memory(self._memory, width, height, channels, kind)
         else:
-            image = pyvips.Image.rawload(os.fsencode(str(self._scratch)), width, height, channels, format=kind)
-        return image.copy(interpretation=meaning)
+            image = images.rawload(os.fsencode(str(self._scratch)), width, height, channels, format=kind)
+        return image.copy(interpretation=meaning_of(channels, deep))
 
 
 def _create_hidden(path: Path) -> Path:
     """Creates an empty file with a hidden name beside the target."""
     hidden = hidden_path(path)
-    os.close(os.open(hidden, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+    hidden.touch(exist_ok=False)
     return hidden
 
 
-def _flush_to_disk(path: Path) -> None:
-    handle = os.open(path, os.O_RDWR)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def encode(image: VipsImage, path: Path, form: Format, encoding: Encoding, keep: int) -> None:
+    """Writes the image in this format, regardless of the file name."""
+    saver, options = _saver(image, form, encoding)
+    load_vips().Operation.call(saver, image, os.fsencode(path), keep=keep, **options)
+
+
+def _saver(image: VipsImage, form: Format, encoding: Encoding) -> tuple[str, dict[str, Any]]:
+    deep = image.format == "ushort"
+    if form.name == "png":
+        return "pngsave", {"compression": 2, "filter": "up"}
+    if form.name == "tiff":
+        size = image.width * image.height * image.bands * (2 if deep else 1)
+        return "tiffsave", {"compression": "lzw", "predictor": "horizontal", "bigtiff": size > _BIG_TIFF_BYTES}
+    quality = _QUALITY[form.name] if encoding.quality is None else encoding.quality
+    if form.name == "jpeg":
+        return "jpegsave", {"Q": quality}
+    options = {"Q": quality, "lossless": encoding.lossless, "effort": _EFFORT[form.name]}
+    if form.name == "webp":
+        # Without this, the colour of transparent pixels is discarded.
+        return "webpsave", options | {"exact": encoding.lossless}
+    return "heifsave", options | {"compression": "av1", "bitdepth": form.bits if deep else 8}
+
+
+def samples_of(form: Format, bits: int) -> Any:
+    """Returns the dtype in which samples are stored for the encoder."""
+    return np.uint16 if min(bits, form.bits) > 8 else np.uint8
+
+
+def round_to(rows: np.ndarray, form: Format) -> np.ndarray:
+    """Rounds 16-bit samples to the depth of the format; returns 8-bit samples unchanged."""
+    if rows.dtype == np.uint8 or form.bits == 16:
+        return rows
+    most = 2**form.bits - 1
+    nearest = (rows.astype(np.uint32) * most + 32767) // 65535
+    # For 10 and 12 bits, libvips uses the upper bits of 16.
+    return nearest.astype(np.uint8) if form.bits == 8 else (nearest << (16 - form.bits)).astype(np.uint16)

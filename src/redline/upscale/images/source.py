@@ -11,21 +11,19 @@ temporary file beyond.
 import os
 import re
 import stat
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 
 from redline.choices import PIXEL_LIMIT
 from redline.upscale.images.decoded_whole import load_header, load_whole
-from redline.upscale.images.errors import ImageError
-from redline.upscale.images.formats import HEAD_BYTES, WHOLE, Format, brands_of, sniff
+from redline.upscale.images.formats import HEAD_BYTES, WHOLE, Format, ImageError, brands_of, sniff
 from redline.upscale.images.metadata import Metadata, read_metadata
 from redline.upscale.images.png import count_png_frames
-from redline.upscale.images.samples import bits_of, normalise
 from redline.upscale.images.tiff import has_raw_ycbcr
-from redline.upscale.images.vips import VipsImage, explaining, field, load_vips
+from redline.upscale.images.vips import VipsImage, bits_of, explaining, field, load_vips, normalise
 
 # Rows per call of libvips: few calls, and little memory.
 _ROWS_AT_ONCE = 64
@@ -62,38 +60,25 @@ def sniffed(path: Path) -> Format:
     return sniff(path, _read_head(path))
 
 
-class ImageSource:
+class ImageSource(AbstractContextManager["ImageSource"]):
     """An open image, made by `open_image`. Any thread may use it, one at a time."""
 
     def __init__(
         self, path: Path, form: Format, metadata: Metadata, notes: tuple[str, ...], random_access: bool
     ) -> None:
-        self.path = path
-        self.format = form.name
-        self._form = form
-        self._random_access = random_access
-        self._strict = True
+        self.path, self.format = path, form.name
+        self._form, self._random_access, self._strict = form, random_access, True
         # Formats without streaming are decoded when the first rows are read.
         self._is_blank = form.loader == WHOLE
-        self._image, converted = _decode(path, form, random_access, strict=True)
+        self._image, converted = decode(path, form, random_access, strict=True)
         if converted:
             metadata = replace(metadata, icc=bytes(self._image.get("icc-profile-data")))
         self.metadata = metadata
         self.notes = notes + converted
-        self.width: int = self._image.width
-        self.height: int = self._image.height
-        self.channels: int = self._image.bands
+        self.width, self.height, self.channels = self._image.width, self._image.height, self._image.bands
         self.bits = bits_of(self._image)
         self._kept, self._kept_top = self._empty(0), 0
         self._failure: ImageError | None = None
-
-    @property
-    def is_grey(self) -> bool:
-        return self.channels < 3
-
-    @property
-    def has_alpha(self) -> bool:
-        return self.channels in (2, 4)
 
     def rows(self, top: int, bottom: int) -> np.ndarray:
         """Returns rows `top` … `bottom` − 1 as (rows, width, channels) of uint8 or uint16.
@@ -118,18 +103,9 @@ class ImageSource:
         self._kept, self._kept_top = band, top
         return band
 
-    def close(self) -> None:
-        """Closes the file; no more rows can be read."""
+    def __exit__(self, *_: object) -> None:
         self._image, self._kept = None, self._empty(0)
         self._failure = ImageError(f"{str(self.path)!r} is closed.")
-
-    def __enter__(self) -> "ImageSource":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _empty(self, rows: int) -> np.ndarray:
         return np.empty((rows, self.width, self.channels), np.uint8 if self.bits == 8 else np.uint16)
@@ -148,7 +124,7 @@ class ImageSource:
                 raise
             self._strict = False
             with explaining(_reading(self.path)):
-                self._image, _ = _decode(self.path, self._form, self._random_access, strict=False)
+                self._image, _ = decode(self.path, self._form, self._random_access, strict=False)
             self.notes += (f"the JPEG decoder warns: {flaw}",)
             return self._read(top, into)
         return into
@@ -161,16 +137,13 @@ def _reading(path: Path) -> str:
 def _read_head(path: Path) -> bytes:
     try:
         mode = path.stat().st_mode
-        if stat.S_ISDIR(mode):
-            raise ImageError(f"cannot read {str(path)!r}: it is a folder.")
         if not stat.S_ISREG(mode):
-            raise ImageError(f"cannot read {str(path)!r}: it is not a file.")
+            raise ImageError(f"{_reading(path)}: it is {'a folder' if stat.S_ISDIR(mode) else 'not a file'}.")
         with open(path, "rb") as file:
             return file.read(HEAD_BYTES)
-    except FileNotFoundError as error:
-        raise ImageError(f"cannot read {str(path)!r}: it does not exist.") from error
     except OSError as error:
-        raise ImageError(f"cannot read {str(path)!r}: {error.strerror or error}.") from error
+        reason = "it does not exist" if isinstance(error, FileNotFoundError) else error.strerror or error
+        raise ImageError(f"{_reading(path)}: {reason}.") from error
 
 
 def _load(path: Path, form: Format, sequential: bool, strict: bool) -> VipsImage:
@@ -180,8 +153,11 @@ def _load(path: Path, form: Format, sequential: bool, strict: bool) -> VipsImage
     return load_vips().Operation.call(form.loader, os.fsencode(path), access=access, fail_on=fail_on)
 
 
-def _decode(path: Path, form: Format, random_access: bool, strict: bool) -> tuple[VipsImage, tuple[str, ...]]:
-    """Returns the upright image, which is decoded on demand, and notes on conversions."""
+def decode(path: Path, form: Format, random_access: bool, strict: bool) -> tuple[VipsImage, tuple[str, ...]]:
+    """Returns the upright image and notes on conversions.
+
+    The image is decoded on demand; an image of a format that is decoded as a whole is blank.
+    """
     image = _load(path, form, not random_access, strict)
     if field(image, "orientation", 1) > 2:
         # Only upright images and images mirrored left to right can be read from the top down.

@@ -8,15 +8,17 @@ import struct
 from pathlib import Path
 from typing import BinaryIO
 
-from redline.upscale.images.exif import pack_directories, read_block, read_directories, write_block
-from redline.upscale.images.tags import (
+from redline.upscale.images.exif import (
     ReadAt,
     Tag,
-    number_of,
+    pack_directories,
+    read_block,
+    read_directories,
     read_directory,
     read_entries,
     read_header,
     reordered,
+    write_block,
 )
 
 # The tags of the main directory that describe the image and not its storage:
@@ -70,7 +72,7 @@ def add_to_tiff(path: Path, exif: bytes | None, iptc: bytes | None, width: int, 
             {number: reordered(tag, theirs, ours) for number, tag in directory.items()} for directory in directories
         )
         entries = read_entries(_in_file(file), first, ours)
-        taken = {number_of(entry, ours) for entry in entries}
+        taken = {ours.number(entry[:2]) for entry in entries}
         main = {number: tag for number, tag in main.items() if number in _DESCRIPTIVE - taken}
         if iptc is not None:
             main[_IPTC] = Tag(_UNDEFINED, len(iptc), iptc)

@@ -2,6 +2,7 @@
 
 import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,32 +11,26 @@ from av.video.format import VideoFormat
 
 from redline.errors import RedlineError
 from redline.machine.cpu_features import hardware_flags
-from redline.upscale.video.colour import RGB, Colour
+from redline.upscale.video.pixels import RGB, Colour
 from redline.upscale.video.probe import VideoInfo
 from redline.upscale.video.settings import TARGETS, VideoSettings, target_format
-
-_WORDS = ("ultrafast", "superfast", "veryfast", "faster", "fast", "medium", "slow", "slower", "veryslow", "placebo")
-_NUMBERS = tuple(str(number) for number in range(14))
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """An encoder: its default and its worst crf (None if it has no crf), its speed option, and further options."""
+    """An encoder: its default and its worst crf (None if it has no crf), and its other options."""
 
     name: str
     crf: float | None = None
     worst_crf: float = 0
-    preset: str | None = None
-    preset_option: str = "preset"
-    presets: tuple[str, ...] = ()
     options: tuple[tuple[str, str], ...] = ()
 
 
 _KINDS = {
-    "h264": _Kind("libx264", 17, 51, "medium", presets=_WORDS),
-    "hevc": _Kind("libx265", 19, 51, "medium", presets=_WORDS, options=(("x265-params", "log-level=none"),)),
-    "av1": _Kind("libsvtav1", 24, 63, "8", presets=_NUMBERS),
-    "vp9": _Kind("libvpx-vp9", 24, 63, "3", "cpu-used", _NUMBERS[:9], (("b", "0"), ("row-mt", "1"))),
+    "h264": _Kind("libx264", 17, 51, (("preset", "medium"),)),
+    "hevc": _Kind("libx265", 19, 51, (("preset", "medium"), ("x265-params", "log-level=none"))),
+    "av1": _Kind("libsvtav1", 24, 63, (("preset", "8"),)),
+    "vp9": _Kind("libvpx-vp9", 24, 63, (("cpu-used", "3"), ("b", "0"), ("row-mt", "1"))),
     # Every frame is a key frame, because lossless video is made for editing.
     "ffv1": _Kind("ffv1", options=(("level", "3"), ("slicecrc", "1"), ("g", "1"))),
     "prores": _Kind("prores_ks"),
@@ -48,7 +43,6 @@ _HELD = {
     "matroska": tuple(_KINDS),
     "webm": ("av1", "vp9"),
 }
-_DEFAULTS = {"webm": ("av1", "vp9")}
 _MOST_BITS = 12
 
 
@@ -122,14 +116,12 @@ def choose_encoder(settings: VideoSettings, video: VideoInfo, target: Path, scal
 def _codec(asked: str, container: str) -> tuple[str, list[str]]:
     known = available_codecs()
     if asked == "auto":
-        wanted = _DEFAULTS.get(container, ("h264", "mpeg4"))
+        wanted = _HELD["webm"] if container == "webm" else ("h264", "mpeg4")
         codec = next((codec for codec in wanted if codec in known), None)
         if codec is None:
             raise RedlineError(f"the installed PyAV has no encoder for {container}: it needs {' or '.join(wanted)}.")
-        missing = (
-            f"the installed PyAV has no encoder for {wanted[0]}: {codec} is used, which looks worse at the same size"
-        )
-        return codec, [] if codec == wanted[0] else [missing]
+        missing = f"the installed PyAV has no encoder for {wanted[0]}"
+        return codec, [] if codec == wanted[0] else [f"{missing}: {codec} is used, which looks worse at the same size"]
     if asked not in known:
         raise RedlineError(f"unknown codec {asked!r}: choose {', '.join(known)}.")
     return asked, []
@@ -151,13 +143,8 @@ def _options(codec: str, kind: _Kind, settings: VideoSettings, layout: VideoForm
         # Its AVX-512 code is not deterministic at some widths, and a resumed run must give the same video.
         options["x264-params"] = "asm=avx2"
     _check_crf(settings.crf, codec)
-    if settings.preset is not None and settings.preset not in kind.presets:
-        choice = f": choose {', '.join(kind.presets)}" if kind.presets else ""
-        raise RedlineError(f"{codec} has no preset {settings.preset!r}{choice}.")
     if kind.crf is not None:
         options["crf"] = f"{kind.crf if settings.crf is None else settings.crf:g}"
-    if kind.preset is not None:
-        options[kind.preset_option] = settings.preset or kind.preset
     if codec == "prores":
         options["profile"] = "4444" if layout.chroma_width(2) == 2 else "hq"
     return options
@@ -177,26 +164,16 @@ def _pixel_format(codec: str, name: str, source: VideoFormat) -> tuple[str, list
             wanted = 420
         else:
             wanted = 422 if source.chroma_width(2) == 1 else 444
-        offered = {}
-        for layout in Codec(name, "w").video_formats or []:
-            match = re.fullmatch(r"yuv(420|422|444)p(?:(10|12)le)?", layout.name)
-            if match:
-                offered[layout.name] = (int(match[1]), int(match[2] or 8))
-        chosen = min(
-            offered,
-            key=lambda layout: (
-                offered[layout][0] < wanted,
-                abs(offered[layout][0] - wanted),
-                offered[layout][1] < bits,
-                abs(offered[layout][1] - bits),
-            ),
+        names = (layout.name for layout in Codec(name, "w").video_formats or [])
+        matches = filter(None, (re.fullmatch(r"yuv(420|422|444)p(?:(10|12)le)?", name) for name in names))
+        offered = [(int(match[1]), int(match[2] or 8), match[0]) for match in matches]
+        _, kept, chosen = min(
+            offered, key=lambda it: (it[0] < wanted, abs(it[0] - wanted), it[1] < bits, abs(it[1] - bits))
         )
-        kept = offered[chosen][1]
     return chosen, [f"the video has {bits} bits per colour and {codec} keeps {kept}"] if kept < bits else []
 
 
 def _exists(name: str) -> bool:
-    try:
+    with suppress(ValueError):
         return Codec(name, "w").is_encoder
-    except ValueError:
-        return False
+    return False

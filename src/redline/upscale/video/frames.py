@@ -7,10 +7,9 @@ and finally at the start.
 
 import hashlib
 from collections.abc import Generator, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
-from pathlib import Path
 from typing import NamedTuple
 
 import av
@@ -22,22 +21,14 @@ from torch import Tensor
 
 from redline.errors import RedlineError
 from redline.upscale.video.pixels import to_rgb
-from redline.upscale.video.probe import VideoInfo, probe, seconds_text
-from redline.video.reading import main_stream, opened
+from redline.upscale.video.probe import VideoInfo, seconds_text
+from redline.video.reading import main_stream, opened, packets
 from redline.video.truncated import missing_bytes
 
 _MISSING_S, _UNREAD_SHARE = 0.25, 0.05
 _SEEK_BACK_S = (0, 2, 20)
 # A larger step back in time is not reordering but the start of another, concatenated video.
 _BACK_S = 0.5
-
-
-class RgbFrame(NamedTuple):
-    """Float32 RGB (3, H, W) in [0, 1], shown at `pts` · `time_base` seconds."""
-
-    pixels: Tensor
-    pts: int
-    time_base: Fraction
 
 
 class Decoded(NamedTuple):
@@ -75,13 +66,6 @@ class Damage:
 
     def remark(self, kind: str) -> None:
         self.notes.setdefault(kind, kind)
-
-
-def open_frames(path: Path) -> Iterator[RgbFrame]:
-    """Yields all frames of a video in order; raises `RedlineError` if it is damaged."""
-    video = probe(path)
-    for decoded in read_frames(video, Damage(path.name, keep_going=False)):
-        yield RgbFrame(to_rgb(decoded.frame, video.colour), decoded.pts, video.time_base)
 
 
 def read_frames(video: VideoInfo, damage: Damage, after: Mark | None = None) -> Generator[Decoded, None, None]:
@@ -157,17 +141,18 @@ def _decode(
 
 def _frames_and_faults(container: InputContainer, stream: VideoStream) -> Iterator[VideoFrame | str]:
     """Yields frames, and a description of the fault wherever a frame cannot be read."""
-    packets = container.demux()
+    found = packets(container, None, "")
     end, read_bytes = Fraction(0), 0
     while True:
         try:
-            packet = next(packets)
-        except StopIteration:
-            break
-        except (av.FFmpegError, OSError):
+            packet = next(found, None)
+        except RedlineError:
             yield "the rest of the file cannot be read"
-            yield from _flushed(stream)
+            with suppress(av.FFmpegError, OSError):
+                yield from stream.decode(None)
             return
+        if packet is None:
+            break
         end = max(end, _end(packet))
         read_bytes = max(read_bytes, (packet.pos or 0) + packet.size)
         if packet.stream.index != stream.index:
@@ -191,13 +176,6 @@ def _is_lost(container: InputContainer, end: Fraction, read_bytes: int) -> bool:
         return False
     missing = Fraction(container.duration + (container.start_time or 0), av.time_base) - end
     return missing > _MISSING_S and container.size - read_bytes > _UNREAD_SHARE * container.size
-
-
-def _flushed(stream: VideoStream) -> Iterator[VideoFrame]:
-    try:
-        yield from stream.decode(None)
-    except (av.FFmpegError, OSError):
-        return
 
 
 def _end(packet: Packet) -> Fraction:

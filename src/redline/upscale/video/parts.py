@@ -172,7 +172,6 @@ def describe_job(video: VideoInfo, encoder: Encoder, settings: VideoSettings, sc
         _TILES: json.loads(json.dumps(settings.tiles)),
         "the scale": scale,
         "the codec's settings": json.loads(json.dumps(asdict(encoder))),
-        "the batch": settings.batch,
         "the length of parts": [_SHORTEST_PART, settings.segment_frames],
         "the installed PyAV": [av.__version__, {name: list(v) for name, v in av.library_versions.items()}],
     }

@@ -1,10 +1,14 @@
-"""Converts decoded frames to RGB tensors in float32, and back.
+"""Colours of decoded frames, and the conversion of frames to RGB tensors in float32 and back.
 
 swscale is not used, because its result depends on the processor and on flags, and some flags are wrong for 16-bit RGB.
 This code follows the definition, runs on the device of the tensor, and rounds once. Chroma samples are located as in
 MPEG: on every other column, and halfway between two rows.
+
+If a video names no colour matrix, players guess one from its size. Upscaling changes the size, so the guess is made
+here from the size of the source, and written into the result.
 """
 
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -14,9 +18,47 @@ from av.video.format import VideoFormat
 from av.video.frame import VideoFrame
 from torch import Tensor
 
-from redline.upscale.video.colour import Colour
+from redline.errors import RedlineError
 
 _GBR_TO_RGB, _RGB_TO_GBR = [2, 0, 1], [1, 2, 0]
+RGB, BT709, UNSPECIFIED, RESERVED, BT601 = 0, 1, 2, 3, 6
+FULL_RANGE = 2
+# The weights of red and blue in luma, by the number of the matrix in ITU-T H.273.
+_LUMA = {
+    BT709: (0.2126, 0.0722),
+    4: (0.30, 0.11),
+    5: (0.299, 0.114),
+    BT601: (0.299, 0.114),
+    7: (0.212, 0.087),
+    9: (0.2627, 0.0593),
+}
+_NAMES = {BT709: "BT.709", BT601: "BT.601"}
+
+
+@dataclass(frozen=True)
+class Colour:
+    """Matrix, primaries and transfer as numbers of ITU-T H.273, and whether black is 0 instead of 16."""
+
+    matrix: int
+    primaries: int
+    transfer: int
+    full_range: bool
+
+    @property
+    def luma(self) -> tuple[float, float]:
+        return _LUMA[self.matrix]
+
+    def as_rgb(self) -> "Colour":
+        return replace(self, matrix=RGB, full_range=True)
+
+    def as_yuv(self) -> "Colour":
+        """Returns the colours for YUV; RGB, which has no matrix, becomes BT.709, which every player knows."""
+        return replace(self, matrix=BT709, full_range=False) if self.matrix == RGB else self
+
+    def tag(self, tagged: Any) -> None:
+        """Writes the tags to a frame or a codec context, which have the same attributes."""
+        tagged.colorspace, tagged.color_primaries, tagged.color_trc = self.matrix, self.primaries, self.transfer
+        tagged.color_range = FULL_RANGE if self.full_range else 1
 
 
 def to_rgb(frame: VideoFrame, colour: Colour) -> Tensor:
@@ -61,13 +103,15 @@ def to_planes(rgb: Tensor, layout: VideoFormat, colour: Colour) -> list[Tensor]:
     return [_whole(luma.mul_(luma_span).add_(low), bits), *_whole(chroma, bits)]
 
 
-def to_frame(planes: list[Tensor], layout: VideoFormat, width: int, height: int, colour: Colour) -> VideoFrame:
-    """Returns a frame to encode, from planes on the CPU."""
-    frame = VideoFrame(width, height, layout.name)
-    for plane, values in zip(frame.planes, planes, strict=True):
+def to_frame(packed: Tensor, layout: VideoFormat, width: int, height: int, colour: Colour) -> VideoFrame:
+    """Returns a frame to encode from its planes, which are concatenated into one tensor on the CPU."""
+    frame, rest = VideoFrame(width, height, layout.name), packed.numpy().view(np.uint8)
+    pixel_bytes = 4 if layout.name == "bgr0" else packed.element_size()
+    for plane in frame.planes:
         rows = np.frombuffer(cast(Any, plane), np.uint8).reshape(plane.height, plane.line_size)
-        data = values.contiguous().numpy().reshape(plane.height, -1).view(np.uint8)
-        rows[:, : data.shape[1]] = data
+        row_bytes = plane.width * pixel_bytes
+        data, rest = np.split(rest, [plane.height * row_bytes])
+        rows[:, :row_bytes] = data.reshape(plane.height, row_bytes)
     colour.tag(frame)
     return frame
 
@@ -131,3 +175,22 @@ def _whole(values: Tensor, bits: int) -> Tensor:
 def _bgr0(whole: Tensor) -> Tensor:
     """Returns packed pixels of four bytes, (H, W, 4)."""
     return torch.cat([whole.flip(0), torch.zeros_like(whole[:1])]).permute(1, 2, 0)
+
+
+def colour_of(frame: VideoFrame) -> tuple[Colour, list[str]]:
+    """Returns the colours of a decoded frame, and a note if they were guessed."""
+    grey = len(frame.format.components) < 3
+    full = frame.color_range == FULL_RANGE or frame.format.name.startswith("yuvj")
+    # Decoders of grey formats use the full range unless tagged otherwise.
+    full = full or (grey and frame.color_range == 0)
+    tags = (int(frame.color_primaries), int(frame.color_trc))
+    if frame.format.is_rgb or frame.format.has_palette:
+        return Colour(RGB, *tags, True), []
+    matrix = int(frame.colorspace)
+    if matrix in _LUMA:
+        return Colour(matrix, *tags, full), []
+    if matrix not in (UNSPECIFIED, RESERVED) and not grey:
+        raise RedlineError(f"the video's colour matrix (number {matrix} of ITU-T H.273) is not supported.")
+    guess = BT709 if frame.width >= 1280 or frame.height >= 720 else BT601
+    note = f"the video names no colour matrix: {_NAMES[guess]} is assumed, as players do for its size, and written"
+    return Colour(guess, *tags, full), [] if grey else [note]

@@ -14,7 +14,7 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
 from redline.errors import RedlineError
-from redline.upscale.video.colour import Colour, colour_of
+from redline.upscale.video.pixels import Colour, colour_of
 from redline.video.reading import first_frame, frame_rate, main_stream, opened
 
 # Side data of frames that is not passed to the encoder.
@@ -59,9 +59,7 @@ def probe(path: Path) -> VideoInfo:
         time_base = stream.time_base
         if not time_base or frame.width < 1 or frame.height < 1:
             raise RedlineError(f"cannot read {path.name!r}: the frame size or the time base is missing.")
-        colour, notes = colour_of(frame)
-        rate = frame_rate(stream, path)
-        aspect = stream.sample_aspect_ratio
+        (colour, notes), rate, aspect = colour_of(frame), frame_rate(stream, path), stream.sample_aspect_ratio
         return VideoInfo(
             path=path,
             container=container.format.name,

@@ -2,23 +2,25 @@
 
 import math
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from heapq import merge
 from pathlib import Path
+from typing import NamedTuple
 
 import av
 from av.container import InputContainer, OutputContainer
+from av.packet import Packet
 from av.stream import Discard
 from av.video.stream import VideoStream
 
 from redline.errors import RedlineError
 from redline.upscale.video.encoders import Encoder
-from redline.upscale.video.interleave import other_packets, video_packets
 from redline.upscale.video.parts import Part, PartsFolder
 from redline.upscale.video.probe import VideoInfo
 from redline.upscale.video.settings import target_format
-from redline.upscale.video.streams import carry_streams, container_tags, copy_tags, stream_tags
+from redline.upscale.video.streams import Carrier, carry_streams, container_tags, copy_tags, stream_tags
 from redline.upscale.video.writer import open_output, why_not_written
 from redline.video.reading import main_stream, opened
 
@@ -130,11 +132,8 @@ def _shift(source: InputContainer) -> tuple[Fraction, list[str]]:
 
 
 def _chapters(source: InputContainer, shift: Fraction) -> list:
-    chapters = []
-    for chapter in source.chapters():
-        ticks = round(shift / (chapter["time_base"] or 1))
-        chapters.append({**chapter, "start": chapter["start"] - ticks, "end": chapter["end"] - ticks})
-    return chapters
+    moved = ((chapter, round(shift / (chapter["time_base"] or 1))) for chapter in source.chapters())
+    return [{**one, "start": one["start"] - ticks, "end": one["end"] - ticks} for one, ticks in moved]
 
 
 def _lost_tags(source_path: Path, whole: Path, strip: bool) -> list[str]:
@@ -146,3 +145,107 @@ def _lost_tags(source_path: Path, whole: Path, strip: bool) -> list[str]:
         after = {stream.metadata.get("language", "und") for stream in written.streams}
     lost += [f"language {text}" for text in sorted(before - after - {"und"})]
     return [f"{whole.suffix} does not keep these tags: {', '.join(sorted(lost))}"] if lost else []
+
+
+class Timed(NamedTuple):
+    """A packet to write. Video packets sort before others of the same time."""
+
+    seconds: float
+    rank: int
+    number: int
+    packet: Packet
+
+
+def video_packets(
+    video: VideoInfo, folder: PartsFolder, parts: list[Part], stream: VideoStream, shift: Fraction
+) -> Iterator[Timed]:
+    """Yields the packets of all parts.
+
+    Decode times are the sorted display times, shifted by the largest number of frames the encoder held back.
+    """
+    moved = round(shift / video.time_base)
+    times = [pts - moved for part in parts for pts in part.pts]
+    times.append(times[-1] + parts[-1].last_duration)
+    delay = max(part.delay for part in parts)
+    written = 0
+    extradata: bytes | None = None
+    for number, part in enumerate(parts):
+        with opened(folder.video_path(number)) as container:
+            source = container.streams.video[0]
+            if number and source.codec_context.extradata != extradata:
+                raise RedlineError("the parts do not fit together: start without --resume.")
+            extradata = source.codec_context.extradata
+            for packet in container.demux(source):
+                if packet.pts is None:
+                    continue
+                shown = part.first + packet.pts
+                early = delay - written
+                packet.pts, packet.duration = times[shown], times[shown + 1] - times[shown]
+                packet.dts = times[written - delay] if early <= 0 else times[0] - early * video.frame_ticks
+                packet.time_base, packet.stream = video.time_base, stream
+                yield Timed(float(packet.dts * video.time_base), 0, written, packet)
+                written += 1
+
+
+def other_packets(
+    source: InputContainer, carriers: dict[int, Carrier], shift: Fraction, notes: list[str]
+) -> Iterator[Timed]:
+    """Yields audio and subtitles in the source's order. Call it after the output's header has fixed the time bases."""
+    rising = _Rising()
+    seconds = float("-inf")
+    for number, made in enumerate(_carried(source, carriers, shift, notes)):
+        rising.place(made)
+        time = made.dts if made.dts is not None else made.pts
+        # Keeps the order of the source, even if its times step back.
+        seconds = seconds if time is None else max(seconds, float(time * made.time_base))
+        yield Timed(seconds, 1, number, made)
+    if rising.moved:
+        notes.append(f"{rising.moved} audio or subtitle packets had times that did not rise, and were moved")
+
+
+def _carried(
+    source: InputContainer, carriers: dict[int, Carrier], shift: Fraction, notes: list[str]
+) -> Iterator[Packet]:
+    if not carriers:
+        return
+    found = source.demux([source.streams[index] for index in carriers])
+    while True:
+        try:
+            packet = next(found, None)
+        except (av.FFmpegError, OSError):
+            notes.append("audio and subtitles end where the file can no longer be read")
+            packet = None
+        if packet is None:
+            break
+        if packet.size:
+            ticks = round(shift / packet.time_base)
+            packet.pts = None if packet.pts is None else packet.pts - ticks
+            packet.dts = None if packet.dts is None else packet.dts - ticks
+            yield from carriers[packet.stream.index](packet)
+    for carry in carriers.values():
+        yield from carry(None)
+
+
+class _Rising:
+    """Converts packets to the time base of their stream and makes decode times rise, as muxers require."""
+
+    def __init__(self) -> None:
+        self.moved = 0
+        self._last: dict[int, int] = {}
+
+    def place(self, packet: Packet) -> None:
+        base = Fraction(packet.stream.time_base)
+        ratio = Fraction(packet.time_base) / base
+        pts = None if packet.pts is None else round(packet.pts * ratio)
+        dts = None if packet.dts is None else round(packet.dts * ratio)
+        if dts is None and packet.stream.type != "video":
+            dts = pts
+        last = self._last.get(packet.stream.index)
+        if dts is not None and last is not None and dts <= last:
+            dts = last + 1
+            pts = None if pts is None else max(pts, dts)
+            self.moved += 1
+        if dts is not None:
+            self._last[packet.stream.index] = dts
+        packet.pts, packet.dts, packet.duration = pts, dts, round((packet.duration or 0) * ratio)
+        packet.time_base = base

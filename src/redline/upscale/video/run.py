@@ -3,9 +3,8 @@
 import time
 from collections.abc import Callable, Generator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -15,28 +14,21 @@ from redline.errors import RedlineError
 from redline.machine.pinned_copies import PendingCopy, PlainCopies
 from redline.upscale.overlap import overlap
 from redline.upscale.video.encoders import Encoder, choose_encoder
-from redline.upscale.video.frames import Damage, Decoded, Mark, digest, read_frames
+from redline.upscale.video.frames import Damage, Mark, digest, read_frames
 from redline.upscale.video.parts import PartsFolder, describe_job, part_end_after
 from redline.upscale.video.pixels import to_planes, to_rgb
 from redline.upscale.video.probe import VideoInfo, probe
 from redline.upscale.video.remux import Assembly, assemble
 from redline.upscale.video.settings import VideoProgress, VideoResult, VideoSettings, target_format
 from redline.upscale.video.streams import check_other_streams
-from redline.upscale.video.writer import Enlarged, PartEnd, PartWriter, Planes
+from redline.upscale.video.writer import Frame, PartEnd, PartWriter
+
+# Frames that may queue between two stages, which bounds the memory for a video of any length.
+_WAITING_FRAMES = 2
 
 
-class Enlarge(Protocol):
-    def __call__(self, frames: Tensor, finish: Callable[[Tensor], list[Planes]], /) -> list[Planes]: ...
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Frames to upscale, float32 (N, 3, H, W). All frames of a batch belong to one part."""
-
-    pixels: PendingCopy
-    pts: list[int]
-    durations: list[int]
-    end: PartEnd | None
+# Takes frames and a function that it applies to the upscaled frames; returns what that function returns.
+Enlarge = Callable[[Tensor, Callable[[Tensor], PendingCopy]], PendingCopy]
 
 
 def upscale_video(
@@ -50,10 +42,10 @@ def upscale_video(
 ) -> VideoResult:
     """Writes `target` completely or not at all.
 
-    `enlarge` is called in this thread with float32 RGB (N, 3, H, W) in [0, 1] on the device of `copies`, with at most
-    `settings.batch` frames. It calls `finish`, its second argument, with the finite floating-point result
-    (N, 3, scale · H, scale · W), and returns its result. `finish` converts frames to the pixel format of the video on
-    the device, so that only finished planes are copied to the host. `enlarge` may repeat the call after memory ran out.
+    `enlarge` is called in this thread with one frame, float32 RGB (1, 3, H, W) in [0, 1] on the device of `copies`. It
+    calls `finish`, its second argument, with the finite floating-point result (1, 3, scale · H, scale · W), and returns
+    what `finish` returns. `finish` converts the frame to the pixel format of the video on the device, so that only
+    finished planes are copied to the host. `enlarge` may repeat the call after memory ran out.
     """
     started = time.perf_counter()
     video = probe(source)
@@ -74,18 +66,25 @@ def upscale_video(
     def tell() -> None:
         progress(_progress(video, writer.frames_done, resumed, time.perf_counter() - work_started, known))
 
-    def work(batch: Batch) -> Enlarged:
-        made = _enlarged(enlarge, batch, video, encoder, scale, copies)
+    def finish(large: Tensor) -> PendingCopy:
+        wanted = (1, 3, video.height * scale, video.width * scale)
+        if tuple(large.shape) != wanted or not large.is_floating_point():
+            raise RedlineError(f"the model gave {tuple(large.shape)} {large.dtype} instead of {wanted} floating point.")
+        return _start_copy_to_host(large[0].float(), encoder, copies)
+
+    def work(frame: Frame) -> Frame:
+        packed = enlarge(frame.pixels.wait(), finish)
+        frame.pixels.release()
         tell()
-        return made
+        return replace(frame, pixels=packed)
 
     tell()
     if not (finished and finished[-1].is_end):
         try:
             mark = finished[-1].mark if finished else None
-            overlap(_batches(video, settings, damage, mark, copies), work, writer.write, settings.waiting)
+            overlap(_frames(video, settings, damage, mark, copies), work, writer.write, _WAITING_FRAMES)
         except (Exception, KeyboardInterrupt):
-            writer.abandon()
+            writer.abandon()  # closes the file before its folder is removed
             if not writer.parts:  # there is nothing to resume from
                 folder.remove()
             raise
@@ -109,52 +108,29 @@ def upscale_video(
     )
 
 
-def _batches(
+def _frames(
     video: VideoInfo, settings: VideoSettings, damage: Damage, after: Mark | None, copies: PlainCopies
-) -> Generator[Batch, None, None]:
-    """Yields batches of frames that end where a part ends, so that a resumed run forms the same batches."""
-    gathered: list[tuple[Tensor, Decoded]] = []
+) -> Generator[Frame, None, None]:
+    """Yields the frames, and marks those at which a part ends."""
     index = after.index if after else -1
     part_end = part_end_after(index + 1, settings.segment_frames)
     with closing(read_frames(video, damage, after)) as frames:
-        current = next(frames, None)
-        while current is not None:
+        following = next(frames, None)
+        while (current := following) is not None:
             index += 1
-            gathered.append((to_rgb(current.frame, video.colour), current))
-            current = next(frames, None)
-            ends_part = current is None or index + 1 == part_end
-            if not ends_part and len(gathered) < settings.batch:
-                continue
-            end = None
-            if ends_part:
+            pixels = to_rgb(current.frame, video.colour)
+            following, end = next(frames, None), None
+            if following is None or index + 1 == part_end:
                 part_end = part_end_after(index + 1, settings.segment_frames)
-                end = PartEnd(digest(gathered[-1][0]), current is None, tuple(damage.notes.values()))
-            pixels = copies.to_device(torch.stack([pixels for pixels, _ in gathered]))
-            yield Batch(pixels, [shown.pts for _, shown in gathered], [shown.duration for _, shown in gathered], end)
-            gathered.clear()
+                end = PartEnd(digest(pixels), following is None, tuple(damage.notes.values()))
+            yield Frame(copies.to_device(pixels[None]), current.pts, current.duration, end)
 
 
-def _enlarged(
-    enlarge: Enlarge, batch: Batch, video: VideoInfo, encoder: Encoder, scale: int, copies: PlainCopies
-) -> Enlarged:
-    wanted = (len(batch.pts), 3, video.height * scale, video.width * scale)
-
-    def finish(large: Tensor) -> list[Planes]:
-        if tuple(large.shape) != wanted or not large.is_floating_point():
-            raise RedlineError(f"the model gave {tuple(large.shape)} {large.dtype} instead of {wanted} floating point.")
-        return [_start_copy_to_host(frame.float(), encoder, copies) for frame in large]
-
-    planes = enlarge(batch.pixels.wait(), finish)
-    batch.pixels.release()
-    return Enlarged(planes, batch.pts, batch.durations, batch.end)
-
-
-def _start_copy_to_host(frame: Tensor, encoder: Encoder, copies: PlainCopies) -> Planes:
+def _start_copy_to_host(frame: Tensor, encoder: Encoder, copies: PlainCopies) -> PendingCopy:
     if any(encoder.padded):
         frame = F.pad(frame[None], (0, encoder.padded[0], 0, encoder.padded[1]), mode="replicate")[0]
     planes = to_planes(frame, encoder.layout, encoder.colour)
-    packed = copies.to_host(torch.cat([plane.reshape(-1) for plane in planes]))
-    return Planes(packed, [tuple(plane.shape) for plane in planes])
+    return copies.to_host(torch.cat([plane.reshape(-1) for plane in planes]))
 
 
 def _progress(video: VideoInfo, done: int, resumed: int, elapsed_s: float, notes: tuple[str, ...]) -> VideoProgress:

@@ -14,26 +14,18 @@ class VideoSettings:
     """Options for the encoder, and what decides whether the finished parts of an earlier run can be used.
 
     `model` names the network and its plan, `tiles` holds the tile sizes and the batch size: parts made with other
-    values are not used. At most `waiting` batches queue between two stages, which bounds memory for a video of any
-    length. A part has `segment_frames` frames; the first parts are shorter. `strip` leaves out all tags but languages.
+    values are not used. A part has `segment_frames` frames; the first parts are shorter. `strip` leaves out all tags
+    but languages.
     """
 
     model: str = ""
     tiles: tuple[tuple[tuple[int, int], ...], int] | None = None
     codec: str = "auto"
     crf: float | None = None
-    preset: str | None = None
-    batch: int = 1
     segment_frames: int = 250
-    waiting: int = 2
     resume: bool = False
     keep_going: bool = False
     strip: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("batch", "segment_frames", "waiting"):
-            if getattr(self, name) < 1:
-                raise RedlineError(f"{name} must be at least 1, not {getattr(self, name)}.")
 
 
 @dataclass(frozen=True)
@@ -69,8 +61,6 @@ def target_format(target: Path) -> str:
     """Returns the container for the target's suffix."""
     container = TARGETS.get(target.suffix.lower())
     if container is None:
-        suffixes = ", ".join(TARGETS)
-        raise RedlineError(
-            f"cannot write {target.name!r}: unknown video format {target.suffix!r}; use one of {suffixes}."
-        )
+        unknown = f"cannot write {target.name!r}: unknown video format {target.suffix!r}"
+        raise RedlineError(f"{unknown}; use one of {', '.join(TARGETS)}.")
     return container

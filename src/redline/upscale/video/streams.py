@@ -4,10 +4,9 @@ A note says what was converted or left out.
 """
 
 import os
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Protocol
 
 import av
 from av.audio.stream import AudioStream
@@ -29,69 +28,48 @@ _BITS_PER_S_PER_CHANNEL = 96_000
 _COVERS = {"mjpeg": ("cover.jpg", "image/jpeg"), "png": ("cover.png", "image/png")}
 
 
-class Carrier(Protocol):
-    """Converts the packets of a source stream to packets to write."""
-
-    def take(self, packet: Packet) -> list[Packet]: ...
-
-    def rest(self) -> list[Packet]: ...
+# Converts the packets of a source stream to packets to write. None after the last packet asks for the remaining ones.
+Carrier = Callable[[Packet | None], list[Packet]]
 
 
-@dataclass(frozen=True)
-class CopiedStream:
-    stream: Stream
-
-    def take(self, packet: Packet) -> list[Packet]:
-        packet.stream = self.stream
+def _copied(made: Stream) -> Carrier:
+    def carry(packet: Packet | None) -> list[Packet]:
+        if packet is None:
+            return []
+        packet.stream = made
         return [packet]
 
-    def rest(self) -> list[Packet]:
-        return []
+    return carry
 
 
-@dataclass(frozen=True)
-class ConvertedAudio:
-    source: AudioStream
-    stream: AudioStream
-
-    def take(self, packet: Packet) -> list[Packet]:
+def _converted_audio(source: AudioStream, made: AudioStream) -> Carrier:
+    def carry(packet: Packet | None) -> list[Packet]:
         try:
-            frames = self.source.decode(packet)
+            frames = source.decode(packet)
         except av.FFmpegError:
             # A damaged packet is a short gap in the audio; the rest is still good.
-            return []
-        return [made for frame in frames for made in self.stream.encode(frame)]
-
-    def rest(self) -> list[Packet]:
-        try:
-            frames = self.source.decode(None)
-        except av.FFmpegError:
             frames = []
-        made = [packet for frame in frames for packet in self.stream.encode(frame)]
-        return made + list(self.stream.encode(None))
+        packets = [encoded for frame in frames for encoded in made.encode(frame)]
+        return packets if packet is not None else packets + list(made.encode(None))
+
+    return carry
 
 
-@dataclass(frozen=True)
-class ConvertedSubtitles:
-    source: SubtitleStream
-    stream: SubtitleStream
-
-    def take(self, packet: Packet) -> list[Packet]:
+def _converted_subtitles(source: SubtitleStream, made: SubtitleStream) -> Carrier:
+    def carry(packet: Packet | None) -> list[Packet]:
         try:
-            shown = self.source.decode2(packet)
-            if shown is None or not len(shown):
+            shown = source.decode2(packet) if packet is not None else None
+            if packet is None or shown is None or not len(shown):
                 return []
-            made = self.stream.codec_context.encode_subtitle(shown)
+            encoded = made.codec_context.encode_subtitle(shown)
         except av.FFmpegError:
             # An unreadable subtitle is left out, as players do.
             return []
-        made.pts = made.dts = packet.pts
-        made.duration, made.time_base = packet.duration, packet.time_base
-        made.stream = self.stream
-        return [made]
+        encoded.pts = encoded.dts = packet.pts
+        encoded.duration, encoded.time_base, encoded.stream = packet.duration, packet.time_base, made
+        return [encoded]
 
-    def rest(self) -> list[Packet]:
-        return []
+    return carry
 
 
 def carry_streams(
@@ -114,17 +92,14 @@ def carry_streams(
 def check_other_streams(source_path: Path, video_index: int, container: str) -> None:
     """Raises `RedlineError` if the other streams cannot be written, before any work is done."""
     with opened(source_path) as source:
-        trial = av.open(os.devnull, "w", format=container)
         try:
-            carriers, _ = carry_streams(source, trial, container, video_index)
-            if carriers:
-                trial.start_encoding()
+            with _trial_output(container) as trial:
+                carriers, _ = carry_streams(source, trial, container, video_index)
+                if carriers:
+                    trial.start_encoding()
         except (ValueError, av.FFmpegError) as error:
             what = f"the audio or subtitles of {source_path.name!r}"
             raise RedlineError(f"{what} cannot be written as {container} ({error}): choose .mkv.") from error
-        finally:
-            with suppress(ValueError, av.FFmpegError):
-                trial.close()
 
 
 def copy_tags(source: Stream, made: Stream) -> None:
@@ -159,7 +134,7 @@ def _carrier(
     if _fits(stream, container):
         made = output.add_stream_from_template(stream, opaque=True)
         copy_tags(stream, made)
-        return CopiedStream(made), f"{name} is copied without upscaling" if stream.type == "video" else None
+        return _copied(made), f"{name} is copied without upscaling" if stream.type == "video" else None
     return _converted(stream, output, container, name)
 
 
@@ -172,7 +147,7 @@ def _converted(stream: Stream, output: OutputContainer, container: str, name: st
         made = output.add_stream(wanted, rate=rate, layout=stream.layout.name, bit_rate=bit_rate)
         assert isinstance(made, AudioStream)
         copy_tags(stream, made)
-        return ConvertedAudio(stream, made), f"{name} is converted to {wanted}, which {container} can hold"
+        return _converted_audio(stream, made), f"{name} is converted to {wanted}, which {container} can hold"
     if isinstance(stream, SubtitleStream) and stream.codec_context.codec.text_sub:
         wanted = _SUBTITLE_CODECS[container]
         made = output.add_stream(wanted)
@@ -180,7 +155,7 @@ def _converted(stream: Stream, output: OutputContainer, container: str, name: st
         stream.codec_context.open(strict=False)
         made.codec_context.subtitle_header = stream.codec_context.subtitle_header
         copy_tags(stream, made)
-        return ConvertedSubtitles(stream, made), f"{name} is converted to {wanted}, which {container} can hold"
+        return _converted_subtitles(stream, made), f"{name} is converted to {wanted}, which {container} can hold"
     return None, f"{name} is left out: {container} cannot hold it"
 
 
@@ -200,18 +175,24 @@ def _cover(
         return None, None if packet is not None else "the cover image is left out: it is empty"
     made = output.add_stream_from_template(stream, opaque=True)
     copy_tags(stream, made)
-    return CopiedStream(made), None
+    return _copied(made), None
 
 
 def _fits(stream: Stream, container: str) -> bool:
     """Tries to write a header with the stream: containers reject more than their documentation says."""
-    trial = av.open(os.devnull, "w", format=container)
-    try:
+    with suppress(ValueError, av.FFmpegError), _trial_output(container) as trial:
         trial.add_stream_from_template(stream, opaque=True)
         trial.start_encoding()
         return True
-    except (ValueError, av.FFmpegError):
-        return False
+    return False
+
+
+@contextmanager
+def _trial_output(container: str) -> Iterator[OutputContainer]:
+    """A context with a container that writes nowhere."""
+    trial = av.open(os.devnull, "w", format=container)
+    try:
+        yield trial
     finally:
         with suppress(ValueError, av.FFmpegError):
             trial.close()

@@ -1,6 +1,6 @@
 """Encodes upscaled frames into parts: video files that each start with a key frame."""
 
-import math
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -9,7 +9,6 @@ import av
 from av.container import OutputContainer
 from av.packet import Packet
 from av.video.stream import VideoStream
-from torch import Tensor
 
 from redline.errors import RedlineError
 from redline.machine.pinned_copies import PendingCopy
@@ -17,6 +16,7 @@ from redline.upscale.video.encoders import Encoder
 from redline.upscale.video.parts import Part, PartsFolder, digest_file
 from redline.upscale.video.pixels import to_frame
 from redline.upscale.video.probe import VideoInfo
+from redline.video.reading import reason
 
 _MILLISECOND = Fraction(1, 1000)
 # By how much decode times precede display times. No codec holds back more frames than this.
@@ -34,27 +34,16 @@ class PartEnd:
 
 
 @dataclass(frozen=True)
-class Planes:
-    """The planes of a frame concatenated into one tensor, so that one copy moves them to the host."""
+class Frame:
+    """A frame on its way through the stages. `end` is set for the last frame of a part.
 
-    packed: PendingCopy
-    shapes: list[tuple[int, ...]]
+    `pixels` is float32 (1, 3, H, W) before the upscaling. Afterwards it has the planes to encode, concatenated into one
+    tensor, so that one copy moves them to the host.
+    """
 
-    def wait(self) -> list[Tensor]:
-        planes = self.packed.wait().split([math.prod(shape) for shape in self.shapes])
-        return [plane.view(shape) for plane, shape in zip(planes, self.shapes, strict=True)]
-
-    def release(self) -> None:
-        self.packed.release()
-
-
-@dataclass(frozen=True)
-class Enlarged:
-    """Planes of upscaled frames with their time stamps. `end` is set for the last batch of a part."""
-
-    planes: list[Planes]
-    pts: list[int]
-    durations: list[int]
+    pixels: PendingCopy
+    pts: int
+    duration: int
     end: PartEnd | None
 
 
@@ -64,21 +53,20 @@ class PartWriter:
     def __init__(self, folder: PartsFolder, video: VideoInfo, encoder: Encoder, finished: list[Part]) -> None:
         self.parts = list(finished)
         self.frames_done = sum(len(part.pts) for part in finished)
-        self._folder, self._film, self._encoder = folder, video, encoder
+        self._folder, self._video, self._encoder = folder, video, encoder
         self._clock = _clock(video, encoder)
         self._open: _OpenPart | None = None
 
-    def write(self, frames: Enlarged) -> None:
+    def write(self, frame: Frame) -> None:
         number = len(self.parts)
         path = self._folder.partial_path(number)
         try:
             if self._open is None:
-                self._open = _OpenPart(path, self._encoder, self._film, self._clock)
-            for planes, pts in zip(frames.planes, frames.pts, strict=True):
-                self._open.add(planes, pts)
-                self.frames_done += 1
-            if frames.end is not None:
-                part = self._open.close(self.frames_done, frames.durations[-1], frames.end)
+                self._open = _OpenPart(path, self._encoder, self._video, self._clock)
+            self._open.add(frame.pixels, frame.pts)
+            self.frames_done += 1
+            if frame.end is not None:
+                part = self._open.close(self.frames_done, frame.duration, frame.end)
                 self._open = None
                 self._folder.keep(number, part)
                 self.parts.append(part)
@@ -102,10 +90,10 @@ class _OpenPart:
         self._container: OutputContainer = open_output(path, "matroska")
         self._stream = self._add_stream(video)
 
-    def add(self, planes: Planes, pts: int) -> None:
+    def add(self, packed: PendingCopy, pts: int) -> None:
         encoder = self._encoder
-        frame = to_frame(planes.wait(), encoder.layout, encoder.width, encoder.height, encoder.colour)
-        planes.release()
+        frame = to_frame(packed.wait(), encoder.layout, encoder.width, encoder.height, encoder.colour)
+        packed.release()
         frame.pts = len(self._pts) if self._by_number else pts
         frame.time_base = self._clock
         self._numbers[frame.pts] = len(self._pts)
@@ -121,10 +109,8 @@ class _OpenPart:
         return Part(first, tuple(self._pts), last_duration, self._delay, end.digest, end.is_end, own, end.notes)
 
     def abandon(self) -> None:
-        try:
+        with suppress(OSError, ValueError, av.FFmpegError):
             self._container.close()
-        except (OSError, ValueError, av.FFmpegError):
-            return
 
     def _add_stream(self, video: VideoInfo) -> VideoStream:
         encoder = self._encoder
@@ -166,8 +152,7 @@ def open_output(path: Path, container: str, clock: int = 1000) -> OutputContaine
 
 
 def why_not_written(path: Path, error: Exception) -> str:
-    reason = getattr(error, "strerror", None) or str(error)
-    return f"cannot write {str(path)!r}: {reason}."
+    return f"cannot write {str(path)!r}: {reason(error)}."
 
 
 def _clock(video: VideoInfo, encoder: Encoder) -> Fraction:

@@ -1,9 +1,10 @@
-"""The worker processes of an upscaling: starts them, receives their messages, and ends them without leftovers."""
+"""The worker processes of an upscaling and their messages: starts workers, and ends them without leftovers."""
 
 import contextlib
 import os
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,59 @@ from redline.files.partial import is_partial
 from redline.machine.cores import cores
 from redline.machine.machine import resolve_device
 from redline.machine.processes import Child, Process, start_module
+from redline.upscale.settings import Tiles, TileSizes, UpscaleSettings
 from redline.upscale.tasks import Task
-from redline.upscale.workers.messages import Failed
 
 # How long a worker may take to clean up when it is asked to end.
 _GRACE_S = 10.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """The parent's first message: the settings, and the image sizes from which the worker proposes a tile size.
+
+    Every worker calibrates its plan on the first tiles of the images in `samples`, so that all have the same plan.
+    """
+
+    settings: UpscaleSettings
+    samples: tuple[Task, ...]
+    tiles: Tiles | None
+    sizes: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A worker's answer: the tile sizes and batch size that fit its memory, and its plan and weights.
+
+    The parent answers with the `Tiles` that all workers use, because different ones would give different pixels.
+    """
+
+    tiles: TileSizes
+    batch: int
+    plan: str
+    digest: str
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A worker asks for a task, and waits until there is one. With `at_once` it gets an image task or None now."""
+
+    at_once: bool
+
+
+@dataclass(frozen=True)
+class ListenerCall:
+    """A call of a function of the worker's listener, which the parent repeats with its own listener."""
+
+    function: str
+    arguments: tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A worker's last message: why it cannot run any task, for example because a single tile does not fit in memory."""
+
+    sentence: str
 
 
 class Member(Child):
@@ -54,7 +103,7 @@ class Member(Child):
                     path.unlink(missing_ok=True)
 
 
-class Crew:
+class Crew(contextlib.AbstractContextManager["Crew"]):
     """The workers of a run; as a context manager, it ends them on exit."""
 
     def __init__(self, members: Sequence[Member]) -> None:
@@ -62,9 +111,6 @@ class Crew:
 
     def __len__(self) -> int:
         return len(self.members)
-
-    def __enter__(self) -> "Crew":
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for member in self.members:

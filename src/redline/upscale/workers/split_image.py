@@ -16,12 +16,12 @@ import numpy as np
 
 from redline.errors import RedlineError
 from redline.files.partial import hidden_path
-from redline.upscale.images import ImageError, ImageSource, create_image, open_image
-from redline.upscale.listener import Outcome
-from redline.upscale.padding import pad_side
+from redline.upscale.images.formats import ImageError
+from redline.upscale.images.sink import ImageSink
+from redline.upscale.images.source import ImageSource, open_image
 from redline.upscale.settings import ImageSettings, UpscaleSettings
-from redline.upscale.tasks import Task
-from redline.upscale.tiling import Side, Tiling
+from redline.upscale.tasks import Outcome, Task
+from redline.upscale.tiling import Side, Tiling, pad_side
 
 # The minimum of tile rows per part, because each part computes about one extra row.
 _MIN_ROWS = 2
@@ -48,30 +48,28 @@ class PartSink:
 
     def __init__(self, part: Part) -> None:
         self._part = part
-        try:
+        with self._explaining():
             self._file = part.rows.open("wb")
-        except OSError as error:
-            raise self._write_error(error) from error
 
     def write_rows(self, rows: np.ndarray) -> None:
-        try:
+        with self._explaining():
             self._file.write(np.ascontiguousarray(rows).data)
-        except OSError as error:
-            raise self._write_error(error) from error
 
     def finish(self) -> None:
-        try:
+        with self._explaining():
             self._file.close()
-        except OSError as error:
-            raise self._write_error(error) from error
 
     def abort(self) -> None:
         """Closes the file, which is deleted with the folder of all parts."""
         with contextlib.suppress(OSError):
             self._file.close()
 
-    def _write_error(self, error: OSError) -> ImageError:
-        return ImageError(f"cannot write {str(self._part.target)!r}: {error.strerror or error}.")
+    @contextlib.contextmanager
+    def _explaining(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise ImageError(f"cannot write {str(self._part.target)!r}: {error.strerror or error}.") from error
 
 
 @dataclass(eq=False)
@@ -96,7 +94,7 @@ class Split:
             with open_image(self.task.source, settings.pixel_limit) as source:
                 width, height = scale * source.width, scale * source.height
                 shape = (width, height, source.channels, source.bits)
-                with create_image(self.task.target, *shape, settings.encoding, source.metadata, settings.strip) as sink:
+                with ImageSink(self.task.target, *shape, settings.encoding, source.metadata, settings.strip) as sink:
                     for part in self.parts:
                         for rows in _read_rows(part.rows, width, source):
                             sink.write_rows(rows)
@@ -110,6 +108,7 @@ class Split:
             self.discard()
 
     def discard(self) -> None:
+        """Deletes the files of the parts."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

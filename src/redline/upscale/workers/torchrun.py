@@ -44,26 +44,18 @@ class Rank:
     @classmethod
     def find(cls, environment: Mapping[str, str] = os.environ) -> "Rank | None":
         """Returns None if torchrun did not start this process, or started no other."""
-        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT", "MASTER_ADDR")
-        if any(name not in environment for name in names) or environment["WORLD_SIZE"] == "1":
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT", "LOCAL_WORLD_SIZE")
+        given = {"LOCAL_WORLD_SIZE": "1", "TORCHELASTIC_RESTART_COUNT": "0", **environment}
+        if any(name not in given for name in (*names, "MASTER_ADDR")) or given["WORLD_SIZE"] == "1":
             return None
         try:
-            index, count, local, port = (int(environment[name]) for name in names[:4])
-            local_count = int(environment.get("LOCAL_WORLD_SIZE", "1"))
+            index, count, local, port, local_count = (int(given[name]) for name in names)
         except ValueError as error:
-            raise RedlineError(
-                f"one of the environment variables {', '.join(names[:4])}, LOCAL_WORLD_SIZE is not a number: {error}."
-            ) from error
-        return cls(
-            index,
-            count,
-            local,
-            local_count,
-            environment["MASTER_ADDR"],
-            port,
-            environment.get("TORCHELASTIC_RESTART_COUNT", "0"),
-            environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-        )
+            variables = f"one of the environment variables {', '.join(names)}"
+            raise RedlineError(f"{variables} is not a number: {error}.") from error
+        has_store = given.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        attempt = given["TORCHELASTIC_RESTART_COUNT"]
+        return cls(index, count, local, local_count, given["MASTER_ADDR"], port, attempt, has_store)
 
     def device(self, asked: str) -> tuple[str, int]:
         """Returns the device of this rank, and how many ranks share its memory."""
@@ -77,17 +69,14 @@ class Rank:
     def store(self) -> Any:
         """Connects to the store, which runs in torchrun's agent or, if the agent has none, in rank 0."""
         if not torch.distributed.is_available():
-            raise RedlineError(
-                "this build of torch has no torch.distributed, which the ranks need: install another build."
-            )
+            raise RedlineError("this torch has no torch.distributed, which the ranks need: install another build.")
         is_host = self.index == 0 and not self.agent_has_store
         timeout = timedelta(seconds=_TIMEOUT_S)
         try:
             return torch.distributed.TCPStore(self.address, self.port, None, is_host, timeout, wait_for_workers=False)
         except (RuntimeError, OSError) as error:
-            raise RedlineError(
-                f"rank {self.index} cannot connect to the torchrun store at {self.address}:{self.port}."
-            ) from error
+            place = f"{self.address}:{self.port}"
+            raise RedlineError(f"rank {self.index} cannot connect to the torchrun store at {place}.") from error
 
     @property
     def key(self) -> str:
@@ -99,7 +88,7 @@ def gather(rank: Rank, device: str) -> Crew:
 
     The work of rank 0 runs in a child process, so that rank 0 can always answer the others.
     """
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     secret = secrets.token_bytes(32)
     crew = Crew([])
     deadline = time.monotonic() + _TIMEOUT_S
@@ -152,7 +141,3 @@ def _connection(peer: socket.socket) -> Connection:
         if hasattr(socket, option):
             peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
     return Connection(peer.detach())
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt

@@ -17,10 +17,10 @@ import torch
 
 from redline.errors import RedlineError
 from redline.upscale.image_run import ImageRun
-from redline.upscale.listener import Listener, Outcome
 from redline.upscale.session import Upscaling
-from redline.upscale.tasks import Task
-from redline.upscale.workers.messages import Agreed, Ask, Failed, Job, ListenerCall, Proposal
+from redline.upscale.settings import Tiles
+from redline.upscale.tasks import Listener, Task
+from redline.upscale.workers.crew import Ask, Failed, Job, ListenerCall, Proposal
 
 
 class ParentGone(Exception):
@@ -47,6 +47,8 @@ class ParentConnection:
             raise ParentGone from error
 
     def listener(self) -> Listener:
+        """Returns a listener that forwards its calls to the parent."""
+
         def forward(function: str, *arguments: object) -> None:
             self.send(ListenerCall(function, arguments))
 
@@ -59,12 +61,10 @@ class ParentConnection:
 
     def images(self) -> Iterator[Task]:
         """Yields image tasks that are available now; the caller finishes those in progress before it waits for more."""
-        while True:
-            self.send(Ask(at_once=True))
-            task = self.receive()
-            if task is None:
-                return
+        self.send(Ask(at_once=True))
+        while (task := self.receive()) is not None:
             yield task
+            self.send(Ask(at_once=True))
 
 
 def serve(connection: Connection, device: str, sharing: int = 1) -> None:
@@ -82,13 +82,11 @@ def _work(parent: ParentConnection, device: str, sharing: int) -> None:
         torch.cuda.set_device(device)  # otherwise every worker would also use memory of the first GPU
     job: Job = parent.receive()
     upscaling = Upscaling(replace(job.settings, device=device, workers=1), parent.listener())
-    tiling, batch = upscaling.choose_tiles(job.sizes, job.tiles, sharing)
+    tiling, batch = upscaling.planner.choose(job.sizes, job.tiles, sharing)
     parent.send(Proposal(tiling.sizes, batch, str(upscaling.plan), upscaling.network.digest))
-    agreed: Agreed = parent.receive()
-    tile_runner = upscaling.make_tile_runner(upscaling.tiling(agreed.tiles, agreed.batch), agreed.batch)
-
-    def tell(outcome: Outcome) -> None:
-        upscaling.listener.finished(outcome)
+    tiles: Tiles = parent.receive()
+    tile_runner = upscaling.make_tile_runner(upscaling.planner.tiling(tiles.sizes, tiles.batch or 1), tiles.batch or 1)
+    tell = upscaling.listener.finished
 
     def run() -> ImageRun:
         return ImageRun(tile_runner, job.settings.images, tell, upscaling.listener.image_progress)

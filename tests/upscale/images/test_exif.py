@@ -5,17 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from redline.upscale.images.iptc import unwrap, wrap
-from redline.upscale.images.tags import (
-    Layout,
-    Tag,
-    follow,
-    pack,
-    read_directory,
-    read_entries,
-    read_header,
-    reordered,
-)
+from redline.upscale.images.exif import Layout, Tag, follow, pack, read_directory, read_entries, read_header, reordered
+from redline.upscale.images.jpeg import unwrap, wrap
 
 LAYOUTS = [Layout(order, big) for order in "<>" for big in (False, True)]
 
