@@ -18,7 +18,7 @@ from redline.cli.plans import PLAN_HELP, read_plan
 from redline.cli.signals import uninterrupted_imports
 from redline.errors import RedlineError
 from redline.notation import format_bytes, format_seconds, parse_seconds
-from redline.stream.keys import KEY_VARIABLE
+from redline.stream.access import KEY_VARIABLE
 from redline.stream.metrics_file import check_output_path
 from redline.stream.settings_reader import parse_numbers
 

@@ -29,7 +29,6 @@ class ModelControls:
 class FrameProgram(Protocol):
     def retune(self, settings: Settings) -> None:
         """Writes the settings into the buffers after pending work, in CUDA stream order and without waiting for it."""
-        ...
 
     def run(self, frame: Tensor, previous: Tensor) -> Tensor:
         """Returns the new image, of the frame's shape. Arguments and result are fp32 (1, 3, H, W) in about [-1, 1]."""
@@ -37,21 +36,15 @@ class FrameProgram(Protocol):
 
 
 class FrameModel(Protocol):
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def device(self) -> torch.device: ...
-
-    @property
-    def controls(self) -> ModelControls: ...
+    name: str
+    device: torch.device
+    controls: ModelControls
 
     def check(self, settings: Settings) -> None:
         """Raises RedlineError for unsupported settings. Does work in advance that would otherwise delay a frame.
 
         May be called from any thread.
         """
-        ...
 
     def padded_px(self, side_px: int) -> int:
         """Returns the smallest side that the model supports and that is not smaller than this one."""

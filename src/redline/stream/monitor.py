@@ -21,10 +21,9 @@ _MAX_SAMPLES = 3600
 
 
 class Busy(Protocol):
-    @property
-    def busy_s(self) -> float:
-        """The seconds that the device has computed so far."""
-        ...
+    """`busy_s` are the seconds that the device has computed so far."""
+
+    busy_s: float
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
 
 from redline.errors import RedlineError
 from redline.machine.channels import STOPPED, Channel
@@ -20,9 +22,8 @@ from redline.stream.frames import Frame, check_pixels
 from redline.stream.latency import FrameTimes, Latency, Report
 from redline.stream.reader import Backoff, Reader
 from redline.stream.settings import LiveSettings
-from redline.stream.sinks import Idles, Sink
+from redline.stream.sinks import Sink
 from redline.stream.sources import Source
-from redline.stream.transform import Transform
 
 COMPUTE_BUSY, SINK_BUSY = "compute busy", "sink busy"
 # Enough to keep three threads busy; longer queues would only add latency.
@@ -30,6 +31,37 @@ _QUEUE_SIZE = 1
 _IDLE_S = 0.05
 # How often `is_done` is polled while the next frame is awaited: a small part of the shortest frame time.
 _POLL_S = 1e-4
+
+
+class Transform(Protocol):
+    """Computes a new image from each frame. Called only by the thread that runs the pipeline.
+
+    A frame may begin before the previous one is finished, so that copies and computation overlap. `max_in_flight`
+    limits how many frames have begun and are not finished. `copies_s` are the seconds that the last finished frame
+    spent in copies to the device and back.
+    """
+
+    max_in_flight: int
+    copies_s: tuple[float, float]
+
+    def prepare(self, height: int, width: int) -> None:
+        """Called before the first frame of a size: allocates, compiles, warms up.
+
+        Raises RedlineError if the size is not supported. Frames of an earlier size do not affect those that follow.
+        """
+
+    def begin(self, frame: Frame) -> None: ...
+
+    def is_done(self) -> bool:
+        """Returns whether `finish` would return without waiting."""
+        ...
+
+    def finish(self) -> Tensor:
+        """Returns new pixels of the oldest frame in flight, uint8 (H, W, 3) on the CPU, of any size.
+
+        Another thread writes them to the sink later, so the next frame must not reuse their buffer.
+        """
+        ...
 
 
 @dataclass(frozen=True)
@@ -49,23 +81,14 @@ class Outcome:
     report: Report
 
 
-class _Queued(NamedTuple):
+class _Timed(NamedTuple):
+    """A frame, and the times at which it entered the queue of the model, began to be computed, and was computed."""
+
     frame: Frame
     offered_s: float
-
-
-class _Begun(NamedTuple):
-    frame: Frame
-    offered_s: float
-    begun_s: float
-
-
-class _Computed(NamedTuple):
-    frame: Frame
-    offered_s: float
-    begun_s: float
-    computed_s: float
-    copies_s: tuple[float, float]
+    begun_s: float = 0.0
+    computed_s: float = 0.0
+    copies_s: tuple[float, float] = (0.0, 0.0)
 
 
 class Pipeline:
@@ -89,10 +112,11 @@ class Pipeline:
     ) -> None:
         self.settings, self.latency = settings or LiveSettings(), latency or Latency()
         self._source, self._transform, self._sink, self._log = source, transform, sink, log
+        self._idle: Callable[[], None] | None = getattr(sink, "idle", None)
         self._clock, self._limits = clock or SystemClock(), limits or Limits()
         self._reader = Reader(source, self._clock, backoff or Backoff(), log)
-        self._input: Channel[_Queued] = self._channel(COMPUTE_BUSY)
-        self._output: Channel[_Computed] = self._channel(SINK_BUSY)
+        self._input: Channel[_Timed] = self._channel(COMPUTE_BUSY)
+        self._output: Channel[_Timed] = self._channel(SINK_BUSY)
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._error: BaseException | None = None
@@ -137,7 +161,7 @@ class Pipeline:
             self.fail(error)
 
     def _offer(self, frame: Frame) -> bool:
-        if self._input.put(_Queued(frame, self._clock.now_s())):
+        if self._input.put(_Timed(frame, self._clock.now_s())):
             # The next frame is read only when the queue has room, because it would age while the reader waits.
             self._input.wait_for_room()
             return True
@@ -148,7 +172,7 @@ class Pipeline:
         transform, size = self._transform, (self._source.height, self._source.width)
         # A live frame is finished before the next one is taken, because a waiting frame would only age.
         max_in_flight = 1 if self._source.is_live else transform.max_in_flight
-        in_flight: deque[_Begun] = deque()
+        in_flight: deque[_Timed] = deque()
         while True:
             queued = self._next_before_done() if in_flight else self._input.take()
             if queued is None:
@@ -167,11 +191,11 @@ class Pipeline:
             # Measured after the preparation, which does not count as computation of this frame.
             begun_s = self._clock.now_s()
             transform.begin(frame)
-            in_flight.append(_Begun(frame, queued.offered_s, begun_s))
+            in_flight.append(_Timed(frame, queued.offered_s, begun_s))
             if len(in_flight) >= max_in_flight:
                 self._finish(in_flight.popleft())
 
-    def _next_before_done(self) -> _Queued | None:
+    def _next_before_done(self) -> _Timed | None:
         """Returns the next frame if one comes before the oldest frame in flight is done."""
         while not self._transform.is_done():
             queued = self._input.take(_POLL_S)
@@ -179,7 +203,7 @@ class Pipeline:
                 return queued
         return self._input.take(0)
 
-    def _finish(self, begun: _Begun) -> None:
+    def _finish(self, begun: _Timed) -> None:
         pixels = check_pixels(self._transform.finish(), "the transform")
         height, width = pixels.shape[:2]
         before = self._output_size or (height, width)
@@ -190,7 +214,7 @@ class Pipeline:
             )
         self._output_size = (height, width)
         frame = replace(begun.frame, pixels=pixels)
-        result = _Computed(frame, begun.offered_s, begun.begun_s, self._clock.now_s(), self._transform.copies_s)
+        result = _Timed(frame, begun.offered_s, begun.begun_s, self._clock.now_s(), self._transform.copies_s)
         while not self._output.put(result, self._limits.sink_s) and not self._output.closed:
             self._check_sink()
         self._check_sink()
@@ -215,15 +239,15 @@ class Pipeline:
         except BaseException as error:
             self.fail(error, in_sink=True)
 
-    def _next_computed(self) -> _Computed | None:
-        if not isinstance(self._sink, Idles):
+    def _next_computed(self) -> _Timed | None:
+        if self._idle is None:
             return self._output.take()
         while (computed := self._output.take(_IDLE_S)) is None and not self._output.closed:
-            self._sink.idle()
+            self._idle()
         # A frame may have come just before the channel was closed.
         return computed or self._output.take()
 
-    def _record(self, computed: _Computed) -> None:
+    def _record(self, computed: _Timed) -> None:
         (copy_in_s, copy_out_s), shown_s = computed.copies_s, self._clock.now_s()
         self.latency.record(
             FrameTimes(

@@ -13,10 +13,10 @@ from redline.errors import RedlineError
 from redline.ladder.plan import Plan
 from redline.ladder.plans.choose import choose_plan
 from redline.machine.machine import Machine, resolve_device
+from redline.stream.access import read_key
 from redline.stream.endpoints import EndpointOptions, Endpoints, open_endpoints, serves_viewers
 from redline.stream.engine import CUT_THRESHOLD, Engine
 from redline.stream.frames import Frame
-from redline.stream.keys import read_key
 from redline.stream.latency import Latency
 from redline.stream.loading import LoadedModel, load_model
 from redline.stream.metrics_file import MetricsFile

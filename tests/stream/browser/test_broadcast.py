@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from patience import PATIENCE_S
-from redline.stream.browser.broadcast import Broadcast, Published
-from redline.stream.browser.sink import BrowserSink
+from redline.stream.browser.broadcast import Broadcast, BrowserSink, Published
 from redline.stream.browser.webrtc import BroadcastTrack
 from redline.stream.frames import Frame
 from stream.clocks import ManualClock
@@ -94,7 +93,7 @@ def test_viewers_that_never_look_cost_nothing_and_a_dead_loop_is_forgotten() -> 
 
     for _ in range(20):
         asyncio.run(look_once_and_die())
-    sink = BrowserSink("browser", broadcast)
+    sink = BrowserSink(broadcast)
     began = time.monotonic()
     for number in range(1000):
         sink.write(frame(number))

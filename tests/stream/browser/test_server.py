@@ -19,8 +19,7 @@ from aiohttp import ClientSession, WSMsgType, WSServerHandshakeError
 import redline.stream.browser as browser
 from patience import HANGS_S, PATIENCE_S
 from redline.errors import RedlineError
-from redline.stream.access import urls
-from redline.stream.admission import MAX_PENDING_PER_ADDRESS
+from redline.stream.access import MAX_PENDING_PER_ADDRESS, urls
 from redline.stream.browser import Page, serve
 from redline.stream.browser.messages import LONGEST_MESSAGE_BYTES
 from redline.stream.browser.metrics import collect_metrics

@@ -15,7 +15,7 @@ from PIL import Image
 
 from patience import HANGS_S, PATIENCE_S
 from redline.errors import RedlineError
-from redline.stream.admission import MAX_PENDING_PER_ADDRESS
+from redline.stream.access import MAX_PENDING_PER_ADDRESS
 from redline.stream.sinks.mjpeg import MjpegSink
 from redline.stream.sources.synthetic import SyntheticClip
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from redline.errors import RedlineError
-from redline.stream.access import Access, urls
+from redline.stream.access import Access, listening, urls
 from redline.stream.clock import Clock, SystemClock
 from redline.stream.frame_model import ModelControls
 from redline.stream.latency import Latency
@@ -91,10 +91,9 @@ def serve(
         raise RedlineError(f"browser needs {' and '.join(missing)}: pip install 'redline[browser]'.")
     if not as_source and not as_sink:
         raise RedlineError("a page must be the source of a stream, its output, or both.")
-    from redline.stream.browser.broadcast import Broadcast
+    from redline.stream.browser.broadcast import Broadcast, BrowserSink
     from redline.stream.browser.metrics import collect_metrics
     from redline.stream.browser.server import PageInfo, PageServer
-    from redline.stream.browser.sink import BrowserSink
     from redline.stream.browser.source import BrowserSource
 
     access = Access(host, key, tuple(names))
@@ -103,7 +102,7 @@ def serve(
     height, width = size
     preview = broadcasts["input"].publish
     source = BrowserSource("browser", height, width, rate, latency, clock, preview) if as_source else None
-    sink = BrowserSink("browser", broadcasts["output"]) if as_sink else None
+    sink = BrowserSink(broadcasts["output"]) if as_sink else None
     controls = controls or ModelControls()
     entries, named = len(settings.now().control), len(controls.names)
     if named > entries:
@@ -122,7 +121,9 @@ def serve(
         control_least=(controls.minimum,) * named + (-1.0,) * len(unnamed),
     )
     tls = _tls(certificate)
-    listener = _listen(host, port)
+    with listening(host, port):
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        listener = socket.create_server(address[:2], family=family)
 
     def measure() -> dict[str, Any]:
         return collect_metrics(latency, broadcasts, clock.now_s(), torch.device(device), busy_share())
@@ -135,16 +136,6 @@ def serve(
         raise
     scheme, bound_port = "http" if tls is None else "https", listener.getsockname()[1]
     return Page(urls(scheme, host, bound_port, "/", key), server, source, sink, broadcasts)
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    if not 0 <= port < 65_536:
-        raise RedlineError(f"invalid port {port}: it must be from 0 to 65535.")
-    try:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        return socket.create_server(address[:2], family=family)
-    except OSError as error:
-        raise RedlineError(f"cannot listen on {host}:{port}: {error.strerror or error}.") from error
 
 
 def _tls(certificate: Path | None) -> ssl.SSLContext | None:

@@ -9,7 +9,7 @@ import socket
 import ssl
 from collections.abc import Callable
 
-from redline.stream.admission import REQUEST_S, PendingConnections
+from redline.stream.access import REQUEST_S, PendingConnections
 
 # Long enough to send the files of the page over a slow connection.
 _ANSWERED_S = 2 * REQUEST_S

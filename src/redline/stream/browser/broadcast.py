@@ -12,6 +12,7 @@ import numpy as np
 from redline.stream.clock import Clock, SystemClock
 from redline.stream.frames import Frame
 from redline.stream.latency import PERCENTILES
+from redline.stream.sinks import Sink
 
 _WINDOW = 256
 
@@ -71,6 +72,21 @@ class Broadcast:
     def remove_viewer(self, viewer: "Viewer") -> None:
         with self._lock:
             self._viewers.discard(viewer)
+
+
+class BrowserSink(Sink):
+    """The pages as a sink: `write` only publishes the frame, so slow, dead or absent viewers cost nothing."""
+
+    name = "browser"
+
+    def __init__(self, broadcast: Broadcast) -> None:
+        self._broadcast = broadcast
+
+    def write(self, frame: Frame) -> None:
+        self._broadcast.publish(frame)
+
+    def close(self, complete: bool = True) -> None:
+        self._broadcast.end()
 
 
 class Viewer:

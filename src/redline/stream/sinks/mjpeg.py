@@ -15,10 +15,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
-from redline.errors import RedlineError
-from redline.stream.access import Access, urls
-from redline.stream.admission import REQUEST_S, PendingConnections
+from redline.stream.access import REQUEST_S, Access, PendingConnections, listening, urls
 from redline.stream.frames import Frame, as_square_pixels
+from redline.stream.sinks import Sink
 
 PORT, MAX_VIEWERS = 8182, 8
 _STREAM = "/stream.mjpeg"
@@ -36,20 +35,19 @@ _PAGE = """<!doctype html><html lang="en"><meta charset="utf-8">
 img{max-width:100%;max-height:100vh}</style><img src="/stream.mjpegQUERY" alt="The stream">"""
 
 
-class MjpegSink:
+class MjpegSink(Sink):
     """`urls` are the addresses of the stream (`url` is the first), then those of a page that shows it.
 
     A host that other machines can reach needs a `key`, which is then part of the addresses.
     """
-
-    takes_new_size = True
 
     def __init__(
         self, host: str = "127.0.0.1", port: int = PORT, key: str | None = None, max_viewers: int = MAX_VIEWERS
     ) -> None:
         self._latest = _Latest()
         shared = _Shared(self._latest, Access(host, key), threading.BoundedSemaphore(max_viewers))
-        self._server = _listen(host, port, shared)
+        with listening(host, port):
+            self._server = _Server(host, port, shared)
         self.port = int(self._server.server_address[1])
         self.urls = tuple(url for path in (_STREAM, "/") for url in urls("http", host, self.port, path, key))
         self.url = self.urls[0]
@@ -69,9 +67,6 @@ class MjpegSink:
         self._thread.join()
         self._server.end_viewers()
         self._server.server_close()
-
-    def abandon(self) -> None:
-        self.close()
 
 
 class _Latest:
@@ -135,9 +130,9 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False
     # When this many connections wait to be accepted, the system refuses others for a second.
     request_queue_size = 128
-    shared: _Shared
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, shared: _Shared) -> None:
+        self.shared = shared
         self._viewers: dict[threading.Thread, socket.socket] = {}
         self.pending = PendingConnections[socket.socket]()
         flags = socket.AI_PASSIVE
@@ -267,14 +262,3 @@ class _Viewer(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Suppresses the request log, which would disturb the live line in the terminal."""
-
-
-def _listen(host: str, port: int, shared: _Shared) -> _Server:
-    if not 0 <= port < 65_536:
-        raise RedlineError(f"invalid port {port}: it must be from 0 to 65535.")
-    try:
-        server = _Server(host, port)
-    except OSError as error:
-        raise RedlineError(f"cannot listen on {host}:{port}: {error.strerror or error}.") from error
-    server.shared = shared
-    return server

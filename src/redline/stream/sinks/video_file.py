@@ -23,6 +23,7 @@ from redline.choices import VIDEO_CONTAINERS
 from redline.errors import RedlineError
 from redline.files.partial import hidden_path, recording_path, remove_abandoned
 from redline.stream.frames import Frame
+from redline.stream.sinks import Sink
 from redline.stream.sinks.audio import AudioCopy, check_audio_copy
 from redline.stream.sinks.recovery import recover_recordings, trim_to_playable
 
@@ -35,7 +36,7 @@ _KEY_FRAME_EVERY_S = 2
 _NO_DELAY = {"rc-lookahead": "0"}
 
 
-class VideoFileSink:
+class VideoFileSink(Sink):
     """`origin_s` is the time of the source that becomes 0 in the file; None takes the time of the first frame.
 
     `audio` is the video whose audio is copied. An `is_live` recording is kept as far as it was written if writing

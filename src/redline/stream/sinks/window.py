@@ -7,15 +7,15 @@ from typing import Any
 
 from redline.errors import RedlineError
 from redline.stream.frames import Frame, as_square_pixels
+from redline.stream.sinks import Sink
 
 _INSTEAD = "use browser, mjpeg or a file as output"
 
 
-class WindowSink:
+class WindowSink(Sink):
     """Tk must be used by one thread: the one that writes frames creates, draws and closes the window."""
 
     name = "window"
-    takes_new_size = True
 
     def __init__(self, title: str = "Redline", on_closed: Callable[[], None] = lambda: None) -> None:
         if find_spec("tkinter") is None:
@@ -54,9 +54,6 @@ class WindowSink:
             self._image = self._label = None
             self._window.destroy()
             self._window = None
-
-    def abandon(self) -> None:
-        self.close()
 
     def _open(self) -> None:
         self._window = self._tk.Tk()
