@@ -2,9 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from redline.files.atomic import write_text
 from redline.ladder.report.charts.curves import Curve, draw_curves
 from redline.ladder.report.charts.svg import format_tick
 from redline.notation import format_bytes, format_seconds
@@ -12,7 +10,7 @@ from redline.pages import CURVE_COLORS, ChartCard, TextTable, Tile, render_page
 from redline.stream.latency import STAGES, Report
 from redline.stream.monitor import Sample
 
-_TITLES = {"copy_in": "copy in", "copy_out": "copy out"}
+_COLUMNS = ("stage", "p50", "p95", "p99", "mean", "max")
 
 
 @dataclass(frozen=True)
@@ -30,10 +28,6 @@ class StreamInfo:
     setup_s: float
 
 
-def write_page(path: Path, about: StreamInfo, report: Report, samples: Sequence[Sample], summary: Sample) -> None:
-    write_text(path, render_stream_page(about, report, samples, summary))
-
-
 def render_stream_page(about: StreamInfo, report: Report, samples: Sequence[Sample], summary: Sample) -> str:
     """Returns the HTML page. `samples` are drawn as curves; `summary` covers all frames."""
     return render_page(
@@ -44,20 +38,16 @@ def render_stream_page(about: StreamInfo, report: Report, samples: Sequence[Samp
         headline=_headline(report, summary.time_s),
         tiles=_tiles(report, summary),
         charts=[chart for chart in _charts(samples, about.device_type) if chart.drawing],
-        stages=TextTable(
-            "Latency by stage, as a table", ("stage", "p50", "p95", "p99", "mean", "max"), tuple(_rows(report))
-        ),
+        stages=TextTable("Latency by stage, as a table", _COLUMNS, tuple(_rows(report))),
         facts=_facts(about),
     )
 
 
 def _headline(report: Report, lasted_s: float) -> str:
+    lasted, latency = format_seconds(lasted_s), format_seconds(report.latency.p50_s)
     lost = sum(report.drops.values())
-    dropped = "none dropped" if not lost else f"{lost:,} dropped"
-    return (
-        f"{report.frames:,} frames in {format_seconds(lasted_s)}, "
-        f"median latency {format_seconds(report.latency.p50_s)}; {dropped}."
-    )
+    dropped = f"{lost:,} dropped" if lost else "none dropped"
+    return f"{report.frames:,} frames in {lasted}, median latency {latency}; {dropped}."
 
 
 def _tiles(report: Report, summary: Sample) -> list[Tile]:
@@ -158,4 +148,4 @@ def _facts(about: StreamInfo) -> list[tuple[str, str]]:
 
 
 def _title(stage: str) -> str:
-    return _TITLES.get(stage, stage)
+    return stage.replace("_", " ")

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from redline.errors import RedlineError
+from redline.files.atomic import write_text
 from redline.stream.latency import Distribution, Report
 from redline.stream.monitor import Sample
-from redline.stream.report_page import StreamInfo, write_page
+from redline.stream.report_page import StreamInfo, render_stream_page
 
 
 @dataclass(frozen=True)
@@ -51,4 +52,4 @@ class StreamResult:
         """Writes an HTML page with curves of latency, throughput, drops and memory."""
         if self.summary is None:
             raise RedlineError("the stream processed no frame, so there is nothing to report.")
-        write_page(Path(path), self.info, self.report, self.samples, self.summary)
+        write_text(Path(path), render_stream_page(self.info, self.report, self.samples, self.summary))

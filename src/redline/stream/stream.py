@@ -254,7 +254,7 @@ class Stream:
 
     def _info(self) -> StreamInfo:
         source, settings = self._endpoints.source, self._initial
-        steps = "1 step" if settings.steps == 1 else f"{settings.steps} steps"
+        steps = f"{settings.steps} step{'s' if settings.steps > 1 else ''}"
         text = f"strength {settings.strength:g}, {steps}, seed {settings.seed}"
         if settings.control:
             text += ", control " + ", ".join(f"{value:g}" for value in settings.control)
