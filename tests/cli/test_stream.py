@@ -24,7 +24,7 @@ from redline.models.lsd import Lsd, LsdConfig, save_lsd
 from redline.stream import memory_check
 from redline.stream.latency import STAGES, Latency
 from redline.stream.monitor import Sample
-from redline.stream.result import StreamResult
+from redline.stream.report_page import StreamResult
 from redline.stream.sinks.video_file import VideoFileSink
 from redline.stream.sources.synthetic import SyntheticClip
 from redline.stream.sources.video_file import VideoFile
@@ -325,7 +325,7 @@ def test_a_page_that_cannot_be_written_costs_no_table(
     def full(path: Path, text: str) -> None:
         raise RedlineError(f"cannot write {str(path)!r}: No space left on device.")
 
-    monkeypatch.setattr("redline.stream.result.write_text", full)
+    monkeypatch.setattr("redline.stream.report_page.write_text", full)
     seen = stream("synthetic:16x16,0.2", "null", "--report", "r.html")
     assert seen.code == 2 and "5 frames" in seen.out and "latency" in seen.out
     assert " ".join(seen.err.split()).endswith("redline: cannot write 'r.html': No space left on device.")

@@ -3,6 +3,7 @@
 import gc
 import json
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,7 @@ def test_every_arm_is_a_row(model: Lsd) -> None:
         assert row.plan == ("eager" if name == "fp32" else name)
     assert found["fp32"].least_psnr_db is None
     assert (found["channels_last"].least_psnr_db or 0) > 50
-    json.dumps(found["fp32"].as_dict(), allow_nan=False)
+    json.dumps(asdict(found["fp32"]), allow_nan=False)
 
 
 def test_a_plain_loop_makes_the_same_frames_one_after_the_other(model: Lsd) -> None:

@@ -24,7 +24,7 @@ from redline.stream.settings_reader import parse_numbers
 
 if TYPE_CHECKING:
     from redline.stream.monitor import Sample
-    from redline.stream.result import StreamResult
+    from redline.stream.report_page import StreamResult
 
 
 _USAGE = """{missing}, as in

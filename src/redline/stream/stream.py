@@ -22,8 +22,7 @@ from redline.stream.loading import LoadedModel, load_model
 from redline.stream.metrics_file import MetricsFile
 from redline.stream.monitor import Monitor, Sample
 from redline.stream.pipeline import Pipeline
-from redline.stream.report_page import StreamInfo
-from redline.stream.result import StreamResult
+from redline.stream.report_page import StreamInfo, StreamResult
 from redline.stream.settings import LiveSettings, Settings
 from redline.stream.settings_reader import SettingsReader
 from redline.stream.signals import set_on_signals

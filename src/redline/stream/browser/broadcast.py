@@ -4,8 +4,8 @@ for a viewer."""
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -32,32 +32,24 @@ class Broadcast:
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock = clock or SystemClock()
         self._lock = threading.Lock()
-        self._newest: Published | None = None
-        self._ended = False
+        self.newest: Published | None = None
+        self.ended = False
         self.wanted = threading.Event()
         self._viewers: set[Viewer] = set()
 
-    @property
-    def ended(self) -> bool:
-        return self._ended
-
-    @property
-    def newest(self) -> Published | None:
-        with self._lock:
-            return self._newest
-
     def publish(self, frame: Frame) -> None:
         with self._lock:
-            count = self._newest.count if self._newest is not None else 0
-            self._newest = Published(frame, count + 1, self.clock.now_s())
-            viewers = list(self._viewers)
-        for viewer in viewers:
-            viewer.wake()
+            count = self.newest.count if self.newest is not None else 0
+            self.newest = Published(frame, count + 1, self.clock.now_s())
+        self._wake_viewers()
 
     def end(self) -> None:
         """Ends the broadcast. Viewers keep showing the last frame."""
+        self.ended = True
+        self._wake_viewers()
+
+    def _wake_viewers(self) -> None:
         with self._lock:
-            self._ended = True
             viewers = list(self._viewers)
         for viewer in viewers:
             viewer.wake()
@@ -132,11 +124,14 @@ class Viewer:
         self._ages_s.append(now_s - published.frame.captured_s)
         self._sendings_s.append(now_s - published.at_s)
 
-    def ages_s(self) -> list[float] | None:
-        return _percentiles(self._ages_s)
-
-    def sendings_s(self) -> list[float] | None:
-        return _percentiles(self._sendings_s)
+    def metrics(self) -> dict[str, Any]:
+        """Returns counts, and p50, p95 and p99 of the time from capture to sending (`ages_s`) and from publication to
+        sending (`sendings_s`), or None before a frame was sent."""
+        times = {"ages_s": self._ages_s, "sendings_s": self._sendings_s}
+        percentiles = {
+            name: np.percentile(list(kept), PERCENTILES).tolist() if kept else None for name, kept in times.items()
+        }
+        return {"taken": self.taken, "skipped": self.skipped, **percentiles}
 
     def wake(self) -> None:
         try:
@@ -146,8 +141,3 @@ class Viewer:
 
     def leave(self) -> None:
         self._broadcast.remove_viewer(self)
-
-
-def _percentiles(values: Iterable[float]) -> list[float] | None:
-    values = list(values)
-    return np.percentile(values, PERCENTILES).tolist() if values else None

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from redline.machine.host_memory import resident_bytes
-from redline.stream.browser.broadcast import Broadcast, Viewer
+from redline.stream.browser.broadcast import Broadcast
 from redline.stream.browser.images import shown_size
 from redline.stream.latency import Latency
 
@@ -26,26 +26,12 @@ def collect_metrics(
     }
 
 
-def viewer_metrics(viewers: dict[str, Viewer]) -> dict[str, Any]:
-    """Returns the metrics of one page: p50, p95 and p99 of the time from capture to sending (`ages_s`) and from
-    publication to sending (`sendings_s`)."""
-    return {
-        name: {
-            "taken": viewer.taken,
-            "skipped": viewer.skipped,
-            "ages_s": viewer.ages_s(),
-            "sendings_s": viewer.sendings_s(),
-        }
-        for name, viewer in viewers.items()
-    }
-
-
 def _memory(device: torch.device) -> dict[str, int]:
     memory = {"process_bytes": resident_bytes()}
     # Must not initialize CUDA.
     if device.type == "cuda" and torch.cuda.is_initialized():
-        used, held = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
-        memory |= {"gpu_bytes": used, "gpu_held_bytes": held}
+        memory["gpu_bytes"] = torch.cuda.memory_allocated(device)
+        memory["gpu_held_bytes"] = torch.cuda.memory_reserved(device)
     return memory
 
 

@@ -4,28 +4,19 @@ import asyncio
 import json
 from contextlib import suppress
 from time import monotonic
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import WSMsgType, web
 
 from redline.errors import RedlineError
 from redline.stream.browser.messages import LONGEST_MESSAGE_BYTES, Change, MessageError, Offer, Ping, Stop, read
-from redline.stream.browser.metrics import viewer_metrics
 from redline.stream.browser.webrtc import WebRtcConnection
+
+if TYPE_CHECKING:
+    from redline.stream.browser.server import PageServer
 
 MAX_MESSAGES_PER_SECOND = 60
 _SEND_TIMEOUT_S = 5.0
-
-
-class SharedState(Protocol):
-    """The interface of the server that all page sessions share."""
-
-    def open_connection(self, offer: Offer) -> WebRtcConnection: ...
-
-    async def change(self, changes: dict[str, Any]) -> None: ...
-
-    @property
-    def settings(self) -> dict[str, Any]: ...
 
 
 class PageSocket:
@@ -72,8 +63,8 @@ class PageSocket:
 class PageSession:
     """Handles the messages of one page until its WebSocket is closed."""
 
-    def __init__(self, socket: web.WebSocketResponse, shared: SharedState) -> None:
-        self._incoming, self._shared = socket, shared
+    def __init__(self, socket: web.WebSocketResponse, server: "PageServer") -> None:
+        self._incoming, self._server = socket, server
         self.socket = PageSocket(socket)
         self.connection: WebRtcConnection | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -91,8 +82,8 @@ class PageSession:
                 self._watch.cancel()
 
     def send_metrics(self, metrics: dict[str, Any]) -> None:
-        views = viewer_metrics(self.connection.viewers) if self.connection is not None else {}
-        self.socket.send_metrics(metrics | {"views": views})
+        viewers = self.connection.viewers if self.connection is not None else {}
+        self.socket.send_metrics(metrics | {"views": {name: viewer.metrics() for name, viewer in viewers.items()}})
 
     async def disconnect(self) -> None:
         """Closes the WebRTC connection, if there is one."""
@@ -128,20 +119,17 @@ class PageSession:
             case Stop():
                 await self.disconnect()
             case Change():
-                await self._change(message)
+                try:
+                    await self._server.change(message.settings)
+                except RedlineError as error:
+                    refused = {"type": "error", "about": "settings", "text": str(error)}
+                    await self.socket.send(refused | {"settings": self._server.settings})
             case Offer():
                 await self.disconnect()
                 await self._connect(message)
 
-    async def _change(self, change: Change) -> None:
-        try:
-            await self._shared.change(change.settings)
-        except RedlineError as error:
-            answer = {"type": "error", "about": "settings", "text": str(error), "settings": self._shared.settings}
-            await self.socket.send(answer)
-
     async def _connect(self, offer: Offer) -> None:
-        self.connection = self._shared.open_connection(offer)
+        self.connection = self._server.open_connection(offer)
         try:
             answer = await self.connection.answer(offer)
         except BaseException:

@@ -8,7 +8,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from importlib.resources import files
 from typing import Any
@@ -44,24 +44,11 @@ _HEADERS = {
 }
 
 
-@dataclass(frozen=True)
-class PageInfo:
-    """The properties of the stream that a page receives when it connects, as keys of the message `hello`."""
-
-    source: bool
-    sink: bool
-    height: int
-    width: int
-    rate: float
-    most_steps: int
-    takes_prompt: bool
-    device: str
-    control_names: tuple[str, ...]
-    control_least: tuple[float, ...]
-
-
 class PageServer:
-    """`start` and `close` may be called from any thread; everything else runs in the server's event loop."""
+    """`start` and `close` may be called from any thread; everything else runs in the server's event loop.
+
+    `info` has the properties of the stream that a page receives in the message `hello` when it connects.
+    """
 
     def __init__(
         self,
@@ -72,7 +59,7 @@ class PageServer:
         broadcasts: Mapping[str, Broadcast],
         settings: LiveSettings,
         measure: Callable[[], dict[str, Any]],
-        info: PageInfo,
+        info: dict[str, Any],
     ) -> None:
         self._access, self._listener, self._tls, self._source = access, listener, tls, source
         self._broadcasts, self._settings, self._measure, self._info = dict(broadcasts), settings, measure, info
@@ -107,13 +94,13 @@ class PageServer:
 
     @property
     def _control_entries(self) -> int:
-        return max(len(self._info.control_names), len(self._settings.now().control))
+        return max(len(self._info["control_names"]), len(self._settings.now().control))
 
     async def change(self, changes: dict[str, Any]) -> None:
         control, entries = changes.get("control"), self._control_entries
         if control is not None and (not isinstance(control, list) or len(control) != entries):
             raise MessageError(f"settings: the control vector of this model has {entries} numbers.", "settings")
-        steps, most = changes.get("steps"), self._info.most_steps
+        steps, most = changes.get("steps"), self._info["most_steps"]
         if isinstance(steps, int) and steps > most:
             # A page must not be able to block the device for minutes with one frame.
             raise MessageError(f"settings: a page may set at most {most} steps.", "settings")
@@ -256,7 +243,7 @@ class PageServer:
         self._acceptor.release(request.transport)
         try:
             now = {"settings": self.settings, "camera_taken": self._is_camera_taken}
-            await session.socket.send({"type": "hello", **now, **asdict(self._info)})
+            await session.socket.send({"type": "hello", **now, **self._info})
             await session.run()
         finally:
             self._sessions.discard(session)

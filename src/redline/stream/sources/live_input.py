@@ -24,8 +24,8 @@ from av.video.stream import VideoStream
 from redline.errors import RedlineError
 from redline.stream.clock import Clock, SystemClock
 from redline.stream.frames import Frame
-from redline.stream.sources import SourceFault
-from redline.stream.sources.backlog import Backlog
+from redline.stream.sources import Source, SourceFault
+from redline.stream.sources.paced import Paced
 from redline.stream.sources.video_file import DAMAGED, hdr_notes, pixel_aspect, to_pixels, upright
 from redline.video.reading import declared_rate, reason
 
@@ -37,6 +37,15 @@ _TICK = Fraction(1, 90_000)
 _DELAYED, _DELAYED_CODECS = ("rtsp", "mpegts"), ("h264", "hevc", "mpeg4", "mpeg2video", "mpeg1video")
 # A video may end this much before its declared duration, because of rounding.
 _MISSING_S = 1
+# A wait this long means that the packet is new. Two in a row are required, because a busy machine causes single waits.
+_WAITED_S, _IN_A_ROW = 0.004, 2
+# A source that sends bursts, or faster than it is read, is accepted after this time.
+_LONGEST_S = 3.0
+SCHEMES = ("rtsp", "rtsps", "http", "https", "rtmp", "srt", "udp")
+# A playlist from the network may refer to other addresses, but not to local files.
+_PROTOCOLS = "crypto,data,http,https,httpproxy,rtmp,rtmps,rtmpt,rtp,srtp,srt,tcp,tls,udp"
+# Over UDP a lost packet would spoil all frames until the next key frame.
+_RTSP = {"rtsp_transport": "tcp"}
 # After this many packets that cannot be decoded, a stream is given up.
 _MAX_UNDECODABLE = 600
 
@@ -53,6 +62,28 @@ class Address:
     open_s: float = 10.0
     read_s: float = 5.0
     is_live: bool = False
+
+
+class Backlog:
+    """Detects the end of the backlog that a live source sent while it was opened and the model was set up.
+
+    The backlog is skipped, because its duration would otherwise add to the latency of every later frame. A stream does
+    not say how old its frames are, but packets of the backlog are available at once, while the reader has to wait for
+    new ones. Uses wall time even if the stream's clock is simulated, because the network is real.
+    """
+
+    def __init__(self) -> None:
+        self._began_s = time.monotonic()
+        self._waits = 0
+
+    @property
+    def is_over(self) -> bool:
+        return self._waits >= _IN_A_ROW or time.monotonic() - self._began_s > _LONGEST_S
+
+    def read(self, waited_s: float) -> None:
+        """Records that the reader waited this long for a packet."""
+        if not self.is_over:
+            self._waits = self._waits + 1 if waited_s >= _WAITED_S else 0
 
 
 class LiveInput:
@@ -213,6 +244,32 @@ class LiveInput:
             if waited_s >= read_s:
                 # FFmpeg returned its last packet because the read timed out.
                 raise SourceFault(f"{self.name} is lost: no answer within {read_s:g} s.")
+
+
+def open_network(
+    url: str,
+    clock: Clock | None = None,
+    open_s: float = 10.0,
+    read_s: float = 5.0,
+    drop: Callable[[str], None] = lambda cause: None,
+    size: tuple[int, int] | None = None,
+) -> Source:
+    """Opens an RTSP camera, an MJPEG or HLS address, or a video on a server. A video of known length is paced.
+
+    `drop` is called for each skipped frame. Frames are scaled to `size`.
+    """
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise RedlineError(f"invalid address {url!r}: {error}.") from error
+    if parts.scheme not in SCHEMES or not host:
+        raise RedlineError(f"invalid address {url!r}: it must start with one of {', '.join(SCHEMES)}, and name a host.")
+    options = {"protocol_whitelist": _PROTOCOLS, **(_RTSP if parts.scheme.startswith("rtsp") else {})}
+    # Messages must not show user names and passwords of addresses.
+    name = f"{parts.scheme}://{host}{f':{port}' if port else ''}{parts.path}"
+    source = LiveInput(Address(url, repr(name), None, options, open_s, read_s, is_live=True), clock, drop, size)
+    return source if source.length_s is None else Paced(source, clock, drop)
 
 
 def _opened(address: Address) -> InputContainer:
