@@ -108,7 +108,8 @@ class Access:
             )
         if self.key is not None and len(self.key) < SHORTEST_KEY:
             raise RedlineError(f"the key must have at least {SHORTEST_KEY} characters, not {len(self.key)}.")
-        if self.key is not None and not _is_utf8(self.key):
+        # Bytes that are not UTF-8 are surrogates.
+        if self.key is not None and any("\ud800" <= letter <= "\udfff" for letter in self.key):
             raise RedlineError("the key is not valid UTF-8: use letters, digits and punctuation.")
 
     def why_not_host(self, host: str | None) -> str:
@@ -195,27 +196,14 @@ def _same(given: str | None, right: str) -> bool:
     return given is not None and hmac.compare_digest(given.encode("utf-8", "surrogatepass"), right.encode("utf-8"))
 
 
-def _is_utf8(key: str) -> bool:
-    """Returns False if the key has surrogates, which stand for bytes that are not UTF-8."""
-    try:
-        key.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def _name(url: str) -> str | None:
-    try:
+    with suppress(ValueError):
         return urlsplit(url).hostname
-    except ValueError:
-        return None
 
 
 def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
+    with suppress(ValueError):
         return ipaddress.ip_address(host)
-    except ValueError:
-        return None
 
 
 def _short(text: str | None) -> str:

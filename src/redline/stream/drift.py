@@ -114,9 +114,9 @@ def evaluate_drift(
         control_runs = [run(f"{name}, {case.name}", lambda: control, case) for case in cases(LEAST_FRAMES)]  # noqa: B023
         judged[name] = [finding for control_run in control_runs for finding in judge(control_run)]
     counted = f"{settings.steps} step{'s' if settings.steps > 1 else ''}"
-    description = f"{frame_model.name} · {sampler or 'default sampler'}, {counted} · plan {loaded.plan} · {target}"
+    description = f"{frame_model.name} · {sampler or 'default sampler'}, {counted} · plan {frame_model.plan} · {target}"
     findings = tuple(finding for each in runs for finding in judge(each))
-    return DriftResult(model, clip, description, loaded.plan, settings.steps, runs, findings, judged)
+    return DriftResult(model, clip, description, frame_model.plan, settings.steps, runs, findings, judged)
 
 
 def _cases(clip: Path, frames: int, size: int, model: FrameModel, seed: int) -> list[Case]:

@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from redline.ladder.plan import Plan
 from redline.models.samplers import Sampler, StepTable
 from redline.stream.settings import Settings
 
@@ -32,6 +33,7 @@ class FrameModel(Protocol):
     name: str
     device: torch.device
     controls: ModelControls
+    plan: Plan
 
     def check(self, settings: Settings) -> None:
         """Raises RedlineError for unsupported settings. Does work in advance that would otherwise delay a frame.

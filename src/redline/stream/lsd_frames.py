@@ -40,13 +40,10 @@ class LsdFrames:
 
     def check(self, settings: Settings) -> None:
         if settings.prompt:
-            raise RedlineError(
-                "an LSD does not support --prompt: leave it out, or give a diffusers pipeline with --model."
-            )
-        if len(settings.control) > self.config.control:
-            raise RedlineError(
-                f"{self.name} supports at most {self.config.control} control numbers, not {len(settings.control)}."
-            )
+            raise RedlineError("an LSD does not support --prompt: leave it out, or give a diffusers folder as --model.")
+        given, most = len(settings.control), self.config.control
+        if given > most:
+            raise RedlineError(f"{self.name} supports at most {most} control numbers, not {given}.")
         for name, value in zip(self.controls.names, settings.control, strict=False):
             if not self.controls.minimum <= value <= 1:
                 raise RedlineError(f"control “{name}” must be from {self.controls.minimum:g} to 1, not {value:g}.")

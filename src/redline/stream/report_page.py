@@ -111,45 +111,28 @@ def _tiles(report: Report, summary: Sample) -> list[Tile]:
 
 
 def _charts(samples: Sequence[Sample], device_type: str) -> list[ChartCard]:
+    def over(value: Callable[[Sample], float]) -> list[tuple[float, float]]:
+        return [(sample.time_s, float(value(sample))) for sample in samples]
+
     causes = sorted({cause for sample in samples for cause in sample.drops})
-    kind = "the GPU" if device_type == "cuda" else "the CPU"
+    percentiles = {"p50": over(lambda s: s.p50_s), "p95": over(lambda s: s.p95_s), "p99": over(lambda s: s.p99_s)}
+    stages = {_title(stage): over(lambda s, stage=stage: s.stages_p50_s[stage]) for stage in STAGES}
+    rate, busy = {"shown": over(lambda s: s.frames_per_s)}, {"busy": over(lambda s: s.busy_share)}
+    drops = {cause: over(lambda s, cause=cause: s.drops.get(cause, 0)) for cause in causes}
+    memory = {"allocated": over(lambda s: s.memory_bytes / 2**20)}
+    notes = {
+        "latency": "From capture to display: percentiles over the window of the last frames.",
+        "stages": "The median of each stage; stages follow one another without a gap.",
+        "memory": "Allocated by the process, or on a GPU by its tensors.",
+        "share": f"The share of the time in which {'the GPU' if device_type == 'cuda' else 'the CPU'} computed frames.",
+    }
     return [
-        _chart(
-            "Latency",
-            "From capture to display: percentiles over the window of the last frames.",
-            "latency",
-            {"p50": _over(samples, "p50_s"), "p95": _over(samples, "p95_s"), "p99": _over(samples, "p99_s")},
-            format_seconds,
-        ),
-        _chart(
-            "Latency by stage",
-            "The median of each stage; stages follow one another without a gap.",
-            "stages",
-            {_title(stage): [(s.time_s, s.stages_p50_s[stage]) for s in samples] for stage in STAGES},
-            format_seconds,
-        ),
-        _chart("Frames per second", "Frames shown in each second.", "rate", {"shown": _over(samples, "frames_per_s")}),
-        _chart(
-            "Dropped frames",
-            "Total so far, by cause.",
-            "drops",
-            {cause: [(s.time_s, float(s.drops.get(cause, 0))) for s in samples] for cause in causes},
-        ),
-        _chart(
-            "Memory",
-            "Allocated by the process, or on a GPU by its tensors.",
-            "memory",
-            {"allocated": [(time_s, value / 2**20) for time_s, value in _over(samples, "memory_bytes")]},
-            lambda mib: f"{mib:,.4g} MiB",
-        ),
-        _chart(
-            "Device utilization",
-            f"The share of the time in which {kind} computed frames.",
-            "share",
-            {"busy": _over(samples, "busy_share")},
-            lambda share: f"{share:.0%}",
-            top=1.0,
-        ),
+        _chart("Latency", notes["latency"], "latency", percentiles, format_seconds),
+        _chart("Latency by stage", notes["stages"], "stages", stages, format_seconds),
+        _chart("Frames per second", "Frames shown in each second.", "rate", rate),
+        _chart("Dropped frames", "Total so far, by cause.", "drops", drops),
+        _chart("Memory", notes["memory"], "memory", memory, lambda mib: f"{mib:,.4g} MiB"),
+        _chart("Device utilization", notes["share"], "share", busy, lambda share: f"{share:.0%}", top=1.0),
     ]
 
 
@@ -162,15 +145,11 @@ def _chart(
     top: float | None = None,
 ) -> ChartCard:
     drawn = [
-        Curve(key, tuple(points), f"c{number % CURVE_COLORS}") for number, (key, points) in enumerate(curves.items())
+        Curve(key, tuple(curve), f"c{number % CURVE_COLORS}") for number, (key, curve) in enumerate(curves.items())
     ]
     # A single curve needs no legend, because the title names it. For drops, the legend names the cause.
     legend = tuple((curve.kind, curve.name) for curve in drawn) if len(drawn) > 1 or name == "drops" else ()
     return ChartCard(title, note, draw_curves(title, drawn, name, "seconds", label, (0.0, top)), legend)
-
-
-def _over(samples: Sequence[Sample], field: str) -> list[tuple[float, float]]:
-    return [(sample.time_s, float(getattr(sample, field))) for sample in samples]
 
 
 def _rows(report: Report) -> list[tuple[str, ...]]:

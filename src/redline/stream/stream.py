@@ -1,9 +1,10 @@
 """`Stream` opens a source, a model and an output, and sends every frame through them."""
 
 import logging
+import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,12 +26,13 @@ from redline.stream.pipeline import Pipeline
 from redline.stream.report_page import StreamInfo, StreamResult
 from redline.stream.settings import LiveSettings, Settings
 from redline.stream.settings_reader import SettingsReader
-from redline.stream.signals import set_on_signals
 from redline.stream.sinks.image_folder import ImageFolderSink
 from redline.stream.sinks.video_file import VideoFileSink
 from redline.stream.sinks.window import WindowSink
 
 _logger = logging.getLogger(__name__)
+# Windows has no SIGHUP.
+_HANG_UP: signal.Signals | None = getattr(signal, "SIGHUP", None)
 
 
 class Stream:
@@ -265,11 +267,40 @@ class Stream:
             model=self._model.frames.name,
             device=Machine.detect(str(self.device)).name if self.device.type == "cuda" else "cpu",
             device_type=self.device.type,
-            plan=str(self._model.plan),
+            plan=str(self._model.frames.plan),
             size=f"{source.width}×{source.height}",
             settings=text,
             setup_s=self._engine.setup_s,
         )
+
+
+@contextmanager
+def set_on_signals(stop: threading.Event) -> Iterator[None]:
+    """Sets `stop` on Ctrl-C (SIGINT) and on SIGTERM; a second such signal has its usual effect.
+
+    SIGHUP, sent when the terminal is closed, sets it every time, because a shell may repeat it, unless it is ignored
+    (nohup). Outside the main thread,
+    where Python allows no signal handlers, this does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    if _HANG_UP is not None and signal.getsignal(_HANG_UP) != signal.SIG_IGN:
+        before[_HANG_UP] = signal.getsignal(_HANG_UP)
+
+    def handle(number: int, _frame: object) -> None:
+        stop.set()
+        if number != _HANG_UP:
+            signal.signal(number, before[signal.Signals(number)])
+
+    try:
+        for number in before:
+            signal.signal(number, handle)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _initial_settings(

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import WSMsgType, web
 
 from redline.errors import RedlineError
-from redline.stream.browser.messages import LONGEST_MESSAGE_BYTES, Change, MessageError, Offer, Ping, Stop, read
+from redline.stream.browser.messages import (
+    LONGEST_MESSAGE_BYTES,
+    Change,
+    Message,
+    MessageError,
+    Offer,
+    Ping,
+    Stop,
+    read,
+)
 from redline.stream.browser.webrtc import WebRtcConnection
 
 if TYPE_CHECKING:
@@ -112,7 +121,7 @@ class PageSession:
             await self.socket.send_error(str(error), error.about if isinstance(error, MessageError) else "message")
         return True
 
-    async def _answer(self, message: Offer | Change | Ping | Stop) -> None:
+    async def _answer(self, message: Message) -> None:
         match message:
             case Ping():
                 await self.socket.send({"type": "pong", "sent": message.sent})

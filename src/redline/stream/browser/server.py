@@ -101,7 +101,7 @@ class PageServer:
         if control is not None and (not isinstance(control, list) or len(control) != entries):
             raise MessageError(f"settings: the control vector of this model has {entries} numbers.", "settings")
         steps, most = changes.get("steps"), self._info["most_steps"]
-        if isinstance(steps, int) and steps > most:
+        if isinstance(steps, (int, float)) and steps > most:
             # A page must not be able to block the device for minutes with one frame.
             raise MessageError(f"settings: a page may set at most {most} steps.", "settings")
         # Runs in a thread, because checking a prompt runs the text encoder.

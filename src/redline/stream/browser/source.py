@@ -69,9 +69,8 @@ class CameraFeed:
 
     def put(self, image: VideoFrame) -> None:
         if image.width * image.height > MAX_CAMERA_PIXELS:
-            raise RedlineError(
-                f"camera frames of {image.width}×{image.height} are too large (at most {MAX_CAMERA_PIXELS:,} pixels)."
-            )
+            most = f"at most {MAX_CAMERA_PIXELS:,} pixels"
+            raise RedlineError(f"camera frames of {image.width}×{image.height} are too large ({most}).")
         now_s = self._clock.now_s()
         late_s = self._lateness.of(float((image.pts or 0) * _TIME_BASE), now_s)
         # A queue in the network does not drain by itself, but a new connection starts without one.
@@ -110,9 +109,8 @@ class BrowserSource:
         silence_s: float = 5.0,
     ) -> None:
         if not all(MIN_SIDE <= side <= MAX_SIDE for side in (height, width)):
-            raise RedlineError(
-                f"invalid size {width}×{height} for a browser: sides must have {MIN_SIDE} to {MAX_SIDE} pixels."
-            )
+            sides = f"sides must have {MIN_SIDE} to {MAX_SIDE} pixels"
+            raise RedlineError(f"invalid size {width}×{height} for a browser: {sides}.")
         if not 1 <= rate <= 120:
             raise RedlineError(f"invalid frame rate {float(rate):g} for a browser: it must be from 1 to 120.")
         self.name, self.height, self.width, self.rate = name, height, width, Fraction(rate)

@@ -45,9 +45,9 @@ class MjpegSink(Sink):
         self, host: str = "127.0.0.1", port: int = PORT, key: str | None = None, max_viewers: int = MAX_VIEWERS
     ) -> None:
         self._latest = _Latest()
-        shared = _Shared(self._latest, Access(host, key), threading.BoundedSemaphore(max_viewers))
+        access = Access(host, key)
         with listening(host, port):
-            self._server = _Server(host, port, shared)
+            self._server = _Server(host, port, access, self._latest, max_viewers)
         self.port = int(self._server.server_address[1])
         self.urls = tuple(url for path in (_STREAM, "/") for url in urls("http", host, self.port, path, key))
         self.url = self.urls[0]
@@ -108,22 +108,6 @@ class _Latest:
             self._changed.notify_all()
 
 
-class _Shared:
-    def __init__(self, latest: _Latest, access: Access, viewer_slots: threading.BoundedSemaphore) -> None:
-        self.latest, self.access, self.viewer_slots = latest, access, viewer_slots
-
-    def why_not(self, query: str, headers: Any) -> str:
-        """Returns why a request is refused, or an empty string.
-
-        Any web site can embed images from 127.0.0.1; the browser then sends Sec-Fetch-Site.
-        """
-        if self.access.key is not None:
-            return self.access.why_not_key(parse_qs(query).get("key", [None])[0], None)
-        if headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
-            return "other web sites may not embed this stream."
-        return self.access.why_not_host(headers.get("Host"))
-
-
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     # `end_viewers` joins the threads of viewers, after it has shut down their sockets.
@@ -131,12 +115,12 @@ class _Server(ThreadingHTTPServer):
     # When this many connections wait to be accepted, the system refuses others for a second.
     request_queue_size = 128
 
-    def __init__(self, host: str, port: int, shared: _Shared) -> None:
-        self.shared = shared
+    def __init__(self, host: str, port: int, access: Access, latest: _Latest, max_viewers: int) -> None:
+        self.access, self.latest, self.viewer_slots = access, latest, threading.BoundedSemaphore(max_viewers)
         self._viewers: dict[threading.Thread, socket.socket] = {}
         self.pending = PendingConnections[socket.socket]()
-        flags = socket.AI_PASSIVE
-        self.address_family = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=flags)[0][0]
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        self.address_family = found[0][0]
         super().__init__((host, port), _Viewer)
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -185,21 +169,22 @@ class _Request(io.RawIOBase):
 
 
 class _Viewer(BaseHTTPRequestHandler):
+    server: _Server  # pyright: ignore[reportIncompatibleVariableOverride]
+
     def setup(self) -> None:
         super().setup()
         self.rfile = io.BufferedReader(_Request(self.connection, REQUEST_S))
 
     def do_GET(self) -> None:
-        server: Any = self.server
+        server = self.server
         self.connection.settimeout(_SEND_TIMEOUT_S)
-        shared: _Shared = server.shared
         try:
             url = urlsplit(self.path)
         except ValueError:
             self.send_error(400)
             return
-        key = shared.access.key
-        if reason := shared.why_not(url.query, self.headers):
+        key = server.access.key
+        if reason := self._why_not(url.query):
             # The explanation is escaped; the status line could not hold arbitrary text from the request.
             self.send_error(403, explain=reason)
         elif url.path == "/":
@@ -214,19 +199,31 @@ class _Viewer(BaseHTTPRequestHandler):
             self.send_error(404)
         elif self.command == "HEAD":
             self._send_stream_headers()
-        elif not shared.viewer_slots.acquire(blocking=False):
+        elif not server.viewer_slots.acquire(blocking=False):
             self.send_error(503, "Too many viewers")
         else:
             server.pending.remove(self.connection)
-            number = shared.latest.add_viewer()
+            number = server.latest.add_viewer()
             try:
-                self._send_frames(shared.latest, number)
+                self._send_frames(server.latest, number)
             finally:
-                shared.latest.remove_viewer()
-                shared.viewer_slots.release()
+                server.latest.remove_viewer()
+                server.viewer_slots.release()
 
     # Players first query the content type with a HEAD request.
     do_HEAD = do_GET
+
+    def _why_not(self, query: str) -> str:
+        """Returns why the request is refused, or an empty string.
+
+        Any web site can embed images from 127.0.0.1; the browser then sends Sec-Fetch-Site.
+        """
+        access = self.server.access
+        if access.key is not None:
+            return access.why_not_key(parse_qs(query).get("key", [None])[0], None)
+        if self.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
+            return "other web sites may not embed this stream."
+        return access.why_not_host(self.headers.get("Host"))
 
     def _send_stream_headers(self) -> None:
         self.send_response(200)
@@ -238,11 +235,9 @@ class _Viewer(BaseHTTPRequestHandler):
         self._send_stream_headers()
         while True:
             newer = latest.after(number, _CHECK_S)
-            if newer is None:
-                if self._is_disconnected():
-                    return
+            if newer is None and not self._is_disconnected():
                 continue
-            image, number = newer
+            image, number = newer or (b"", 0)
             if not image:
                 return
             head = f"--{_BOUNDARY}\r\nContent-Type: image/jpeg\r\nContent-Length: {len(image)}\r\n\r\n"

@@ -54,7 +54,6 @@ class VideoFileSink(Sink):
         audio: Path | None = None,
         is_live: bool = False,
         crf: int = 18,
-        preset: str = "veryfast",
     ) -> None:
         if path.suffix.lower() not in VIDEO_CONTAINERS:
             raise RedlineError(f"unknown video format {path.name!r} (supported: {', '.join(VIDEO_CONTAINERS)}).")
@@ -67,7 +66,7 @@ class VideoFileSink(Sink):
             check_audio_copy(audio, VIDEO_CONTAINERS[path.suffix.lower()], path.suffix)
         self.name, self.path, self._rate = path.name, path, Fraction(rate)
         self._origin_s, self._audio, self._is_live = origin_s, audio, is_live
-        self._options = {"crf": str(crf), "preset": preset, "bf": "0"}
+        self._options = {"crf": str(crf), "preset": "veryfast", "bf": "0"}
         if is_live:
             self._options |= {**_NO_DELAY, "g": str(max(1, round(_KEY_FRAME_EVERY_S * self._rate)))}
         self._writer: _VideoWriter | None = None

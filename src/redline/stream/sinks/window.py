@@ -17,7 +17,7 @@ class WindowSink(Sink):
 
     name = "window"
 
-    def __init__(self, title: str = "Redline", on_closed: Callable[[], None] = lambda: None) -> None:
+    def __init__(self) -> None:
         if find_spec("tkinter") is None:
             raise RedlineError(f"window needs Python's tkinter, which is not installed: {_INSTEAD}.")
         self._tk: Any = import_module("tkinter")
@@ -26,7 +26,7 @@ class WindowSink(Sink):
             self._tk.Tk().destroy()
         except self._tk.TclError as error:
             raise RedlineError(f"cannot open a window ({error}): {_INSTEAD}.") from error
-        self._title, self.on_closed = title, on_closed
+        self.on_closed: Callable[[], None] = lambda: None
         self._window: Any = None
         self._label: Any = None
         self._image: Any = None
@@ -39,10 +39,9 @@ class WindowSink(Sink):
             self._open()
         image_tk: Any = import_module("PIL.ImageTk")
         # Keeps a reference to the image, because Tk has none: the image would be freed and the window become empty.
-        window: Any = self._window
-        self._image = image_tk.PhotoImage(as_square_pixels(frame), master=window)
+        self._image = image_tk.PhotoImage(as_square_pixels(frame), master=self._window)
         self._label.configure(image=self._image)
-        window.update()
+        self._window.update()
 
     def idle(self) -> None:
         """Handles events while no frame comes, so that the window can be moved and closed."""
@@ -57,7 +56,7 @@ class WindowSink(Sink):
 
     def _open(self) -> None:
         self._window = self._tk.Tk()
-        self._window.title(self._title)
+        self._window.title("Redline")
         self._window.protocol("WM_DELETE_WINDOW", self._on_delete)
         self._label = self._tk.Label(self._window, borderwidth=0)
         self._label.pack()

@@ -26,9 +26,7 @@ class ImageFolder:
 
     def __init__(self, folder: Path, rate: Fraction = Fraction(25), clock: Clock | None = None) -> None:
         if not folder.is_dir():
-            raise RedlineError(
-                f"{str(folder)!r} is not a folder." if folder.exists() else f"{str(folder)!r} does not exist."
-            )
+            raise RedlineError(f"{str(folder)!r} {'is not a folder' if folder.exists() else 'does not exist'}.")
         if rate <= 0:
             raise RedlineError(f"the frame rate must be above 0, not {rate}.")
         self._paths = images_in(folder)

@@ -10,13 +10,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
 from urllib.parse import urlsplit
 
 import av
 from av.container import InputContainer
+from av.packet import Packet
 from av.video.frame import VideoFrame
 from av.video.reformatter import VideoReformatter
 from av.video.stream import VideoStream
@@ -214,11 +215,7 @@ class LiveInput:
         packets = container.demux(stream)
         while not self._closed.is_set():
             asked_s = time.monotonic()
-            try:
-                packet = next(packets, None)
-            except (av.FFmpegError, OSError) as error:
-                raise SourceFault(f"{self.name} is lost: {_why(error, read_s)}.") from error
-            if packet is None:
+            if (packet := _next(packets, f"{self.name} is lost", read_s)) is None:
                 return
             waited_s = time.monotonic() - asked_s
             # A delayed packet is returned when the first bytes of the next one come.
@@ -294,11 +291,7 @@ def _video_stream(container: InputContainer, address: Address) -> VideoStream:
 def _first_frame(container: InputContainer, stream: VideoStream, address: Address) -> VideoFrame:
     packets = container.demux(stream)
     for _ in range(_MAX_UNDECODABLE):
-        try:
-            packet = next(packets, None)
-        except (av.FFmpegError, OSError) as error:
-            raise SourceFault(f"{address.name} sends no frame: {_why(error, address.read_s)}.") from error
-        if packet is None:
+        if (packet := _next(packets, f"{address.name} sends no frame", address.read_s)) is None:
             break
         try:
             decoded = packet.decode()
@@ -308,6 +301,13 @@ def _first_frame(container: InputContainer, stream: VideoStream, address: Addres
             if isinstance(frame, VideoFrame) and not frame.is_corrupt:
                 return frame
     raise RedlineError(f"no frame of {address.name} can be decoded ({stream.codec_context.name}).")
+
+
+def _next(packets: Iterator[Packet], fault: str, read_s: float) -> Packet | None:
+    try:
+        return next(packets, None)
+    except (av.FFmpegError, OSError) as error:
+        raise SourceFault(f"{fault}: {_why(error, read_s)}.") from error
 
 
 def _why(error: Exception, limit_s: float, url: str = "") -> str:
@@ -322,7 +322,6 @@ def _why(error: Exception, limit_s: float, url: str = "") -> str:
 
 def _is_known(host: str) -> bool:
     """Resolves the host, because FFmpeg reports an unknown host as a plain I/O error."""
-    try:
+    with suppress(OSError):
         return bool(socket.getaddrinfo(host, None))
-    except OSError:
-        return False
+    return False

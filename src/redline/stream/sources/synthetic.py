@@ -35,9 +35,8 @@ class SyntheticClip:
         clock: Clock | None = None,
     ) -> None:
         if height < 1 or width < 1 or rate <= 0 or (count is not None and count < 1):
-            raise RedlineError(
-                f"invalid test clip: size, rate and length must be above 0, not {width}×{height}, {rate}, {count}."
-            )
+            given = f"{width}×{height}, {rate}, {count}"
+            raise RedlineError(f"invalid test clip: size, rate and length must be above 0, not {given}.")
         if height > LARGEST_PX or width > LARGEST_PX:
             raise RedlineError(f"invalid test clip: a side has at most {LARGEST_PX} pixels, not {width}×{height}.")
         self.name, self.height, self.width, self.rate = "test clip", height, width, Fraction(rate)
