@@ -8,7 +8,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.resources import files
 from typing import Any
@@ -44,31 +44,28 @@ _HEADERS = {
 }
 
 
+@dataclass(eq=False)
 class PageServer:
     """`start` and `close` may be called from any thread; everything else runs in the server's event loop.
 
     `info` has the properties of the stream that a page receives in the message `hello` when it connects.
     """
 
-    def __init__(
-        self,
-        access: Access,
-        listener: socket.socket,
-        tls: ssl.SSLContext | None,
-        source: BrowserSource | None,
-        broadcasts: Mapping[str, Broadcast],
-        settings: LiveSettings,
-        measure: Callable[[], dict[str, Any]],
-        info: dict[str, Any],
-    ) -> None:
-        self._access, self._listener, self._tls, self._source = access, listener, tls, source
-        self._broadcasts, self._settings, self._measure, self._info = dict(broadcasts), settings, measure, info
-        self._cookie = f"redline_{listener.getsockname()[1]}"
+    access: Access
+    listener: socket.socket
+    tls: ssl.SSLContext | None
+    source: BrowserSource | None
+    broadcasts: Mapping[str, Broadcast]
+    live_settings: LiveSettings
+    measure: Callable[[], dict[str, Any]]
+    info: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        self._cookie = f"redline_{self.listener.getsockname()[1]}"
         self._sessions: set[PageSession] = set()
-        self._sent_settings = settings.now()
-        self._stop = asyncio.Event()
+        self._sent_settings = self.live_settings.now()
+        self._stop, self._ready = asyncio.Event(), threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._ready = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="redline-browser", daemon=True)
 
@@ -83,34 +80,34 @@ class PageServer:
         if self._loop is not None and self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
-        self._listener.close()
+        self.listener.close()
 
     @property
     def settings(self) -> dict[str, Any]:
         """The current settings as JSON values. The seed is a text, because JavaScript numbers have only 53 bits."""
-        values = asdict(self._settings.now())
+        values = asdict(self.live_settings.now())
         unset = self._control_entries - len(values["control"])
         return values | {"seed": str(values["seed"]), "control": [*values["control"], *[0.0] * unset]}
 
     @property
     def _control_entries(self) -> int:
-        return max(len(self._info["control_names"]), len(self._settings.now().control))
+        return max(len(self.info["control_names"]), len(self.live_settings.now().control))
 
     async def change(self, changes: dict[str, Any]) -> None:
         control, entries = changes.get("control"), self._control_entries
         if control is not None and (not isinstance(control, list) or len(control) != entries):
             raise MessageError(f"settings: the control vector of this model has {entries} numbers.", "settings")
-        steps, most = changes.get("steps"), self._info["most_steps"]
+        steps, most = changes.get("steps"), self.info["most_steps"]
         if isinstance(steps, (int, float)) and steps > most:
             # A page must not be able to block the device for minutes with one frame.
             raise MessageError(f"settings: a page may set at most {most} steps.", "settings")
         # Runs in a thread, because checking a prompt runs the text encoder.
-        await asyncio.get_running_loop().run_in_executor(None, partial(self._settings.change, **changes))
+        await asyncio.get_running_loop().run_in_executor(None, partial(self.live_settings.change, **changes))
         self._send_settings()
 
     def _send_settings(self) -> None:
         """Sends the settings to all pages if a page or another caller has changed them."""
-        now = self._settings.now()
+        now = self.live_settings.now()
         if now is self._sent_settings:
             return
         self._sent_settings = now
@@ -121,16 +118,16 @@ class PageServer:
             session.socket.send_later(message)
 
     def open_connection(self, offer: Offer) -> WebRtcConnection:
-        for name, is_there in (("camera", self._source is not None), ("output", "output" in self._broadcasts)):
+        for name, is_there in (("camera", self.source is not None), ("output", "output" in self.broadcasts)):
             if name in offer.lines and not is_there:
                 raise MessageError(f"this stream has no {name} in a browser.", "offer")
         if sum(session.connection is not None for session in self._sessions) >= MAX_CONNECTIONS:
             raise MessageError(f"too many connected pages: at most {MAX_CONNECTIONS} are allowed.", "offer")
-        if "camera" not in offer.lines or self._source is None:
-            return WebRtcConnection(self._access.host, self._broadcasts, None)
+        if "camera" not in offer.lines or self.source is None:
+            return WebRtcConnection(self.access.host, self.broadcasts, None)
         if self._is_camera_taken:
             raise MessageError("another page is sending its camera: press Watch, or stop that page first.", "offer")
-        return WebRtcConnection(self._access.host, self._broadcasts, self._source.connect())
+        return WebRtcConnection(self.access.host, self.broadcasts, self.source.connect())
 
     @property
     def _is_camera_taken(self) -> bool:
@@ -157,7 +154,7 @@ class PageServer:
         await runner.setup()
         assert runner.server is not None
         self._acceptor = Acceptor(runner.server)
-        accepting = asyncio.create_task(self._acceptor.run(self._listener, self._tls))
+        accepting = asyncio.create_task(self._acceptor.run(self.listener, self.tls))
         try:
             self._ready.set()
             await self._update_pages()
@@ -174,10 +171,10 @@ class PageServer:
         is_end_sent = False
         while not self._stop.is_set():
             self._send_settings()
-            metrics = self._measure()
+            metrics = self.measure()
             for session in self._sessions:
                 session.send_metrics(metrics)
-            if not is_end_sent and "output" in self._broadcasts and self._broadcasts["output"].ended:
+            if not is_end_sent and "output" in self.broadcasts and self.broadcasts["output"].ended:
                 is_end_sent = True
                 self._send_to_all({"type": "ended", "text": _ENDED})
             try:
@@ -201,19 +198,19 @@ class PageServer:
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         host, origin = request.headers.get("Host"), request.headers.get("Origin")
-        why_not = self._access.why_not_host(host)
+        why_not = self.access.why_not_host(host)
         if not why_not and (origin is not None or request.path == "/socket"):
-            why_not = self._access.why_not_origin(origin, host)
+            why_not = self.access.why_not_origin(origin, host)
         key = request.query.get("key")
         if not why_not:
-            why_not = self._access.why_not_key(key or _bearer(request), request.cookies.get(self._cookie))
+            why_not = self.access.why_not_key(key or _bearer(request), request.cookies.get(self._cookie))
         if why_not:
             return web.Response(status=403, text=why_not)
-        if key is not None and self._access.key is not None and request.path == "/":
+        if key is not None and self.access.key is not None and request.path == "/":
             # The cookie replaces the key, which disappears from the address bar and the history.
             redirect = web.Response(status=303, headers={"Location": "/"})
-            secure = self._tls is not None
-            redirect.set_cookie(self._cookie, self._access.token, httponly=True, samesite="Strict", secure=secure)
+            secure = self.tls is not None
+            redirect.set_cookie(self._cookie, self.access.token, httponly=True, samesite="Strict", secure=secure)
             return redirect
         try:
             return await handler(request)
@@ -243,7 +240,7 @@ class PageServer:
         self._acceptor.release(request.transport)
         try:
             now = {"settings": self.settings, "camera_taken": self._is_camera_taken}
-            await session.socket.send({"type": "hello", **now, **self._info})
+            await session.socket.send({"type": "hello", **now, **self.info})
             await session.run()
         finally:
             self._sessions.discard(session)
