@@ -25,7 +25,7 @@ from redline.machine.machine import Machine
 from redline.machine.memory import free_cuda_caches, is_out_of_memory
 from redline.models.lsd import SIZES, Lsd, load_lsd
 from redline.models.samplers.distilled import MOST_STEPS
-from redline.stream.clock import SystemClock
+from redline.stream.clock import Clock
 from redline.stream.endpoints import EndpointOptions, open_source
 from redline.stream.engine import Engine
 from redline.stream.frames import Frame
@@ -295,7 +295,7 @@ def _run(row: Row, plan: Plan, model: Lsd, device: torch.device, expected: list[
 
 def _plain_loop(source: Source, engine: Engine, sink: NullSink, settings: Settings, latency: Latency) -> None:
     """The naive loop: reads, computes and writes one frame after the other."""
-    now_s = SystemClock().now_s
+    now_s = Clock().now_s
     engine.prepare(source.height, source.width)
     for frame in source.frames():
         offered_s = now_s()

@@ -8,22 +8,16 @@ import json
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, asdict, dataclass, field, replace
-from typing import Protocol
 
 import torch
 
 from redline.machine.memory import MemoryMonitor
-from redline.stream.clock import Clock, SystemClock
+from redline.stream.clock import Clock
+from redline.stream.engine import Engine
 from redline.stream.latency import STAGES, Latency, Report
 
 _TICK_S = 0.05
 _MAX_SAMPLES = 3600
-
-
-class Busy(Protocol):
-    """`busy_s` are the seconds that the device has computed so far."""
-
-    busy_s: float
 
 
 @dataclass(frozen=True)
@@ -63,7 +57,7 @@ class Monitor:
     """
 
     latency: Latency
-    busy: Busy
+    busy: Engine
     device: torch.device
     _: KW_ONLY
     every_s: float = 1.0
@@ -73,7 +67,7 @@ class Monitor:
     fail: Callable[[Exception], None] = lambda error: None
     show: Callable[[Sample], None] = lambda sample: None
     write: Callable[[str], None] = lambda line: None
-    clock: Clock = SystemClock()
+    clock: Clock = Clock()
 
     def __post_init__(self) -> None:
         self.samples: list[Sample] = []

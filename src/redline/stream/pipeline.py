@@ -17,7 +17,7 @@ from torch import Tensor
 
 from redline.errors import RedlineError
 from redline.machine.channels import STOPPED, Channel
-from redline.stream.clock import Clock, SystemClock
+from redline.stream.clock import Clock
 from redline.stream.frames import Frame, check_pixels
 from redline.stream.latency import FrameTimes, Latency, Report
 from redline.stream.reader import Backoff, Reader
@@ -104,7 +104,7 @@ class Pipeline:
     _: KW_ONLY
     settings: LiveSettings = field(default_factory=LiveSettings)
     latency: Latency = field(default_factory=Latency)
-    clock: Clock = SystemClock()
+    clock: Clock = Clock()
     backoff: Backoff = Backoff()
     limits: Limits = Limits()
     log: Callable[[str], None] = lambda message: None

@@ -22,10 +22,6 @@ class Backoff:
     longest_s: float = 30.0
     settled_s: float = 2.0
 
-    def delay_s(self, attempt: int) -> float:
-        """Returns the delay before a retry; `attempt` counts from 0. The exponent is bounded for very long outages."""
-        return min(self.longest_s, self.first_s * self.factor ** min(attempt, 64))
-
 
 class Reader:
     """Passes every frame of a source to a callback."""
@@ -55,7 +51,8 @@ class Reader:
                 if not self._source.is_live:
                     raise
                 self.faults += 1
-                delay_s = self._backoff.delay_s(attempt)
+                # The exponent is bounded for very long outages.
+                delay_s = min(self._backoff.longest_s, self._backoff.first_s * self._backoff.factor ** min(attempt, 64))
                 attempt += 1
                 self._continuous.interrupt()
                 self._log(f"{fault} Trying again in {delay_s:g} s.")

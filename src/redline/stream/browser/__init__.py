@@ -16,7 +16,7 @@ import torch
 
 from redline.errors import RedlineError
 from redline.stream.access import Access, listening, urls
-from redline.stream.clock import Clock, SystemClock
+from redline.stream.clock import Clock
 from redline.stream.frame_model import ModelControls
 from redline.stream.latency import Latency
 from redline.stream.settings import LiveSettings
@@ -92,16 +92,15 @@ def serve(
     if not as_source and not as_sink:
         raise RedlineError("a page must be the source of a stream, its output, or both.")
     from redline.stream.browser.broadcast import Broadcast, BrowserSink
-    from redline.stream.browser.metrics import collect_metrics
-    from redline.stream.browser.server import PageServer
+    from redline.stream.browser.server import PageServer, collect_metrics
     from redline.stream.browser.source import BrowserSource
 
     access = Access(host, key, tuple(names))
-    clock = clock or SystemClock()
+    clock = clock or Clock()
     broadcasts = {"input": Broadcast(clock)} | ({"output": Broadcast(clock)} if as_sink else {})
     height, width = size
     preview = broadcasts["input"].publish
-    source = BrowserSource("browser", height, width, rate, latency, clock, preview) if as_source else None
+    source = BrowserSource(height, width, rate, latency, clock, preview) if as_source else None
     sink = BrowserSink(broadcasts["output"]) if as_sink else None
     controls = controls or ModelControls()
     entries, named = len(settings.now().control), len(controls.names)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from redline.stream.clock import Clock, SystemClock
+from redline.stream.clock import Clock
 from redline.stream.frames import Frame
 from redline.stream.latency import PERCENTILES
 from redline.stream.sinks import Sink
@@ -30,7 +30,7 @@ class Broadcast:
     """`publish` may be called from any thread. `wanted` is set once a connected viewer asks for a frame."""
 
     def __init__(self, clock: Clock | None = None) -> None:
-        self.clock = clock or SystemClock()
+        self.clock = clock or Clock()
         self._lock = threading.Lock()
         self.newest: Published | None = None
         self.ended = False

@@ -4,30 +4,36 @@ It runs in a thread of its own, so that neither the network nor a page delays th
 """
 
 import asyncio
+import logging
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.resources import files
 from typing import Any
 
+import torch
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from redline.errors import RedlineError
+from redline.machine.host_memory import resident_bytes
 from redline.stream.access import Access
 from redline.stream.browser.acceptor import Acceptor
 from redline.stream.browser.broadcast import Broadcast
+from redline.stream.browser.images import shown_size
 from redline.stream.browser.messages import LONGEST_MESSAGE_BYTES, MessageError, Offer
 from redline.stream.browser.page_session import PageSession
-from redline.stream.browser.request_log import request_logger
 from redline.stream.browser.source import BrowserSource
 from redline.stream.browser.webrtc import WebRtcConnection
+from redline.stream.latency import Latency
 from redline.stream.settings import LiveSettings
 
 MAX_PAGES, MAX_CONNECTIONS = 8, 4
-_METRICS_EVERY_S = 0.5
+_METRICS_EVERY_S, LOG_EVERY_S = 0.5, 10.0
 _HEARTBEAT_S = 5.0
 _ENDED = "The stream has ended."
 _FILES = {"/": "page.html"} | {f"/{name}": name for name in ("page.css", "page.js", "settings.js", "charts.js")}
@@ -42,6 +48,29 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
+
+
+class RequestLogFilter(logging.Filter):
+    """Shortens records of malformed requests to one line, and passes at most one record per ten seconds, so that
+    clients cannot flood the disk or the terminal."""
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._now_s, self._last_s, self._dropped = now_s, -LOG_EVERY_S, 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        now_s = self._now_s()
+        if now_s - self._last_s < LOG_EVERY_S:
+            self._dropped += 1
+            return False
+        dropped, self._last_s, self._dropped = self._dropped, now_s, 0
+        error = record.exc_info[1] if record.exc_info else None
+        text = record.getMessage()
+        if isinstance(error, HttpProcessingError):
+            record.levelno, record.levelname, record.exc_info = logging.WARNING, "WARNING", None
+            text = f"refused a malformed HTTP request ({type(error).__name__})"
+        record.msg, record.args = text + (f"; {dropped:,} more were not logged" if dropped else ""), ()
+        return True
 
 
 @dataclass(eq=False)
@@ -115,7 +144,7 @@ class PageServer:
 
     def _send_to_all(self, message: dict[str, Any]) -> None:
         for session in self._sessions:
-            session.socket.send_later(message)
+            session.send_later(message)
 
     def open_connection(self, offer: Offer) -> WebRtcConnection:
         for name, is_there in (("camera", self.source is not None), ("output", "output" in self.broadcasts)):
@@ -148,9 +177,10 @@ class PageServer:
         for path in _FILES:
             app.router.add_get(path, self._file)
         app.router.add_get("/socket", self._socket)
-        runner = web.AppRunner(
-            app, access_log=None, logger=request_logger(), shutdown_timeout=1.0, handle_signals=False
-        )
+        logger = logging.Logger("redline.stream.browser")  # not shared with other servers
+        logger.parent = logging.getLogger()
+        logger.addFilter(RequestLogFilter())
+        runner = web.AppRunner(app, access_log=None, logger=logger, shutdown_timeout=1.0, handle_signals=False)
         await runner.setup()
         assert runner.server is not None
         self._acceptor = Acceptor(runner.server)
@@ -160,7 +190,7 @@ class PageServer:
             await self._update_pages()
         finally:
             sessions = list(self._sessions)
-            await asyncio.gather(*(session.socket.close(_ENDED) for session in sessions))
+            await asyncio.gather(*(session.close(_ENDED) for session in sessions))
             await asyncio.gather(*(session.disconnect() for session in sessions))
             accepting.cancel()
             await asyncio.gather(accepting, return_exceptions=True)
@@ -233,14 +263,14 @@ class PageServer:
         await socket.prepare(request)
         session = PageSession(socket, self)
         if len(self._sessions) >= MAX_PAGES:
-            await session.socket.send_error(f"too many open pages: at most {MAX_PAGES} are allowed.", "page")
+            await session.send_error(f"too many open pages: at most {MAX_PAGES} are allowed.", "page")
             await socket.close()
             return socket
         self._sessions.add(session)
         self._acceptor.release(request.transport)
         try:
             now = {"settings": self.settings, "camera_taken": self._is_camera_taken}
-            await session.socket.send({"type": "hello", **now, **self.info})
+            await session.send({"type": "hello", **now, **self.info})
             await session.run()
         finally:
             self._sessions.discard(session)
@@ -250,3 +280,41 @@ class PageServer:
 def _bearer(request: web.Request) -> str | None:
     kind, _, key = request.headers.get("Authorization", "").partition(" ")
     return key if kind.lower() == "bearer" else None
+
+
+def collect_metrics(
+    latency: Latency, broadcasts: Mapping[str, Broadcast], now_s: float, device: torch.device, busy_share: float | None
+) -> dict[str, Any]:
+    """Returns the metrics that all pages show; `busy_share` is the device's, and None before the first frame."""
+    return {
+        "type": "figures",
+        "at_s": now_s,
+        "report": asdict(latency.report()),
+        "busy_share": busy_share,
+        "memory": _memory(device),
+        "pictures": {name: _image(broadcast) for name, broadcast in broadcasts.items()},
+    }
+
+
+def _memory(device: torch.device) -> dict[str, int]:
+    memory = {"process_bytes": resident_bytes()}
+    # Must not initialize CUDA.
+    if device.type == "cuda" and torch.cuda.is_initialized():
+        memory["gpu_bytes"] = torch.cuda.memory_allocated(device)
+        memory["gpu_held_bytes"] = torch.cuda.memory_reserved(device)
+    return memory
+
+
+def _image(broadcast: Broadcast) -> dict[str, int] | None:
+    newest = broadcast.newest
+    if newest is None:
+        return None
+    frame = newest.frame
+    shown_height, shown_width = shown_size(frame.height, frame.width, frame.pixel_aspect)
+    return {
+        "frames": newest.count,
+        "height": frame.height,
+        "width": frame.width,
+        "shown_height": shown_height,
+        "shown_width": shown_width,
+    }

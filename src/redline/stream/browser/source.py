@@ -15,7 +15,7 @@ from av import VideoFrame
 from redline.errors import RedlineError
 from redline.machine.channels import Channel
 from redline.stream.browser.images import MAX_CAMERA_PIXELS, crop_and_scale
-from redline.stream.clock import Clock, SystemClock
+from redline.stream.clock import Clock
 from redline.stream.frames import Frame
 from redline.stream.latency import Latency
 from redline.stream.sources import Source, SourceFault, SourceWrapper
@@ -95,11 +95,10 @@ class CameraFeed:
 class BrowserSource:
     """Frames are cropped and scaled to `height` and `width`. `preview` is called with every frame."""
 
-    is_live = True
+    name, is_live = "browser", True
 
     def __init__(
         self,
-        name: str,
         height: int,
         width: int,
         rate: Fraction,
@@ -113,8 +112,8 @@ class BrowserSource:
             raise RedlineError(f"invalid size {width}×{height} for a browser: {sides}.")
         if not 1 <= rate <= 120:
             raise RedlineError(f"invalid frame rate {float(rate):g} for a browser: it must be from 1 to 120.")
-        self.name, self.height, self.width, self.rate = name, height, width, Fraction(rate)
-        self._latency, self._clock, self._preview, self._silence_s = latency, clock or SystemClock(), preview, silence_s
+        self.height, self.width, self.rate = height, width, Fraction(rate)
+        self._latency, self._clock, self._preview, self._silence_s = latency, clock or Clock(), preview, silence_s
         self._changed = threading.Condition()
         self._feed: CameraFeed | None = None
         self._closed = False

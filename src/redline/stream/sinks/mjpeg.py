@@ -41,13 +41,11 @@ class MjpegSink(Sink):
     A host that other machines can reach needs a `key`, which is then part of the addresses.
     """
 
-    def __init__(
-        self, host: str = "127.0.0.1", port: int = PORT, key: str | None = None, max_viewers: int = MAX_VIEWERS
-    ) -> None:
+    def __init__(self, host: str = "127.0.0.1", port: int = PORT, key: str | None = None) -> None:
         self._latest = _Latest()
         access = Access(host, key)
         with listening(host, port):
-            self._server = _Server(host, port, access, self._latest, max_viewers)
+            self._server = _Server(host, port, access, self._latest)
         self.port = int(self._server.server_address[1])
         self.urls = tuple(url for path in (_STREAM, "/") for url in urls("http", host, self.port, path, key))
         self.url = self.urls[0]
@@ -115,8 +113,8 @@ class _Server(ThreadingHTTPServer):
     # When this many connections wait to be accepted, the system refuses others for a second.
     request_queue_size = 128
 
-    def __init__(self, host: str, port: int, access: Access, latest: _Latest, max_viewers: int) -> None:
-        self.access, self.latest, self.viewer_slots = access, latest, threading.BoundedSemaphore(max_viewers)
+    def __init__(self, host: str, port: int, access: Access, latest: _Latest) -> None:
+        self.access, self.latest, self.viewer_slots = access, latest, threading.BoundedSemaphore(MAX_VIEWERS)
         self._viewers: dict[threading.Thread, socket.socket] = {}
         self.pending = PendingConnections[socket.socket]()
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)

@@ -98,7 +98,7 @@ class VideoFileSink(Sink):
             self._writer = None
 
     def _write_error(self, error: Exception) -> RedlineError:
-        text = why_not_written(self.path, error)
+        text = f"cannot write {str(self.path)!r}: {getattr(error, 'strerror', None) or error}."
         if self._is_live and self._writer is not None and self._writer.keep_partial(self.path):
             text = f"{text[:-1]}; the recording up to then is kept."
         return RedlineError(text)
@@ -238,7 +238,3 @@ def _open(path: Path, container: str, time_base: Fraction, is_live: bool) -> Out
             "frag_duration": str(_FRAGMENT_S * av.time_base),
         }
     return av.open(f"file:{path}", "w", format=container, container_options=options)
-
-
-def why_not_written(path: Path, error: Exception) -> str:
-    return f"cannot write {str(path)!r}: {getattr(error, 'strerror', None) or error}."

@@ -38,15 +38,12 @@ class Source(Protocol):
     def close(self) -> None: ...
 
 
-class SourceWrapper:
+class SourceWrapper(Source):
     """Base class of sources that change the frames of another source, `inner`."""
 
     def __init__(self, inner: Source) -> None:
         self.inner, self.name, self.is_live, self.rate = inner, inner.name, inner.is_live, inner.rate
         self.height, self.width = inner.height, inner.width
-
-    def frames(self) -> Generator[Frame, None, None]:
-        raise NotImplementedError
 
     def close(self) -> None:
         self.inner.close()

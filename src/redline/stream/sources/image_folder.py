@@ -13,7 +13,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from redline.errors import RedlineError
-from redline.stream.clock import Clock, SystemClock
+from redline.stream.clock import Clock
 from redline.stream.frames import Frame
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
@@ -33,7 +33,7 @@ class ImageFolder:
         if not self._paths:
             raise RedlineError(f"{str(folder)!r} has no images ({', '.join(SUFFIXES)}).")
         self.name, self.rate = folder.name, Fraction(rate)
-        self._clock = clock or SystemClock()
+        self._clock = clock or Clock()
         self._closed = threading.Event()
         self.height, self.width = read_image(self._paths[0]).shape[:2]
 

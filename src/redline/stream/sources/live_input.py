@@ -23,7 +23,7 @@ from av.video.reformatter import VideoReformatter
 from av.video.stream import VideoStream
 
 from redline.errors import RedlineError
-from redline.stream.clock import Clock, SystemClock
+from redline.stream.clock import Clock
 from redline.stream.frames import Frame
 from redline.stream.sources import Source, SourceFault
 from redline.stream.sources.paced import Paced
@@ -103,18 +103,15 @@ class LiveInput:
         drop: Callable[[str], None] = lambda cause: None,
         size: tuple[int, int] | None = None,
     ) -> None:
-        self.name, self._address, self._clock, self._drop = address.name, address, clock or SystemClock(), drop
+        self.name, self._address, self._clock, self._drop = address.name, address, clock or Clock(), drop
         self._size = size
         self._closed, self._lock = threading.Event(), threading.Lock()
         self._waiting: InputContainer | None = None
         self._last: int | None = None
         self._next_index = 0
+        container = None
         try:
             container = _opened(address)
-        except SourceFault as fault:
-            # Before the start, a fault is a plain error: there is no retry.
-            raise RedlineError(str(fault)) from fault
-        try:
             stream = _video_stream(container, address)
             self.rate = declared_rate(stream) or _DEFAULT_RATE
             self.length_s = Fraction(container.duration, av.time_base) if container.duration else None
@@ -122,8 +119,10 @@ class LiveInput:
             self._first = _first_frame(container, stream, address)
             to_pixels(self._first, VideoReformatter())  # raises now if frames cannot be converted
         except BaseException as error:
-            container.close()
+            if container is not None:
+                container.close()
             if isinstance(error, SourceFault):
+                # Before the start, a fault is a plain error: there is no retry.
                 raise RedlineError(str(error)) from error
             raise
         self.sent_size = upright(self._first.rotation, self._first.height, self._first.width)

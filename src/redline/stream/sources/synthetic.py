@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from redline.errors import RedlineError
-from redline.stream.clock import Clock, SystemClock
+from redline.stream.clock import Clock
 from redline.stream.frames import Frame
 from redline.stream.sources import LARGEST_PX
 
@@ -41,7 +41,7 @@ class SyntheticClip:
             raise RedlineError(f"invalid test clip: a side has at most {LARGEST_PX} pixels, not {width}×{height}.")
         self.name, self.height, self.width, self.rate = "test clip", height, width, Fraction(rate)
         self.motion, self._count, self._seed = motion, count, seed
-        self._clock = clock or SystemClock()
+        self._clock = clock or Clock()
         self._closed = threading.Event()
 
     @cached_property
