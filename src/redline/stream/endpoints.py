@@ -43,11 +43,9 @@ _WAITS = "the video starts when the page is opened; Ctrl-C ends the wait."
 
 @dataclass(frozen=True)
 class EndpointOptions:
-    """Options of source and output.
+    """Options of source and output, as those of `Stream`. `controls`, `device` and `busy_share` are shown on the page.
 
-    `size` is (height, width). `live` plays a file at its own pace, as from a camera. `key` is the key that viewers on
-    other machines need, and `certificate` serves the page over https. `keep_going` skips damaged parts of a video, as
-    `live` does. `controls`, `device` and `busy_share` are shown on the page.
+    `live` also skips damaged parts of a video, as `keep_going` does.
     """
 
     size: tuple[int, int] | None = None

@@ -19,7 +19,7 @@ from redline.stream.endpoints import EndpointOptions, Endpoints, open_endpoints,
 from redline.stream.engine import CUT_THRESHOLD, Engine
 from redline.stream.frames import Frame
 from redline.stream.latency import Latency
-from redline.stream.loading import LoadedModel, load_model
+from redline.stream.loading import load_model
 from redline.stream.metrics_file import MetricsFile
 from redline.stream.monitor import Monitor, Sample
 from redline.stream.pipeline import Pipeline
@@ -111,10 +111,13 @@ class Stream:
         plan = Plan.parse(plan) if isinstance(plan, str) else plan
         plan = choose_plan("stream", Machine.detect(str(self.device)), precision, plan).plan
         self._model = load_model(None if model is None else Path(model), plan, self.device, sampler)
-        initial = _initial_settings(self._model, prompt, steps, strength, seed, tuple(control))
         frame_model = self._model.frames
-        self.settings = LiveSettings(initial, frame_model.check)
-        self._initial = self.settings.now()
+        # Named entries that were not given are set to zero, so that the page has a slider for each.
+        control = (*control, *[0.0] * (len(frame_model.controls.names) - len(control)))
+        steps = self._model.live_steps if steps is None else steps
+        strength = self._model.strength if strength is None else strength
+        self._initial = Settings(strength, steps, seed, control, prompt)
+        self.settings = LiveSettings(self._initial, frame_model.check)
         self._changes = None if changes is None else SettingsReader(changes, self.settings, log)
         self.latency = Latency()
         self._engine = Engine(frame_model, self._initial, cut_threshold=CUT_THRESHOLD if reset_at_cuts else None)
@@ -301,13 +304,3 @@ def set_on_signals(stop: threading.Event) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _initial_settings(
-    model: LoadedModel, prompt: str, steps: int | None, strength: float | None, seed: int, control: tuple[float, ...]
-) -> Settings:
-    # Named entries that were not given are set to zero, so that the page has a slider for each.
-    missing = len(model.frames.controls.names) - len(control)
-    control = (*control, *[0.0] * max(0, missing))
-    strength = model.strength if strength is None else strength
-    return Settings(strength, model.live_steps if steps is None else steps, seed, control, prompt)

@@ -144,7 +144,7 @@ class LiveInput:
             time_base = _TICK if is_untimed else Fraction(stream.time_base or Fraction(1, av.time_base))
             default_duration = max(1, round(1 / self.rate / time_base))
             to_rgb, before_s, shown = VideoReformatter(), self._clock.now_s(), self._last
-            for decoded, captured_s in self._found(container, stream, first):
+            for decoded, captured_s in self._decoded(container, stream, first):
                 if self._closed.is_set():
                     return
                 pts = None if is_untimed else decoded.pts
@@ -201,7 +201,7 @@ class LiveInput:
             came_s = float(self._last * time_base)
             raise SourceFault(f"{self.name} broke off at {came_s:.1f} s of {float(length_s):.1f} s.")
 
-    def _found(
+    def _decoded(
         self, container: InputContainer, stream: VideoStream, first: VideoFrame | None
     ) -> Iterator[tuple[VideoFrame, float]]:
         """Yields each frame with the arrival time of its last bytes, or of its first bytes if only that is known."""
@@ -250,10 +250,7 @@ def open_network(
     drop: Callable[[str], None] = lambda cause: None,
     size: tuple[int, int] | None = None,
 ) -> Source:
-    """Opens an RTSP camera, an MJPEG or HLS address, or a video on a server. A video of known length is paced.
-
-    `drop` is called for each skipped frame. Frames are scaled to `size`.
-    """
+    """Opens an RTSP camera, an MJPEG or HLS address, or a video on a server. A video of known length is paced."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
