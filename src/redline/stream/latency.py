@@ -141,7 +141,7 @@ def _report(
 ) -> Report:
     """`columns` are the distributions of the stages, and that of the latency after them."""
     frames_per_s = (window - 1) / lasted_s if lasted_s > 0 else 0.0
-    stages = dict(zip(STAGES, columns, strict=False))
+    stages: dict[str, Distribution] = dict(zip(STAGES, columns, strict=False))
     return Report(frames, window, frames_per_s, columns[-1], jitter_s, stages, drops)
 
 

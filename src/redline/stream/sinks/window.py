@@ -39,9 +39,10 @@ class WindowSink(Sink):
             self._open()
         image_tk: Any = import_module("PIL.ImageTk")
         # Keeps a reference to the image, because Tk has none: the image would be freed and the window become empty.
-        self._image = image_tk.PhotoImage(as_square_pixels(frame), master=self._window)
+        window: Any = self._window
+        self._image = image_tk.PhotoImage(as_square_pixels(frame), master=window)
         self._label.configure(image=self._image)
-        self._window.update()
+        window.update()
 
     def idle(self) -> None:
         """Handles events while no frame comes, so that the window can be moved and closed."""
