@@ -24,7 +24,7 @@ from redline.models.lsd import Lsd, LsdConfig, save_lsd
 from redline.stream import memory_check
 from redline.stream.latency import STAGES, Latency
 from redline.stream.monitor import Sample
-from redline.stream.result import StreamResult
+from redline.stream.report_page import StreamResult
 from redline.stream.sinks.video_file import VideoFileSink
 from redline.stream.sources.synthetic import SyntheticClip
 from redline.stream.sources.video_file import VideoFile

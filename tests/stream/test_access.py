@@ -1,9 +1,12 @@
 """Only this machine or clients with the key get access, and only from the page itself."""
 
+from pathlib import Path
+
 import pytest
 
 from redline.errors import RedlineError
-from redline.stream.access import Access, is_loopback, reachable_hosts, urls
+from redline.stream import access
+from redline.stream.access import Access, PendingConnections, is_loopback, reachable_hosts, read_key, urls
 
 KEY = "correct horse battery"
 
@@ -102,3 +105,47 @@ def test_a_server_that_listens_everywhere_is_shown_at_addresses_that_others_can_
 
 def _no_network(*_: object) -> None:
     raise OSError(101, "Network is unreachable")
+
+
+def test_a_file_holds_the_key_in_its_first_line(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    for text in ("correct horse\n", "  correct horse \r\nsecond line\n", "correct horse"):
+        path.write_bytes(text.encode())
+        assert read_key(None, path, False) == "correct horse"
+    for data, said in (
+        (b"", "the first line must be a key"),
+        (b"\n\n", "the first line must be a key"),
+        (b"x" * 2000, "the first line must be a key"),
+        (b"\xff", "not valid UTF-8"),
+    ):
+        path.write_bytes(data)
+        with pytest.raises(RedlineError, match=said):
+            read_key(None, path, True)
+    with pytest.raises(RedlineError, match=r"^cannot read the key from '.*none': No such file or directory\.$"):
+        read_key(None, tmp_path / "none", True)
+    with pytest.raises(RedlineError, match=r"^--key and --key-file were both given: give only one\.$"):
+        read_key("a", path, True)
+
+
+def test_the_environment_has_the_key_of_streams_that_need_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REDLINE_KEY", raising=False)
+    assert read_key(None, None, True) is None
+    monkeypatch.setenv("REDLINE_KEY", "")
+    assert read_key(None, None, True) is None
+    monkeypatch.setenv("REDLINE_KEY", "correct horse")
+    assert read_key(None, None, True) == "correct horse" and read_key(None, None, False) is None
+    assert read_key("another", None, True) == "another"
+
+
+def test_one_address_ends_its_own_and_one_too_many_ends_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access, "MAX_PENDING", 4)
+    monkeypatch.setattr(access, "MAX_PENDING_PER_ADDRESS", 2)
+    waiting = PendingConnections[str]()
+    assert [waiting.add(name, "a") for name in ("a1", "a2")] == [None, None]
+    assert waiting.add("b1", "b") is None
+    assert waiting.add("a3", "a") == "a1"
+    assert waiting.add("c1", "c") is None
+    assert waiting.add("d1", "d") == "a2"
+    waiting.remove("b1")
+    waiting.remove("b1")
+    assert waiting.add("a4", "a") is None

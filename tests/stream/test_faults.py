@@ -78,16 +78,6 @@ def test_times_rise_across_a_fault_that_takes_no_time() -> None:
     assert [frame.pts for frame in sink.frames] == [0, 1, 2, 3, 4]
 
 
-def test_a_source_is_given_up_after_as_many_tries_as_asked() -> None:
-    clock = ManualClock()
-    source = ScriptedSource([(2, 2), fault()], *[[fault()]] * 9, live=True, clock=clock)
-    sink = Kept()
-    in_step(source, sink)
-    with pytest.raises(RedlineError, match=r"^'scripted' failed after 3 retries: the camera is gone\.$"):
-        Pipeline(source, Noted(), sink, clock=clock, backoff=Backoff(tries=3)).run()
-    assert clock.waits == [0.5, 1.0, 2.0] and sink.ends == ["stopped"], "the recording is kept"
-
-
 def test_stopping_ends_the_wait_for_a_source() -> None:
     pipeline = Pipeline(
         ScriptedSource([(2, 2), fault()], live=True), Identity(), NullSink(), backoff=Backoff(3600, 1, 3600)
@@ -96,11 +86,6 @@ def test_stopping_ends_the_wait_for_a_source() -> None:
     timer.start()
     assert not pipeline.run().complete
     timer.join()
-
-
-def test_a_backoff_that_shrinks_is_refused() -> None:
-    with pytest.raises(RedlineError, match=r"must not shrink.*\.$"):
-        Backoff(factor=0.5)
 
 
 def test_a_fault_of_a_file_ends_it_and_leaves_no_video(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_memory_does_not_grow() -> None:
 
 
 def test_what_is_no_time_is_refused() -> None:
-    with pytest.raises(RedlineError, match=r"are no numbers.*\.$"):
+    with pytest.raises(RedlineError, match=r"are not finite numbers.*\.$"):
         Latency().record(FrameTimes(0, 0, 0, float("nan"), 0, 0, 0))
     with pytest.raises(RedlineError, match=r"at least one frame, not 0\.$"):
         Latency(0)

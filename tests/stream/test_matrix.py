@@ -1,7 +1,9 @@
 """The benchmark of sizes × plans: one row per arm, compared with fp32, and a wrong arm is detected."""
 
+import gc
 import json
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -11,11 +13,12 @@ from torch import Tensor
 from redline.errors import RedlineError
 from redline.ladder import plans
 from redline.ladder.plan import Plan
+from redline.machine.memory import free_cuda_caches
 from redline.models.lsd import Lsd, LsdConfig, load_lsd
 from redline.stream import matrix
 from redline.stream.loading import SHIPPED
 from redline.stream.lsd_frames import LsdProgram
-from redline.stream.matrix import ARMS, CPU_ARMS, PLAIN, WARM_UP_FRAMES, Arm, Row, Shape, measure
+from redline.stream.matrix import ARMS, CPU_ARMS, PLAIN, WARM_UP_FRAMES, Arm, DevicePeaks, Row, Shape, is_lost, measure
 from upscale.video.clips import make_clip
 
 CPU = torch.device("cpu")
@@ -47,7 +50,7 @@ def test_every_arm_is_a_row(model: Lsd) -> None:
         assert row.plan == ("eager" if name == "fp32" else name)
     assert found["fp32"].least_psnr_db is None
     assert (found["channels_last"].least_psnr_db or 0) > 50
-    json.dumps(found["fp32"].as_dict(), allow_nan=False)
+    json.dumps(asdict(found["fp32"]), allow_nan=False)
 
 
 def test_a_plain_loop_makes_the_same_frames_one_after_the_other(model: Lsd) -> None:
@@ -199,3 +202,57 @@ def test_the_shipped_plan_is_an_arm() -> None:
     assert [arm.graph for arm in ARMS if Plan.parse(arm.plan) == shipped] == [True]
     shipped = Plan.load(Path(plans.__file__).parent / "stream-cpu.toml")
     assert Plan.parse(CPU_ARMS[-1].plan) == shipped
+
+
+def test_peaks_are_since_the_last_and_beyond_what_others_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    peaks, seen = iter([700, 300]), []
+    monkeypatch.setattr(torch.compiler, "reset", lambda: seen.append("code"))
+    monkeypatch.setattr(gc, "collect", lambda: seen.append("cycles"))
+    # A build of torch without CUDA does not have it.
+    clear = "_cuda_clearCublasWorkspaces"
+    monkeypatch.setattr(torch._C, clear, lambda: seen.append("workspaces"), raising=False)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: seen.append("cache"))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 100)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: seen.append("reset"))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: next(peaks))
+    memory = DevicePeaks(torch.device("cuda"))
+    assert seen == ["code", "cycles", "workspaces", "cache", "reset"]
+    assert (memory.take(), memory.take()) == (600, 200)
+    assert seen[5:] == ["reset", "reset"]
+
+
+def test_a_cpu_has_none_and_is_never_lost() -> None:
+    assert DevicePeaks(torch.device("cpu")).take() == 0 and not is_lost(torch.device("cpu"))
+
+
+def test_what_fails_for_good_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(device: torch.device) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", fails)
+    assert is_lost(torch.device("cuda"))
+
+
+@pytest.mark.gpu
+def test_on_a_gpu() -> None:
+    gpu = torch.device("cuda")
+    kept = torch.zeros(1 << 20, dtype=torch.uint8, device=gpu)
+    memory = DevicePeaks(gpu)
+    torch.zeros(1 << 24, dtype=torch.uint8, device=gpu)
+    assert memory.take() == 1 << 24 and memory.take() == 0
+    assert not is_lost(gpu) and kept.numel()
+
+
+@pytest.mark.gpu
+def test_workspaces_of_earlier_runs_do_not_lower_the_peak() -> None:
+    """cuBLAS keeps a workspace after its first product, and a CUDA graph capture frees it."""
+    gpu = torch.device("cuda")
+    square = torch.ones(64, 64, device=gpu)
+    free_cuda_caches()
+    before_bytes = torch.cuda.memory_allocated(gpu)
+    torch.mm(square, square)
+    assert torch.cuda.memory_allocated(gpu) > before_bytes
+    memory = DevicePeaks(gpu)
+    torch.zeros(1 << 20, dtype=torch.uint8, device=gpu)
+    torch._C._cuda_clearCublasWorkspaces()
+    assert memory.take() == 1 << 20 and memory.take() == 0

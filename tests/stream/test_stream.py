@@ -17,9 +17,8 @@ from redline.stream import stream as stream_module
 from redline.stream.endpoints import EndpointOptions
 from redline.stream.metrics_file import check_output_path
 from redline.stream.monitor import Sample
-from redline.stream.signals import set_on_signals
 from redline.stream.sources.video_file import VideoFile
-from redline.stream.stream import Stream
+from redline.stream.stream import Stream, set_on_signals
 from stream.small_models import small_lsd
 
 pytestmark = pytest.mark.timeout(HANGS_S)

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ from redline.ladder.search.run_log import command_line
 from redline.machine.machine import Machine, resolve_device
 from redline.models.lsd import SIZES
 from redline.notation import format_bytes
-from redline.stream.lsd_frames import without_cuda_graphs
 from redline.stream.matrix import ARMS, CPU_ARMS, PLAIN, Arm, Row, Shape, measure
+from redline.stream.plans import without_cuda_graphs
 from redline.version import VERSION
 
 _GRAPH, _LOOP = "graph", "loop"
@@ -45,11 +45,11 @@ def bench_lsd(texts: list[str], plans: list[str], device: str, save_path: Path |
             for row in measure(shape, arms, where, log=lambda text: line.update(f"{text} …")):
                 rows.append(row)
                 if save_path is not None:
-                    write_text(save_path, "".join(json.dumps(about | one.as_dict()) + "\n" for one in rows))
+                    write_text(save_path, "".join(json.dumps(about | asdict(one)) + "\n" for one in rows))
             if rows and rows[-1].device_lost:
                 break
     if as_json:
-        print_json({**about, "rows": [row.as_dict() for row in rows]})
+        print_json({**about, "rows": [asdict(row) for row in rows]})
     else:
         _print(rows)
     # A failure only counts for the plain arm and for plans that were asked for, because the matrix may hold precisions

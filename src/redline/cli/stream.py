@@ -18,13 +18,13 @@ from redline.cli.plans import PLAN_HELP, read_plan
 from redline.cli.signals import uninterrupted_imports
 from redline.errors import RedlineError
 from redline.notation import format_bytes, format_seconds, parse_seconds
-from redline.stream.keys import KEY_VARIABLE
+from redline.stream.access import KEY_VARIABLE
 from redline.stream.metrics_file import check_output_path
 from redline.stream.settings_reader import parse_numbers
 
 if TYPE_CHECKING:
     from redline.stream.monitor import Sample
-    from redline.stream.result import StreamResult
+    from redline.stream.report_page import StreamResult
 
 
 _USAGE = """{missing}, as in

@@ -1,26 +1,49 @@
-"""Access control of the page: a key, compared in constant time, and checks of the Host and Origin headers.
+"""Access control of servers: a key, compared in constant time, and checks of the Host and Origin headers.
 
 Any web site can make a browser send requests to 127.0.0.1. Therefore the Host header must name this machine, which
 prevents DNS rebinding, and a WebSocket is opened only for the origin that served the page. An address that other
-machines can reach needs a key as well.
+machines can reach needs a key as well. The key is read from a file or the environment, where the process list does not
+show it.
+
+Clients that connect without sending a request cannot keep viewers out, because pending connections are limited.
 """
 
 import hmac
 import ipaddress
+import os
 import secrets
 import socket
-from contextlib import suppress
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Generic, TypeVar
 from urllib.parse import quote, urlsplit
 
 from redline.errors import RedlineError
 
-SHORTEST_KEY = 12
+KEY_VARIABLE = "REDLINE_KEY"
+SHORTEST_KEY, _LONGEST_KEY_BYTES = 12, 1024
+MAX_PENDING, MAX_PENDING_PER_ADDRESS = 64, 16
+# A request is one packet; a client that takes longer is disconnected.
+REQUEST_S = 5.0
+T = TypeVar("T")
 _ANY = {
     "0.0.0.0": (socket.AF_INET, "192.0.2.1", "127.0.0.1"),
     "": (socket.AF_INET, "192.0.2.1", "127.0.0.1"),
     "::": (socket.AF_INET6, "2001:db8::1", "::1"),
 }
+
+
+def read_key(key: str | None, key_file: Path | None, serves_viewers: bool) -> str | None:
+    """Returns `key`, the content of `key_file`, or the environment variable if the stream serves viewers."""
+    if key is not None and key_file is not None:
+        raise RedlineError("--key and --key-file were both given: give only one.")
+    if key_file is not None:
+        return _first_line(key_file)
+    # An empty variable counts as unset.
+    return key if key is not None or not serves_viewers else os.environ.get(KEY_VARIABLE) or None
 
 
 def is_loopback(host: str) -> bool:
@@ -54,6 +77,17 @@ def reachable_hosts(host: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(usable)) or (loopback,)
 
 
+@contextmanager
+def listening(host: str, port: int) -> Iterator[None]:
+    """Checks the port, and explains an error of the block, which opens it."""
+    if not 0 <= port < 65_536:
+        raise RedlineError(f"invalid port {port}: it must be from 0 to 65535.")
+    try:
+        yield
+    except OSError as error:
+        raise RedlineError(f"cannot listen on {host}:{port}: {error.strerror or error}.") from error
+
+
 @dataclass(frozen=True)
 class Access:
     """`names` are further allowed host names, such as that of a proxy in front of the page.
@@ -74,7 +108,8 @@ class Access:
             )
         if self.key is not None and len(self.key) < SHORTEST_KEY:
             raise RedlineError(f"the key must have at least {SHORTEST_KEY} characters, not {len(self.key)}.")
-        if self.key is not None and not _is_utf8(self.key):
+        # Bytes that are not UTF-8 are surrogates.
+        if self.key is not None and any("\ud800" <= letter <= "\udfff" for letter in self.key):
             raise RedlineError("the key is not valid UTF-8: use letters, digits and punctuation.")
 
     def why_not_host(self, host: str | None) -> str:
@@ -110,32 +145,65 @@ class Access:
         return {name.lower() for name in (*self.names, *ours)}
 
 
+class PendingConnections(Generic[T]):
+    """The connections whose request was not yet read and accepted. May be used from any thread.
+
+    When too many are pending, in total or from one address, the oldest one must be closed: a viewer sends its request
+    at once, so the oldest is the most likely to be idle. `T` identifies a connection.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._addresses: dict[T, str] = {}
+
+    def add(self, connection: T, address: str) -> T | None:
+        """Registers a connection. If there are too many, returns the connection that the caller must close."""
+        with self._lock:
+            same = [other for other, of in self._addresses.items() if of == address]
+            ended = None
+            if len(same) >= MAX_PENDING_PER_ADDRESS:
+                ended = same[0]
+            elif len(self._addresses) >= MAX_PENDING:
+                ended = next(iter(self._addresses))
+            if ended is not None:
+                del self._addresses[ended]
+            self._addresses[connection] = address
+            return ended
+
+    def remove(self, connection: T) -> None:
+        """Unregisters a connection that was accepted or has ended; may be called repeatedly."""
+        with self._lock:
+            self._addresses.pop(connection, None)
+
+
+def _first_line(path: Path) -> str:
+    """Returns the first line of a key file without surrounding whitespace."""
+    try:
+        with path.open("rb") as file:
+            first, *_ = file.read(_LONGEST_KEY_BYTES + 1).splitlines() or [b""]
+        key = first.decode().strip()
+    except OSError as error:
+        raise RedlineError(f"cannot read the key from {str(path)!r}: {error.strerror or error}.") from error
+    except UnicodeDecodeError as error:
+        raise RedlineError(f"the key in {str(path)!r} is not valid UTF-8.") from error
+    if not key or len(first) > _LONGEST_KEY_BYTES:
+        raise RedlineError(f"{str(path)!r}: the first line must be a key (at most {_LONGEST_KEY_BYTES:,} bytes).")
+    return key
+
+
 def _same(given: str | None, right: str) -> bool:
     # Undecodable bytes in a header become surrogates, which must not raise here.
     return given is not None and hmac.compare_digest(given.encode("utf-8", "surrogatepass"), right.encode("utf-8"))
 
 
-def _is_utf8(key: str) -> bool:
-    """Returns False if the key has surrogates, which stand for bytes that are not UTF-8."""
-    try:
-        key.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def _name(url: str) -> str | None:
-    try:
+    with suppress(ValueError):
         return urlsplit(url).hostname
-    except ValueError:
-        return None
 
 
 def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
+    with suppress(ValueError):
         return ipaddress.ip_address(host)
-    except ValueError:
-        return None
 
 
 def _short(text: str | None) -> str:

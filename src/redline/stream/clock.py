@@ -2,22 +2,13 @@
 
 import threading
 import time
-from typing import Protocol
 
 
-class Clock(Protocol):
+class Clock:
     def now_s(self) -> float:
         """Returns seconds since an arbitrary moment; only differences are meaningful."""
-        ...
-
-    def wait(self, seconds: float, stop: threading.Event) -> bool:
-        """Waits for this time or until `stop` is set. Returns whether it is set."""
-        ...
-
-
-class SystemClock:
-    def now_s(self) -> float:
         return time.monotonic()
 
     def wait(self, seconds: float, stop: threading.Event) -> bool:
+        """Waits for this time or until `stop` is set. Returns whether it is set."""
         return stop.wait(seconds) if seconds > 0 else stop.is_set()

@@ -46,10 +46,7 @@ def load_pipeline(folder: Path, plan: Plan, device: torch.device | str) -> Pipel
             parts[part] = _read(folder, part, "diffusers", index).float().eval().requires_grad_(False)
         unet_channels, vae_channels = parts["unet"].config.in_channels, parts["vae"].config.latent_channels
         if unet_channels != vae_channels:
-            raise ModelError(
-                f"unsupported pipeline {str(folder)!r}: its unet takes {unet_channels} channels, its vae returns "
-                f"{vae_channels}."
-            )
+            raise _unsupported(folder, f"its unet takes {unet_channels} channels, its vae returns {vae_channels}")
         read_prompt = _prompt_reader(folder, index)
         scheduler = _read(folder, "scheduler", "diffusers", index)
     return PipelineFrames(parts, read_prompt, scheduler, plan, torch.device(device), name)
@@ -62,24 +59,23 @@ def _index(folder: Path) -> dict[str, str]:
     for part, known in _PARTS.items():
         if index.get(part) not in known:
             has = index.get(part) or "none"
-            raise ModelError(
-                f"unsupported pipeline {str(folder)!r}: its {part} is {has}, not {known[0]} as in SD-Turbo."
-            )
+            raise _unsupported(folder, f"its {part} is {has}, not {known[0]} as in SD-Turbo")
     if "text_encoder_2" in index:
-        raise ModelError(
-            f"unsupported pipeline {str(folder)!r}: it has two text encoders, as SDXL; only one is supported."
-        )
+        raise _unsupported(folder, "it has two text encoders, as SDXL; only one is supported")
     if "Scheduler" not in index.get("scheduler", ""):
-        raise ModelError(f"unsupported pipeline {str(folder)!r}: it has no scheduler.")
+        raise _unsupported(folder, "it has no scheduler")
     return index
+
+
+def _unsupported(folder: Path, why: str) -> ModelError:
+    return ModelError(f"unsupported pipeline {str(folder)!r}: {why}.")
 
 
 def _read(folder: Path, part: str, library: str, index: dict[str, str]) -> Any:
     kind = getattr(import_module(library), index[part], None)
     if kind is None:
-        raise ModelError(
-            f"the {part} of {str(folder)!r} is {index[part]}, which the installed {library} does not have."
-        )
+        lacks = f"which the installed {library} does not have"
+        raise ModelError(f"the {part} of {str(folder)!r} is {index[part]}, {lacks}.")
     options = {} if part in ("scheduler", "tokenizer") else {"use_safetensors": True, **_variant(folder / part)}
     try:
         return kind.from_pretrained(str(folder / part), local_files_only=True, **options)
@@ -96,11 +92,9 @@ def _variant(folder: Path) -> dict[str, str]:
 
 def _weights(folder: Path) -> list[Path]:
     """Returns the weight files that are loaded: those of one variant, of which a folder may have two."""
-    found = []
-    for part in ("unet", "vae", "text_encoder"):
-        is_half = bool(_variant(folder / part))
-        found += [path for path in (folder / part).glob("*.safetensors") if (".fp16" in path.name) == is_half]
-    return found
+    parts = [folder / part for part in ("unet", "vae", "text_encoder")]
+    files = [path for part in parts for path in part.glob("*.safetensors")]
+    return [path for path in files if (".fp16" in path.name) == bool(_variant(path.parent))]
 
 
 def _prompt_reader(folder: Path, index: dict[str, str]) -> Callable[[str], Tensor]:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -55,8 +56,13 @@ class DriftResult:
 
     def write_rows(self, path: Path) -> None:
         """Writes the metrics of each frame as JSON lines."""
-        lines = [_line(run.case, index, row) for run in self.runs for index, row in enumerate(run.rows)]
-        write_text(path, "".join(lines))
+        lines = [
+            # Without the metrics that are NaN, which are unknown at this frame.
+            {"case": run.case, "frame": index, **{name: value for name, value in row.items() if value == value}}
+            for run in self.runs
+            for index, row in enumerate(run.rows)
+        ]
+        write_text(path, "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def evaluate_drift(
@@ -91,9 +97,8 @@ def evaluate_drift(
     target = torch.device(resolve_device(device))
     loaded = load_model(model, Plan.parse(plan) if isinstance(plan, str) else plan, target, sampler)
     frame_model = loaded.frames
-    settings = Settings(
-        loaded.strength if strength is None else strength, loaded.steps if steps is None else steps, seed
-    )
+    steps, strength = loaded.steps if steps is None else steps, loaded.strength if strength is None else strength
+    settings = Settings(strength, steps, seed)
     frame_model.check(settings)
 
     def cases(count: int) -> list[Case]:
@@ -109,28 +114,22 @@ def evaluate_drift(
         control_runs = [run(f"{name}, {case.name}", lambda: control, case) for case in cases(LEAST_FRAMES)]  # noqa: B023
         judged[name] = [finding for control_run in control_runs for finding in judge(control_run)]
     counted = f"{settings.steps} step{'s' if settings.steps > 1 else ''}"
-    description = f"{frame_model.name} · {sampler or 'default sampler'}, {counted} · plan {loaded.plan} · {target}"
+    description = f"{frame_model.name} · {sampler or 'default sampler'}, {counted} · plan {frame_model.plan} · {target}"
     findings = tuple(finding for each in runs for finding in judge(each))
-    return DriftResult(model, clip, description, loaded.plan, settings.steps, runs, findings, judged)
+    return DriftResult(model, clip, description, frame_model.plan, settings.steps, runs, findings, judged)
 
 
 def _cases(clip: Path, frames: int, size: int, model: FrameModel, seed: int) -> list[Case]:
     if clip.is_dir():
         return photo_cases(str(clip), frames, model.padded_px(size), model.device, seed)
-    video = VideoFile(clip)
-    try:
+    with closing(VideoFile(clip)) as video:
         # Cropped to sides that need no padding.
         height, width = (_supported_side(side, model) for side in (video.height, video.width))
-    finally:
-        video.close()
 
     def images() -> Iterator[Tensor]:
-        source = VideoFile(clip)
-        try:
+        with closing(VideoFile(clip)) as source:
             for frame in islice(source.frames(), frames):
                 yield frame.pixels[:height, :width].to(model.device)
-        finally:
-            source.close()
 
     return [video_case(clip.name, images, frames)]
 
@@ -153,8 +152,3 @@ def _new_model(model: FrameModel, settings: Settings, case: Case) -> NewModel:
         return (program.run(frame * 2 - 1, previous * 2 - 1).clamp(-1, 1) + 1) / 2
 
     return lambda: run
-
-
-def _line(case: str, index: int, row: dict[str, float]) -> str:
-    known = {name: value for name, value in row.items() if value == value}
-    return json.dumps({"case": case, "frame": index, **known}) + "\n"

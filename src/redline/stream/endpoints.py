@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -22,8 +23,7 @@ from redline.stream.sinks.virtual_camera import VirtualCameraSink
 from redline.stream.sinks.window import WindowSink
 from redline.stream.sources import Source, SourceWrapper
 from redline.stream.sources.image_folder import ImageFolder
-from redline.stream.sources.live_input import LiveInput
-from redline.stream.sources.network import SCHEMES, open_network
+from redline.stream.sources.live_input import SCHEMES, LiveInput, open_network
 from redline.stream.sources.paced import Paced
 from redline.stream.sources.resized import Resized, check_size
 from redline.stream.sources.synthetic import SyntheticClip
@@ -43,11 +43,9 @@ _WAITS = "the video starts when the page is opened; Ctrl-C ends the wait."
 
 @dataclass(frozen=True)
 class EndpointOptions:
-    """Options of source and output.
+    """Options of source and output, as those of `Stream`. `controls`, `device` and `busy_share` are shown on the page.
 
-    `size` is (height, width). `live` plays a file at its own pace, as from a camera. `key` is the key that viewers on
-    other machines need, and `certificate` serves the page over https. `keep_going` skips damaged parts of a video, as
-    `live` does. `controls`, `device` and `busy_share` are shown on the page.
+    `live` also skips damaged parts of a video, as `keep_going` does.
     """
 
     size: tuple[int, int] | None = None
@@ -91,12 +89,11 @@ def open_endpoints(
         raise RedlineError("--certificate needs a browser as source or output, and this stream has none.")
     if options.key is not None and _word(sink) != _MJPEG:
         raise RedlineError("--key needs an output that serves viewers, and this stream has none.")
-    opened = open_source(source, options, latency.drop)
-    try:
+    with ExitStack() as on_error:
+        opened = open_source(source, options, latency.drop)
+        on_error.callback(opened.close)
         target = open_sink(sink, opened, options)
-    except BaseException:
-        opened.close()
-        raise
+        on_error.pop_all()
     return Endpoints(opened, target, target.urls if isinstance(target, MjpegSink) else (), _notes(opened, target))
 
 
@@ -229,8 +226,9 @@ def _open_with_browser(
         raise RedlineError(f"a browser uses one page as source and output: {source!r} and {sink!r} differ; give one.")
     host, port = _host_and_port(named.pop() if named else _BROWSER, _BROWSER_PORT)
     opened = None if as_source else open_source(source, options, latency.drop)
-    page = None
-    try:
+    with ExitStack() as on_error:
+        if opened is not None:
+            on_error.callback(opened.close)
         page = serve(
             host,
             port,
@@ -245,18 +243,14 @@ def _open_with_browser(
             busy_share=options.busy_share,
             certificate=options.certificate,
         )
+        on_error.callback(page.close)
         # A file waits for the first viewer; a camera does not.
         waits = opened is not None and _is_paced(opened)
         shown = page.source if opened is None else page.preview(opened, waits)
         assert shown is not None
         target = page.sink if as_sink else open_sink(sink, shown, options)
         assert target is not None
-    except BaseException:
-        if page is not None:
-            page.close()
-        if opened is not None:
-            opened.close()
-        raise
+        on_error.pop_all()
     urls = (*page.urls, *(target.urls if isinstance(target, MjpegSink) else ()))
     notes = (*_notes(shown if opened is None else opened, target), *((_WAITS,) if waits else ()))
     return Endpoints(shown, target, urls, notes, page.close)

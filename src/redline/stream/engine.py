@@ -25,7 +25,7 @@ from redline.stream.frame_model import FrameModel, FrameProgram
 from redline.stream.frames import Frame
 from redline.stream.memory_check import check_fits
 from redline.stream.settings import Settings
-from redline.stream.transfers import MAX_IN_FLIGHT, CudaTransfers, Fetched, HostTransfers, Transfers
+from redline.stream.transfers import MAX_IN_FLIGHT, CudaTransfers, HostTransfers
 
 # Mean absolute difference of thumbnails, of at most 2, above which two frames belong to different scenes.
 CUT_THRESHOLD = 0.35
@@ -67,7 +67,7 @@ class Engine:
         self._compute_stream = torch.cuda.Stream(model.device) if cuda else None
         self._recorder: GraphCapturer | None = None
         self._buffers: FrameBuffers | None = None
-        self._transfers: Transfers | None = None
+        self._transfers: HostTransfers | CudaTransfers | None = None
         self._prepared: dict[int, _Prepared] = {}
         self._nonfinite_before = 0
         # For each frame in flight: its pixels if it is passed through unchanged, else None.
@@ -95,7 +95,9 @@ class Engine:
                 if isinstance(self._recorder, CudaGraphCapturer) and self._compute_stream is not None:
                     # Libraries keep a workspace for each CUDA stream, so warm-up, capture and computation share one.
                     self._recorder.stream = self._compute_stream
-                self._transfers = self._make_transfers(self._buffers)
+                static = self._buffers.input, self._buffers.output
+                stream = self._compute_stream
+                self._transfers = HostTransfers(*static) if stream is None else CudaTransfers(*static, stream)
                 [self._for_settings(settings) for settings in self._settings_ahead()][-1].run()
                 self._buffers.reset()
                 self._buffers.nonfinite_frames.zero_()
@@ -137,7 +139,7 @@ class Engine:
         if passed_through is not None:
             self.copies_s = (0.0, 0.0)
             return passed_through
-        fetched: Fetched = self._transfers.finish()
+        fetched = self._transfers.finish()
         self.copies_s = (fetched.copy_in_s, fetched.copy_out_s)
         self.busy_s += fetched.busy_s
         return fetched.pixels
@@ -205,11 +207,6 @@ class Engine:
             raise RedlineError(f"a frame of {self.model.name} cannot be captured as a CUDA graph: {why}.") from error
         self.captures += 1
         return _Prepared(program, replay, settings)
-
-    def _make_transfers(self, buffers: FrameBuffers) -> Transfers:
-        if self._compute_stream is None:
-            return HostTransfers(buffers.input, buffers.output)
-        return CudaTransfers(buffers.input, buffers.output, self._compute_stream)
 
     def _on_stream(self) -> AbstractContextManager[Any]:
         return torch.cuda.stream(self._compute_stream) if self._compute_stream is not None else nullcontext()

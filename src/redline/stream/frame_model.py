@@ -4,12 +4,15 @@ Everything that may change between frames (strength, seed, control, prompt) is r
 addresses, so that the computation can be captured as a CUDA graph once and used with other settings.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from redline.ladder.plan import Plan
+from redline.models.samplers import Sampler, StepTable
 from redline.stream.settings import Settings
 
 
@@ -26,41 +29,65 @@ class ModelControls:
     takes_prompt: bool = False
 
 
-class FrameProgram(Protocol):
-    def retune(self, settings: Settings) -> None:
-        """Writes the settings into the buffers after pending work, in CUDA stream order and without waiting for it."""
-        ...
-
-    def run(self, frame: Tensor, previous: Tensor) -> Tensor:
-        """Returns the new image, of the frame's shape. Arguments and result are fp32 (1, 3, H, W) in about [-1, 1]."""
-        ...
-
-
 class FrameModel(Protocol):
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def device(self) -> torch.device: ...
-
-    @property
-    def controls(self) -> ModelControls: ...
+    name: str
+    device: torch.device
+    controls: ModelControls
+    plan: Plan
 
     def check(self, settings: Settings) -> None:
         """Raises RedlineError for unsupported settings. Does work in advance that would otherwise delay a frame.
 
         May be called from any thread.
         """
+
+    def table(self, settings: Settings) -> StepTable:
+        """Returns the sampler's table for the settings."""
         ...
 
     def padded_px(self, side_px: int) -> int:
         """Returns the smallest side that the model supports and that is not smaller than this one."""
         ...
 
-    def program(self, steps: int, height: int, width: int) -> FrameProgram:
+    def program(self, steps: int, height: int, width: int) -> "FrameProgram":
         """Returns the computation for a size that the model supports."""
         ...
 
     def working_bytes(self, height: int, width: int) -> int:
         """Estimates the memory that a frame takes while it is computed, without the weights. Allocates nothing."""
         ...
+
+
+class FrameProgram:
+    """The base class of programs: the sampler's table and the noise, in buffers that keep their addresses.
+
+    `shape` is the shape of one noise tensor.
+    """
+
+    def __init__(self, model: FrameModel, steps: int, shape: Sequence[int]) -> None:
+        self._table = model.table
+        self._sampler = Sampler(model.table(Settings(1.0, steps)), model.device)
+        self._noise_N = torch.zeros(self._sampler.noises, *shape, device=model.device)
+        self._generator = torch.Generator(model.device)
+        self._settings: Settings | None = None
+
+    def retune(self, settings: Settings) -> None:
+        """Writes the settings into the buffers after pending work, in CUDA stream order and without waiting for it.
+
+        All frames of a seed use the same noise, because new noise would make them flicker.
+        """
+        before, self._settings = self._settings, settings
+        if before is None or before.strength != settings.strength:
+            self._sampler.retune(self._table(settings))
+        if before is None or before.seed != settings.seed:
+            self._generator.manual_seed(settings.seed)
+            self._noise_N.normal_(generator=self._generator)
+
+    def run(self, frame: Tensor, previous: Tensor) -> Tensor:
+        """Returns the new image, of the frame's shape. Arguments and result are fp32 (1, 3, H, W) in about [-1, 1]."""
+        raise NotImplementedError
+
+
+def copy_async(target: Tensor, values: Tensor) -> None:
+    """Copies to the target in stream order. Pinned memory lets the copy be queued without waiting for running work."""
+    target.copy_(values.pin_memory() if target.is_cuda else values, non_blocking=True)

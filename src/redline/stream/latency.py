@@ -17,6 +17,7 @@ import threading
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,8 +29,7 @@ PERCENTILES = (50, 95, 99)
 _SHORTEST_S, _RATIO, _BUCKETS = 1e-6, 1.01, 2320
 
 
-@dataclass(frozen=True)
-class FrameTimes:
+class FrameTimes(NamedTuple):
     """Seconds that one frame spent in each stage, and the time at which it was shown."""
 
     capture_s: float
@@ -42,11 +42,7 @@ class FrameTimes:
 
     @property
     def stages_s(self) -> tuple[float, ...]:
-        return (self.capture_s, self.wait_s, self.copy_in_s, self.compute_s, self.copy_out_s, self.display_s)
-
-    @property
-    def latency_s(self) -> float:
-        return math.fsum(self.stages_s)
+        return self[:-1]
 
 
 @dataclass(frozen=True)
@@ -93,16 +89,17 @@ class Latency:
         self._drops: Counter[str] = Counter()
 
     def record(self, times: FrameTimes) -> None:
-        row = np.array([*times.stages_s, times.latency_s, times.shown_s])
+        latency_s = math.fsum(times.stages_s)
+        row = np.array([*times.stages_s, latency_s, times.shown_s])
         if not np.isfinite(row).all():
-            raise RedlineError(f"the times of a frame are no numbers: {times}.")
+            raise RedlineError(f"the times of a frame are not finite numbers: {times}.")
         buckets = (np.log(np.maximum(row[:-1], _SHORTEST_S) / _SHORTEST_S) / math.log(_RATIO)).astype(int)
         with self._lock:
             if self._frames:
-                self._changes_s += abs(times.latency_s - self._last_latency_s)
+                self._changes_s += abs(latency_s - self._last_latency_s)
             else:
                 self._first_s = times.shown_s
-            self._last_s, self._last_latency_s = times.shown_s, times.latency_s
+            self._last_s, self._last_latency_s = times.shown_s, latency_s
             self._counts[np.arange(len(buckets)), np.minimum(buckets, _BUCKETS - 1)] += 1
             self._ring[self._frames % self._window] = row
             self._frames += 1
@@ -122,40 +119,30 @@ class Latency:
             rows = np.roll(self._ring[:kept], -first, axis=0)
             means, most = self._sums / max(1, frames), self._most.copy()
             drops = dict(self._drops)
-        distributions = [
-            _from_values(rows[:, column], means[column], most[column]) for column in range(len(STAGES) + 1)
-        ]
-        shown_s = float(rows[-1, -1] - rows[0, -1]) if kept > 1 else 0.0
-        return Report(
-            frames=frames,
-            window=kept,
-            frames_per_s=(kept - 1) / shown_s if shown_s > 0 else 0.0,
-            latency=distributions[-1],
-            jitter_s=float(np.abs(np.diff(rows[:, -2])).mean()) if kept > 1 else 0.0,
-            stages=dict(zip(STAGES, distributions, strict=False)),
-            drops=drops,
-        )
+        distributions = [_from_values(*column) for column in zip(rows.T, means, most, strict=False)]
+        lasted_s = float(rows[-1, -1] - rows[0, -1]) if kept > 1 else 0.0
+        jitter_s = float(np.abs(np.diff(rows[:, -2])).mean()) if kept > 1 else 0.0
+        return _report(frames, kept, lasted_s, jitter_s, distributions, drops)
 
     def report_all(self) -> Report:
         """Returns statistics over all frames."""
         with self._lock:
-            if self._frames > self._window:
-                frames, lasted_s = self._frames, self._last_s - self._first_s
-                means = self._sums / frames
-                distributions = [
-                    _from_buckets(counts, float(mean), float(most))
-                    for counts, mean, most in zip(self._counts, means, self._most, strict=True)
-                ]
-                return Report(
-                    frames=frames,
-                    window=frames,
-                    frames_per_s=(frames - 1) / lasted_s if lasted_s > 0 else 0.0,
-                    latency=distributions[-1],
-                    jitter_s=self._changes_s / (frames - 1),
-                    stages=dict(zip(STAGES, distributions, strict=False)),
-                    drops=dict(self._drops),
-                )
+            frames = self._frames
+            if frames > self._window:
+                columns = zip(self._counts, self._sums / frames, self._most, strict=True)
+                distributions = [_from_buckets(counts, float(mean), float(most)) for counts, mean, most in columns]
+                lasted_s, jitter_s = self._last_s - self._first_s, self._changes_s / (frames - 1)
+                return _report(frames, frames, lasted_s, jitter_s, distributions, dict(self._drops))
         return self.report()
+
+
+def _report(
+    frames: int, window: int, lasted_s: float, jitter_s: float, columns: list[Distribution], drops: dict[str, int]
+) -> Report:
+    """`columns` are the distributions of the stages, and that of the latency after them."""
+    frames_per_s = (window - 1) / lasted_s if lasted_s > 0 else 0.0
+    stages: dict[str, Distribution] = dict(zip(STAGES, columns, strict=False))
+    return Report(frames, window, frames_per_s, columns[-1], jitter_s, stages, drops)
 
 
 def _from_values(values: np.ndarray, mean_s: float, most_s: float) -> Distribution:

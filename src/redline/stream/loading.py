@@ -25,7 +25,6 @@ class LoadedModel:
     """`steps` and `strength` are the model's defaults; `live_steps` is the default of a live stream on this device."""
 
     frames: FrameModel
-    plan: Plan
     steps: int
     strength: float
     live_steps: int
@@ -48,7 +47,7 @@ def _load(path: Path, plan: Plan, device: torch.device, sampler: str | None) -> 
         if sampler is not None:
             raise RedlineError("--sampler cannot be combined with a diffusers pipeline, which has its own scheduler.")
         pipeline = load_pipeline(path, plan, device)
-        return LoadedModel(pipeline, pipeline.plan, pipeline.default_steps, 0.5, pipeline.default_steps)
+        return LoadedModel(pipeline, pipeline.default_steps, 0.5, pipeline.default_steps)
     if path.is_dir():
         if not (path / _TRAINED).is_file():
             raise ModelError(f"{str(path)!r} is not a model folder: it has no {PIPELINE} and no {_TRAINED}.")
@@ -60,4 +59,4 @@ def _load(path: Path, plan: Plan, device: torch.device, sampler: str | None) -> 
     steps = int(declared) if declared.isdecimal() else 1
     # A distilled model also supports fewer steps, and on a CPU a live stream needs a single step to be fast enough.
     single = device.type == "cpu" and frames.sampler == "distilled"
-    return LoadedModel(frames, frames.plan, steps, 1.0, 1 if single else steps)
+    return LoadedModel(frames, steps, 1.0, 1 if single else steps)

@@ -8,15 +8,13 @@ from torch import Tensor
 
 from redline.errors import RedlineError
 from redline.ladder.plan import Plan
-from redline.ladder.rungs.cuda_graph import CudaGraph
 from redline.models.lsd import PREDICTION, PROCESS, Lsd
 from redline.models.samplers import SAMPLERS, StepTable, sampler_table
 from redline.models.samplers.distilled import MOST_STEPS
 from redline.models.samplers.noise_process import STEPS
-from redline.stream.frame_model import ModelControls
+from redline.stream.frame_model import FrameProgram, ModelControls, copy_async
 from redline.stream.memory_check import peak_live_bytes
-from redline.stream.plans import apply_plan
-from redline.stream.sampled_program import SampledProgram, copy_async
+from redline.stream.plans import apply_plan, without_cuda_graphs
 from redline.stream.settings import Settings
 
 # The size of the sample image that rungs use for calibration and overflow checks.
@@ -42,13 +40,10 @@ class LsdFrames:
 
     def check(self, settings: Settings) -> None:
         if settings.prompt:
-            raise RedlineError(
-                "an LSD does not support --prompt: leave it out, or give a diffusers pipeline with --model."
-            )
-        if len(settings.control) > self.config.control:
-            raise RedlineError(
-                f"{self.name} supports at most {self.config.control} control numbers, not {len(settings.control)}."
-            )
+            raise RedlineError("an LSD does not support --prompt: leave it out, or give a diffusers folder as --model.")
+        given, most = len(settings.control), self.config.control
+        if given > most:
+            raise RedlineError(f"{self.name} supports at most {most} control numbers, not {given}.")
         for name, value in zip(self.controls.names, settings.control, strict=False):
             if not self.controls.minimum <= value <= 1:
                 raise RedlineError(f"control “{name}” must be from {self.controls.minimum:g} to 1, not {value:g}.")
@@ -73,14 +68,14 @@ class LsdFrames:
         return inputs_bytes + peak_live_bytes(lambda: model(*images, times))
 
 
-class LsdProgram(SampledProgram):
+class LsdProgram(FrameProgram):
     """The computation for one number of steps at one size.
 
     The strength is the share of the model's change that is shown and passed on to the next frame.
     """
 
     def __init__(self, frames: LsdFrames, steps: int, height: int, width: int) -> None:
-        super().__init__(frames.table, steps, (1, 3, height, width), frames.device)
+        super().__init__(frames, steps, (1, 3, height, width))
         self._frames = frames
         entries = frames.config.control
         self._control = torch.zeros(1, entries, device=frames.device) if entries else None
@@ -104,16 +99,6 @@ class LsdProgram(SampledProgram):
             return frames.network(noisy, frame, previous, times, self._control)
 
         return torch.lerp(frame, self._sampler.sample(predict, self._noise_N, frame), self._strength)
-
-
-def without_cuda_graphs(plan: Plan, device: torch.device) -> Plan:
-    """Removes CUDA graphs from a plan, because the engine captures the whole frame as one graph."""
-    if device.type == "cuda" and "onnxruntime" in plan:
-        raise RedlineError("onnxruntime cannot be captured in a CUDA graph: choose another plan on a GPU.")
-    if device.type != "cuda" and "cuda_graph" in plan:
-        raise RedlineError("the plan's cuda_graph needs a CUDA device.")
-    beside = [CudaGraph().adjust_other(rung) for rung in plan.rungs if rung.name != "cuda_graph"]
-    return Plan.of([rung for rung in beside if rung is not None])
 
 
 def _sample(model: Lsd, device: torch.device) -> tuple[Tensor | None, ...]:

@@ -10,7 +10,7 @@ import copy
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
@@ -22,11 +22,10 @@ from torch import Tensor
 from redline.errors import RedlineError
 from redline.ladder.plan import Plan
 from redline.machine.machine import Machine
-from redline.machine.memory import is_out_of_memory
+from redline.machine.memory import free_cuda_caches, is_out_of_memory
 from redline.models.lsd import SIZES, Lsd, load_lsd
 from redline.models.samplers.distilled import MOST_STEPS
-from redline.stream.clock import SystemClock
-from redline.stream.device_peaks import DevicePeaks, is_lost
+from redline.stream.clock import Clock
 from redline.stream.endpoints import EndpointOptions, open_source
 from redline.stream.engine import Engine
 from redline.stream.frames import Frame
@@ -97,11 +96,10 @@ class Shape:
         for name in ("side", "steps", "frames"):
             if type(getattr(self, name)) is not int:
                 raise RedlineError(f"{name} must be a whole number, not {getattr(self, name)!r}.")
-        if self.side < 1 or self.frames <= 2 * WARM_UP_FRAMES:
-            least = 2 * WARM_UP_FRAMES + 1
-            raise RedlineError(
-                f"side must be at least 1 and frames at least {least}, not {self.side} and {self.frames}."
-            )
+        least = 2 * WARM_UP_FRAMES + 1
+        if self.side < 1 or self.frames < least:
+            text = f"side must be at least 1 and frames at least {least}, not {self.side} and {self.frames}."
+            raise RedlineError(text)
         if self.film and not Path(self.film).is_file():
             raise RedlineError(f"film: {self.film!r} does not exist.")
         if self.weights not in ("fresh", "shipped") or (self.weights == "shipped" and self.size != "tiny"):
@@ -152,9 +150,6 @@ class Row:
     failure: str = ""
     device_lost: bool = False
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 class _Comparison(NullSink):
     """Keeps the frames, or compares them with the expected ones."""
@@ -187,9 +182,7 @@ def measure(
 
     The plain arm runs first, because the others are compared with it; if it fails, its row is the last one.
     """
-    if weights is None:
-        weights = load_lsd(SHIPPED) if shape.weights == "shipped" else fresh_model(shape.size)
-    model = weights
+    model = weights or (load_lsd(SHIPPED) if shape.weights == "shipped" else fresh_model(shape.size))
     machine, expected = Machine.detect(str(device)), []
     for arm in (PLAIN, *(arm for arm in arms if arm != PLAIN)):
         log(f"{shape.size} at {shape.side}×{shape.side}: {arm.name}")
@@ -202,14 +195,12 @@ def measure(
         try:
             row, images = _run(row, plan, copy.deepcopy(model), device, expected)
         except (RedlineError, RuntimeError) as error:
-            row = _failed(row, error)
-            yield row
-            if arm == PLAIN or row.device_lost:
-                return
-            continue
+            row, images = _failed(row, error), []
         expected = images or expected
-        if arm in arms:
+        if row.failure or arm in arms:
             yield row
+        if row.device_lost or (row.failure and arm == PLAIN):
+            return
 
 
 def fresh_model(size: str) -> Lsd:
@@ -219,6 +210,28 @@ def fresh_model(size: str) -> Lsd:
     with torch.no_grad():
         model.head.weight.mul_(_CHANGE)
     return model
+
+
+class DevicePeaks:
+    """Measures the peak device memory of successive runs in one process, above the memory that was allocated at
+    construction. Always 0 on a CPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._is_cuda, self._held_bytes = device, device.type == "cuda", 0
+        if self._is_cuda:
+            # Compiled code and captured graphs keep references to weights until the compiler is reset.
+            torch.compiler.reset()
+            free_cuda_caches()
+            self._held_bytes = torch.cuda.memory_allocated(device)
+            torch.cuda.reset_peak_memory_stats(device)
+
+    def take(self) -> int:
+        """Returns the peak since the previous call or the construction."""
+        if not self._is_cuda:
+            return 0
+        peak = torch.cuda.max_memory_allocated(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        return peak - self._held_bytes
 
 
 class _Timing(Engine):
@@ -247,14 +260,11 @@ def _run(row: Row, plan: Plan, model: Lsd, device: torch.device, expected: list[
     engine = _Timing(frames, settings, **recorder)
 
     def stream(sink: NullSink, latency: Latency) -> None:
-        source = _source(shape)
-        try:
+        with closing(_source(shape)) as source:
             if row.arm.overlapped:
                 Pipeline(source, engine, sink, settings=LiveSettings(settings), latency=latency).run()
             else:
                 _plain_loop(source, engine, sink, settings, latency)
-        finally:
-            source.close()
 
     sink = _Comparison(expected)
     stream(sink, Latency())
@@ -285,7 +295,7 @@ def _run(row: Row, plan: Plan, model: Lsd, device: torch.device, expected: list[
 
 def _plain_loop(source: Source, engine: Engine, sink: NullSink, settings: Settings, latency: Latency) -> None:
     """The naive loop: reads, computes and writes one frame after the other."""
-    now_s = SystemClock().now_s
+    now_s = Clock().now_s
     engine.prepare(source.height, source.width)
     for frame in source.frames():
         offered_s = now_s()
@@ -321,6 +331,17 @@ def _held_bytes(device: torch.device) -> int:
     if device.type != "cuda":
         return 0
     return torch.cuda.memory_allocated(device) + torch.cuda.memory_reserved(device)
+
+
+def is_lost(device: torch.device) -> bool:
+    """Returns whether a CUDA error has made the device unusable for the rest of the process."""
+    if device.type != "cuda":
+        return False
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError:
+        return True
+    return False
 
 
 def _failed(row: Row, error: Exception) -> Row:

@@ -31,15 +31,17 @@ _MARGINS = {"cuda": 1.3, "cpu": 2.8}
 _EIGHTHS = range(7, 0, -1)
 
 
+def _free_text(free: int, device: torch.device) -> str:
+    return f"{format_bytes(free)} are free on {'this machine' if device.type == 'cpu' else device}"
+
+
 def check_fits(model: FrameModel, height: int, width: int) -> None:
     """Raises RedlineError with a suggestion if there is too little memory for frames of this size."""
     needed, free = needed_bytes(model, height, width), free_bytes(model.device)
     if needed <= free:
         return
-    text = (
-        f"{model.name} needs about {format_bytes(needed)} for frames of {width}×{height}, and {format_bytes(free)} "
-        f"are free on {_where(model.device)}"
-    )
+    needs = f"{model.name} needs about {format_bytes(needed)} for frames of {width}×{height}"
+    text = f"{needs}, and {_free_text(free, model.device)}"
     smaller = ((max(1, height * eighths // 8), max(1, width * eighths // 8)) for eighths in _EIGHTHS)
     fits = next((size for size in smaller if needed_bytes(model, *size) <= free), None)
     if fits is None:
@@ -56,10 +58,8 @@ def check_weights_fit(files: Iterable[Path], name: str, device: torch.device, ke
     for place in dict.fromkeys((torch.device("cpu"), device)):
         free, weights = free_bytes(place), total * 3 // 2 if place == device and keeps_copy else total
         if weights > free:
-            raise RedlineError(
-                f"the weights of {name} take {format_bytes(weights)}, and {format_bytes(free)} are free on "
-                f"{_where(place)}: a model of {100 * free // weights}% of its size would fit."
-            )
+            take = f"the weights of {name} take {format_bytes(weights)}, and {_free_text(free, place)}"
+            raise RedlineError(f"{take}: a model of {100 * free // weights}% of its size would fit.")
 
 
 def _fp32_growth_bytes(path: Path) -> int:
@@ -88,10 +88,6 @@ def free_bytes(device: torch.device) -> int:
     # Memory that torch has reserved and does not use is available as well.
     idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] + idle
-
-
-def _where(device: torch.device) -> str:
-    return "this machine" if device.type == "cpu" else str(device)
 
 
 def peak_live_bytes(run: Callable[[], Any]) -> int:

@@ -10,7 +10,6 @@ from pathlib import Path
 from redline.errors import RedlineError
 
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # Windows has none
-_LINK = "cannot write {path!r}: it is a symbolic link, and its target would be overwritten; give the file itself."
 
 
 class MetricsFile:
@@ -18,8 +17,8 @@ class MetricsFile:
 
     def __init__(self, path: Path, others: Mapping[str, str | Path | None] | None = None) -> None:
         check_output_path(path, others or {})
-        if _is_link_to_file(path):
-            raise RedlineError(_LINK.format(path=str(path)))
+        if path.is_symlink() and (path.is_file() or not path.exists()):
+            raise _is_link(path)
         self._path = path
         self._file: FileIO | None = None
 
@@ -32,13 +31,10 @@ class MetricsFile:
             while left:
                 left = left[self._file.write(left) :]
         except OSError as error:
-            self._remove_if_empty()
+            # Removes the file if nothing was written, as on a full disk.
+            if self._path.is_file() and not self._path.stat().st_size:
+                self._path.unlink()
             raise RedlineError(f"cannot write {str(self._path)!r}: {error.strerror or error}.") from error
-
-    def _remove_if_empty(self) -> None:
-        """Removes the file if nothing was written, as on a full disk."""
-        if self._path.is_file() and not self._path.stat().st_size:
-            self._path.unlink()
 
     def close(self) -> None:
         if self._file is not None:
@@ -52,25 +48,23 @@ def _opened(path: Path) -> FileIO:
         file = FileIO(os.open(path, os.O_WRONLY), "wb")
         if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             file.close()
-            raise RedlineError(_LINK.format(path=str(path)))
+            raise _is_link(path)
         return file
     try:
         return FileIO(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _NO_LINK, 0o644), "wb")
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise RedlineError(_LINK.format(path=str(path))) from error
+            raise _is_link(path) from error
         raise
 
 
-def _is_link_to_file(path: Path) -> bool:
-    return path.is_symlink() and (path.is_file() or not path.exists())
+def _is_link(path: Path) -> RedlineError:
+    text = f"cannot write {str(path)!r}: it is a symbolic link, and its target would be overwritten"
+    return RedlineError(f"{text}; give the file itself.")
 
 
 def check_output_path(path: Path, others: Mapping[str, str | Path | None]) -> None:
-    """Raises RedlineError if `path` is one of the `others` (name: path) or cannot be written.
-
-    Called before a stream starts, so that the error does not come at its end.
-    """
+    """Raises RedlineError before a stream starts if `path` is one of the `others` (name: path) or cannot be written."""
     for name, other in others.items():
         if other is not None and _is_same_file(path, other):
             raise RedlineError(f"cannot write {str(path)!r}: it is the {name}.")

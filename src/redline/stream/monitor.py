@@ -7,24 +7,17 @@ hour every other one is dropped, and from then on half as many are kept.
 import json
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Protocol
+from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 
 import torch
 
 from redline.machine.memory import MemoryMonitor
-from redline.stream.clock import Clock, SystemClock
+from redline.stream.clock import Clock
+from redline.stream.engine import Engine
 from redline.stream.latency import STAGES, Latency, Report
 
 _TICK_S = 0.05
 _MAX_SAMPLES = 3600
-
-
-class Busy(Protocol):
-    @property
-    def busy_s(self) -> float:
-        """The seconds that the device has computed so far."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -55,6 +48,7 @@ class Sample:
         return json.dumps(asdict(self), allow_nan=False)
 
 
+@dataclass(eq=False)
 class Monitor:
     """A context in which a thread takes samples, passes each to `show`, and its JSON line to `write`.
 
@@ -62,30 +56,25 @@ class Monitor:
     signal handler. If `show` or `write` raises, `fail` is called and `error` is set.
     """
 
-    def __init__(
-        self,
-        latency: Latency,
-        busy: Busy,
-        device: torch.device,
-        *,
-        every_s: float = 1.0,
-        duration_s: float | None = None,
-        stop_requested: threading.Event | None = None,
-        stop: Callable[[], None] = lambda: None,
-        fail: Callable[[Exception], None] = lambda error: None,
-        show: Callable[[Sample], None] = lambda sample: None,
-        write: Callable[[str], None] = lambda line: None,
-        clock: Clock | None = None,
-    ) -> None:
+    latency: Latency
+    busy: Engine
+    device: torch.device
+    _: KW_ONLY
+    every_s: float = 1.0
+    duration_s: float | None = None
+    stop_requested: threading.Event = field(default_factory=threading.Event)
+    stop: Callable[[], None] = lambda: None
+    fail: Callable[[Exception], None] = lambda error: None
+    show: Callable[[Sample], None] = lambda sample: None
+    write: Callable[[str], None] = lambda line: None
+    clock: Clock = Clock()
+
+    def __post_init__(self) -> None:
         self.samples: list[Sample] = []
         # Covers all frames; None until the end, and if there was no frame.
         self.summary: Sample | None = None
         self.error: Exception | None = None
-        self.stop_requested = stop_requested or threading.Event()
-        self._latency, self._busy, self._memory = latency, busy, MemoryMonitor(str(device))
-        self._every_s, self._duration_s = every_s, duration_s
-        self._stop, self._fail, self._show, self._write = stop, fail, show, write
-        self._clock, self._ended = clock or SystemClock(), threading.Event()
+        self._memory, self._ended = MemoryMonitor(str(self.device)), threading.Event()
         self._began_s: float | None = None
         self._began_busy_s = 0.0
         # Time, frames and busy seconds at the last sample.
@@ -94,68 +83,68 @@ class Monitor:
         self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
 
     def __enter__(self) -> "Monitor":
-        self._last = (self._clock.now_s(), 0, self._busy.busy_s)
+        self._last = (self.clock.now_s(), 0, self.busy.busy_s)
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join()
-        now_s = self._clock.now_s()
-        if self._began_s is None and self._latency.report().frames:
+        now_s = self.clock.now_s()
+        if self._began_s is None and self.latency.report().frames:
             self._began_s, self._began_busy_s = self._last[0], self._last[2]  # all frames came within one tick
         # Rates over a few milliseconds are meaningless.
-        is_due = not self.samples or now_s - self._last[0] > self._every_s / 4
+        is_due = not self.samples or now_s - self._last[0] > self.every_s / 4
         if self._began_s is not None and self.error is None:
             try:
                 if is_due:
                     self._take_sample(now_s)
                 self.summary = self._summarize(now_s)
-                self._write(self.summary.as_json() + "\n")
+                self.write(self.summary.as_json() + "\n")
             except Exception as error:
                 self.error = error
 
     def _run(self) -> None:
         next_s = 0.0
         try:
-            while not self._clock.wait(_TICK_S, self._ended):
-                now_s = self._clock.now_s()
+            while not self.clock.wait(_TICK_S, self._ended):
+                now_s = self.clock.now_s()
                 if self.stop_requested.is_set():
-                    self._stop()
+                    self.stop()
                 if self._began_s is None:
-                    if not self._latency.report().frames:
-                        self._last = (now_s, 0, self._busy.busy_s)
+                    if not self.latency.report().frames:
+                        self._last = (now_s, 0, self.busy.busy_s)
                         continue
                     # Time counts from the first frame, without the set-up.
-                    self._began_s, next_s = now_s, now_s + self._every_s
-                    self._last = (now_s, self._latency.report().frames, self._busy.busy_s)
-                    self._began_busy_s = self._busy.busy_s
+                    self._began_s, next_s = now_s, now_s + self.every_s
+                    self._last = (now_s, self.latency.report().frames, self.busy.busy_s)
+                    self._began_busy_s = self.busy.busy_s
                     self._memory.reset()
                 if now_s >= next_s:
                     # Missed samples are skipped, because rates over single ticks are meaningless.
-                    next_s += (1 + (now_s - next_s) // self._every_s) * self._every_s
+                    next_s += (1 + (now_s - next_s) // self.every_s) * self.every_s
                     self._take_sample(now_s)
-                if self._duration_s is not None and now_s - self._began_s >= self._duration_s:
-                    self._duration_s = None
-                    self._stop()
+                if self.duration_s is not None and now_s - self._began_s >= self.duration_s:
+                    self.duration_s = None
+                    self.stop()
         except Exception as error:
             self.error = error
-            self._fail(error)
+            self.fail(error)
 
     def _take_sample(self, now_s: float) -> None:
-        report, busy_s = self._latency.report(), self._busy.busy_s
+        report, busy_s = self.latency.report(), self.busy.busy_s
         before_s, before_frames, before_busy_s = self._last
         passed_s = max(now_s - before_s, 1e-9)
         self._last = (now_s, report.frames, busy_s)
         frames_per_s, busy_share = (report.frames - before_frames) / passed_s, (busy_s - before_busy_s) / passed_s
         sample = self._sample(now_s, report, frames_per_s, busy_share)
         self._keep(sample)
-        self._write(sample.as_json() + "\n")
-        self._show(sample)
+        self.write(sample.as_json() + "\n")
+        self.show(sample)
 
     def _summarize(self, now_s: float) -> Sample:
-        report, passed_s = self._latency.report_all(), max(now_s - (self._began_s or 0.0), 1e-9)
-        busy_share = (self._busy.busy_s - self._began_busy_s) / passed_s
+        report, passed_s = self.latency.report_all(), max(now_s - (self._began_s or 0.0), 1e-9)
+        busy_share = (self.busy.busy_s - self._began_busy_s) / passed_s
         return replace(self._sample(now_s, report, report.frames_per_s, busy_share), is_whole=True)
 
     def _sample(self, now_s: float, report: Report, frames_per_s: float, busy_share: float) -> Sample:

@@ -10,19 +10,20 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
 
 from redline.errors import RedlineError
 from redline.machine.channels import STOPPED, Channel
-from redline.stream.clock import Clock, SystemClock
+from redline.stream.clock import Clock
 from redline.stream.frames import Frame, check_pixels
 from redline.stream.latency import FrameTimes, Latency, Report
 from redline.stream.reader import Backoff, Reader
 from redline.stream.settings import LiveSettings
-from redline.stream.sinks import Idles, Sink
+from redline.stream.sinks import Sink
 from redline.stream.sources import Source
-from redline.stream.transform import Transform
 
 COMPUTE_BUSY, SINK_BUSY = "compute busy", "sink busy"
 # Enough to keep three threads busy; longer queues would only add latency.
@@ -30,6 +31,37 @@ _QUEUE_SIZE = 1
 _IDLE_S = 0.05
 # How often `is_done` is polled while the next frame is awaited: a small part of the shortest frame time.
 _POLL_S = 1e-4
+
+
+class Transform(Protocol):
+    """Computes a new image from each frame. Called only by the thread that runs the pipeline.
+
+    A frame may begin before the previous one is finished, so that copies and computation overlap. `max_in_flight`
+    limits how many frames have begun and are not finished. `copies_s` are the seconds that the last finished frame
+    spent in copies to the device and back.
+    """
+
+    max_in_flight: int
+    copies_s: tuple[float, float]
+
+    def prepare(self, height: int, width: int) -> None:
+        """Called before the first frame of a size: allocates, compiles, warms up.
+
+        Raises RedlineError if the size is not supported. Frames of an earlier size do not affect those that follow.
+        """
+
+    def begin(self, frame: Frame) -> None: ...
+
+    def is_done(self) -> bool:
+        """Returns whether `finish` would return without waiting."""
+        ...
+
+    def finish(self) -> Tensor:
+        """Returns new pixels of the oldest frame in flight, uint8 (H, W, 3) on the CPU, of any size.
+
+        Another thread writes them to the sink later, so the next frame must not reuse their buffer.
+        """
+        ...
 
 
 @dataclass(frozen=True)
@@ -49,52 +81,40 @@ class Outcome:
     report: Report
 
 
-class _Queued(NamedTuple):
+class _Timed(NamedTuple):
+    """A frame, and the times at which it entered the queue of the model, began to be computed, and was computed."""
+
     frame: Frame
     offered_s: float
+    begun_s: float = 0.0
+    computed_s: float = 0.0
+    copies_s: tuple[float, float] = (0.0, 0.0)
 
 
-class _Begun(NamedTuple):
-    frame: Frame
-    offered_s: float
-    begun_s: float
-
-
-class _Computed(NamedTuple):
-    frame: Frame
-    offered_s: float
-    begun_s: float
-    computed_s: float
-    copies_s: tuple[float, float]
-
-
+@dataclass(eq=False)
 class Pipeline:
     """Runs once. `settings`, `stop` and `fail` may be used from any thread while it runs.
 
     `log` receives messages for the user, from the thread in which they arise.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        transform: Transform,
-        sink: Sink,
-        *,
-        settings: LiveSettings | None = None,
-        latency: Latency | None = None,
-        clock: Clock | None = None,
-        backoff: Backoff | None = None,
-        limits: Limits | None = None,
-        log: Callable[[str], None] = lambda message: None,
-    ) -> None:
-        self.settings, self.latency = settings or LiveSettings(), latency or Latency()
-        self._source, self._transform, self._sink, self._log = source, transform, sink, log
-        self._clock, self._limits = clock or SystemClock(), limits or Limits()
-        self._reader = Reader(source, self._clock, backoff or Backoff(), log)
-        self._input: Channel[_Queued] = self._channel(COMPUTE_BUSY)
-        self._output: Channel[_Computed] = self._channel(SINK_BUSY)
-        self._stop = threading.Event()
-        self._lock = threading.Lock()
+    source: Source
+    transform: Transform
+    sink: Sink
+    _: KW_ONLY
+    settings: LiveSettings = field(default_factory=LiveSettings)
+    latency: Latency = field(default_factory=Latency)
+    clock: Clock = Clock()
+    backoff: Backoff = Backoff()
+    limits: Limits = Limits()
+    log: Callable[[str], None] = lambda message: None
+
+    def __post_init__(self) -> None:
+        self._idle: Callable[[], None] | None = getattr(self.sink, "idle", None)
+        self._reader = Reader(self.source, self.clock, self.backoff, self.log)
+        self._input: Channel[_Timed] = self._channel(COMPUTE_BUSY)
+        self._output: Channel[_Timed] = self._channel(SINK_BUSY)
+        self._stop, self._lock = threading.Event(), threading.Lock()
         self._error: BaseException | None = None
         self._started = self._complete = False
         self._sink_since_s: float | None = None
@@ -108,7 +128,7 @@ class Pipeline:
         writer, reader = (threading.Thread(target=work, daemon=True) for work in (self._write, self._read))
         try:
             writer.start()
-            self._transform.prepare(self._source.height, self._source.width)
+            self.transform.prepare(self.source.height, self.source.width)
             reader.start()
             self._compute()
             self._output.close()
@@ -123,11 +143,11 @@ class Pipeline:
     def stop(self) -> None:
         """Stops reading. Frames in flight are completed and the sink finishes its output as usual."""
         self._stop.set()
-        self._source.close()
+        self.source.close()
         self._input.close()
 
     def _channel(self, cause: str) -> Channel:
-        return Channel(_QUEUE_SIZE, self.latency.drop, overwrite_cause=cause if self._source.is_live else None)
+        return Channel(_QUEUE_SIZE, self.latency.drop, overwrite_cause=cause if self.source.is_live else None)
 
     def _read(self) -> None:
         try:
@@ -137,7 +157,7 @@ class Pipeline:
             self.fail(error)
 
     def _offer(self, frame: Frame) -> bool:
-        if self._input.put(_Queued(frame, self._clock.now_s())):
+        if self._input.put(_Timed(frame, self.clock.now_s())):
             # The next frame is read only when the queue has room, because it would age while the reader waits.
             self._input.wait_for_room()
             return True
@@ -145,10 +165,10 @@ class Pipeline:
         return False
 
     def _compute(self) -> None:
-        transform, size = self._transform, (self._source.height, self._source.width)
+        transform, size = self.transform, (self.source.height, self.source.width)
         # A live frame is finished before the next one is taken, because a waiting frame would only age.
-        max_in_flight = 1 if self._source.is_live else transform.max_in_flight
-        in_flight: deque[_Begun] = deque()
+        max_in_flight = 1 if self.source.is_live else transform.max_in_flight
+        in_flight: deque[_Timed] = deque()
         while True:
             queued = self._next_before_done() if in_flight else self._input.take()
             if queued is None:
@@ -160,38 +180,38 @@ class Pipeline:
             if (frame.height, frame.width) != size:
                 while in_flight:
                     self._finish(in_flight.popleft())
-                if self._sink.takes_new_size:  # otherwise `_finish` raises an error that says so
-                    self._log(f"the frame size changes from {size[1]}×{size[0]} to {frame.width}×{frame.height}.")
+                if self.sink.takes_new_size:  # otherwise `_finish` raises an error that says so
+                    self.log(f"the frame size changes from {size[1]}×{size[0]} to {frame.width}×{frame.height}.")
                 size = (frame.height, frame.width)
                 transform.prepare(*size)
             # Measured after the preparation, which does not count as computation of this frame.
-            begun_s = self._clock.now_s()
+            begun_s = self.clock.now_s()
             transform.begin(frame)
-            in_flight.append(_Begun(frame, queued.offered_s, begun_s))
+            in_flight.append(_Timed(frame, queued.offered_s, begun_s))
             if len(in_flight) >= max_in_flight:
                 self._finish(in_flight.popleft())
 
-    def _next_before_done(self) -> _Queued | None:
+    def _next_before_done(self) -> _Timed | None:
         """Returns the next frame if one comes before the oldest frame in flight is done."""
-        while not self._transform.is_done():
+        while not self.transform.is_done():
             queued = self._input.take(_POLL_S)
             if queued is not None or self._input.closed:
                 return queued
         return self._input.take(0)
 
-    def _finish(self, begun: _Begun) -> None:
-        pixels = check_pixels(self._transform.finish(), "the transform")
+    def _finish(self, begun: _Timed) -> None:
+        pixels = check_pixels(self.transform.finish(), "the transform")
         height, width = pixels.shape[:2]
         before = self._output_size or (height, width)
-        if before != (height, width) and not self._sink.takes_new_size:
+        if before != (height, width) and not self.sink.takes_new_size:
             raise RedlineError(
-                f"the frame size changes to {width}×{height}, which {self._sink.name!r} does not support: give --size "
+                f"the frame size changes to {width}×{height}, which {self.sink.name!r} does not support: give --size "
                 f"{before[1]}x{before[0]}."
             )
         self._output_size = (height, width)
         frame = replace(begun.frame, pixels=pixels)
-        result = _Computed(frame, begun.offered_s, begun.begun_s, self._clock.now_s(), self._transform.copies_s)
-        while not self._output.put(result, self._limits.sink_s) and not self._output.closed:
+        result = _Timed(frame, begun.offered_s, begun.begun_s, self.clock.now_s(), self.transform.copies_s)
+        while not self._output.put(result, self.limits.sink_s) and not self._output.closed:
             self._check_sink()
         self._check_sink()
 
@@ -201,30 +221,30 @@ class Pipeline:
             try:
                 while (computed := self._next_computed()) is not None:
                     self._sink_since_s = time.monotonic()
-                    self._sink.write(computed.frame)
+                    self.sink.write(computed.frame)
                     self._sink_since_s = None
                     self._record(computed)
-                is_kept = self._error is None or self._source.is_live
+                is_kept = self._error is None or self.source.is_live
             finally:
                 self._sink_since_s = time.monotonic()
                 if is_kept:
-                    self._sink.close(self._complete and self._error is None)
+                    self.sink.close(self._complete and self._error is None)
                 else:
-                    self._sink.abandon()
+                    self.sink.abandon()
                 self._sink_since_s = None
         except BaseException as error:
             self.fail(error, in_sink=True)
 
-    def _next_computed(self) -> _Computed | None:
-        if not isinstance(self._sink, Idles):
+    def _next_computed(self) -> _Timed | None:
+        if self._idle is None:
             return self._output.take()
         while (computed := self._output.take(_IDLE_S)) is None and not self._output.closed:
-            self._sink.idle()
+            self._idle()
         # A frame may have come just before the channel was closed.
         return computed or self._output.take()
 
-    def _record(self, computed: _Computed) -> None:
-        (copy_in_s, copy_out_s), shown_s = computed.copies_s, self._clock.now_s()
+    def _record(self, computed: _Timed) -> None:
+        (copy_in_s, copy_out_s), shown_s = computed.copies_s, self.clock.now_s()
         self.latency.record(
             FrameTimes(
                 capture_s=computed.offered_s - computed.frame.captured_s,
@@ -243,9 +263,9 @@ class Pipeline:
             if self._error is None:
                 self._error = error
         self._stop.set()
-        self._source.close()
+        self.source.close()
         self._input.abandon()
-        if self._source.is_live and not in_sink:
+        if self.source.is_live and not in_sink:
             self._output.close()
         else:
             self._output.abandon()
@@ -253,13 +273,13 @@ class Pipeline:
     def _check_sink(self) -> None:
         since_s = self._sink_since_s
         # Wall time even if the pipeline's clock is simulated: a hung sink hangs in real time.
-        if since_s is not None and time.monotonic() - since_s > self._limits.sink_s:
-            raise RedlineError(f"{self._sink.name!r} is hung: one frame took over {self._limits.sink_s:g} s to write.")
+        if since_s is not None and time.monotonic() - since_s > self.limits.sink_s:
+            raise RedlineError(f"{self.sink.name!r} is hung: one frame took over {self.limits.sink_s:g} s to write.")
 
     def _wait_for_sink(self, writer: threading.Thread) -> None:
         while writer.is_alive():
             self._check_sink()
-            writer.join(self._limits.sink_s)
+            writer.join(self.limits.sink_s)
 
     def _join(self, writer: threading.Thread, reader: threading.Thread) -> None:
         """Joins both threads, except one that hangs in its source or sink."""
@@ -268,7 +288,7 @@ class Pipeline:
         except RedlineError as error:
             self.fail(error)
         if reader.ident is not None:
-            reader.join(self._limits.source_s)
+            reader.join(self.limits.source_s)
             if reader.is_alive():
-                text = f"the source {self._source.name!r} did not stop within {self._limits.source_s:g} s."
+                text = f"the source {self.source.name!r} did not stop within {self.limits.source_s:g} s."
                 self.fail(RedlineError(text))

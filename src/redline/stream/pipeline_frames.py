@@ -17,11 +17,9 @@ from redline.models.samplers import NoiseProcess, StepTable, ddim, distilled, sp
 from redline.models.samplers.distilled import MOST_STEPS
 from redline.models.samplers.noise_process import STEPS
 from redline.quiet import quiet
-from redline.stream.frame_model import ModelControls
-from redline.stream.lsd_frames import without_cuda_graphs
+from redline.stream.frame_model import FrameProgram, ModelControls, copy_async
 from redline.stream.memory_check import peak_live_bytes
-from redline.stream.plans import apply_plan
-from redline.stream.sampled_program import SampledProgram, copy_async
+from redline.stream.plans import apply_plan, without_cuda_graphs
 from redline.stream.settings import Settings
 
 _PREDICTIONS = {"epsilon": "epsilon", "v_prediction": "v", "sample": "sample"}
@@ -68,7 +66,7 @@ class PipelineFrames:
         self.plan, self.denoise = apply_plan(plan, Denoiser(unet), device, (latents, times, text))
         _, self.encode = apply_plan(vae_plan, Encoder(vae), device, (pixels,))
         _, self.decode = apply_plan(vae_plan, Decoder(vae), device, (latents,))
-        self._dtypes = {part: next(network.parameters()).dtype for part, network in (("unet", unet), ("vae", vae))}
+        self._dtypes = {part: next(parts[part].parameters()).dtype for part in ("unet", "vae")}
 
     def check(self, settings: Settings) -> None:
         if settings.control:
@@ -94,7 +92,7 @@ class PipelineFrames:
                 part: kind.from_config(config).to(self._dtypes[part]) for part, (kind, config) in self._configs.items()
             }
             dtype = self._dtypes["unet"]
-            latents = torch.empty(1, self._latent_channels, height // self._factor, width // self._factor, dtype=dtype)
+            latents = torch.empty(1, *self.latent_shape(height, width), dtype=dtype)
             text, times = torch.empty(self.text_shape, dtype=dtype), torch.zeros(1, dtype=torch.long)
             pixels = torch.empty(1, 3, height, width, dtype=self._dtypes["vae"])
         denoiser, encoder, decoder = Denoiser(networks["unet"]), Encoder(networks["vae"]), Decoder(networks["vae"])
@@ -112,14 +110,12 @@ class PipelineFrames:
         return self.decode(latents / self._scale + self._shift).float()
 
     def latent_shape(self, height: int, width: int) -> tuple[int, ...]:
-        return 1, self._latent_channels, height // self._factor, width // self._factor
+        return self._latent_channels, height // self._factor, width // self._factor
 
 
-class PipelineProgram(SampledProgram):
-    """The computation for one number of steps at one size."""
-
+class PipelineProgram(FrameProgram):
     def __init__(self, frames: PipelineFrames, steps: int, height: int, width: int) -> None:
-        super().__init__(frames.table, steps, frames.latent_shape(height, width), frames.device)
+        super().__init__(frames, steps, (1, *frames.latent_shape(height, width)))
         self._frames = frames
         self._text = torch.zeros(frames.text_shape, device=frames.device)
 
@@ -174,10 +170,8 @@ class Decoder(nn.Module):
 
 def _process(scheduler: Any, name: str) -> tuple[NoiseProcess, str]:
     """Returns the noise process of the scheduler and its prediction type."""
-    alphas, prediction = (
-        getattr(scheduler, "alphas_cumprod", None),
-        getattr(scheduler.config, "prediction_type", "epsilon"),
-    )
+    alphas = getattr(scheduler, "alphas_cumprod", None)
+    prediction = getattr(scheduler.config, "prediction_type", "epsilon")
     if alphas is None or len(alphas) != STEPS or prediction not in _PREDICTIONS:
         raise ModelError(
             f"unsupported scheduler of {name}: {type(scheduler).__name__} is not a diffusion of {STEPS} steps."

@@ -7,7 +7,6 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from redline.errors import RedlineError
 from redline.stream.clock import Clock
 from redline.stream.frames import Frame
 from redline.stream.sources import Source, SourceFault
@@ -15,24 +14,13 @@ from redline.stream.sources import Source, SourceFault
 
 @dataclass(frozen=True)
 class Backoff:
-    """The delays between reconnections. The delay is reset to `first_s` once frames have been received for `settled_s`.
-
-    After `tries` consecutive failures without a reset, the reader gives up; with None it never does.
-    """
+    """The delays between reconnections. The delay is reset to `first_s` once frames have been received for
+    `settled_s`."""
 
     first_s: float = 0.5
     factor: float = 2.0
     longest_s: float = 30.0
-    tries: int | None = None
     settled_s: float = 2.0
-
-    def __post_init__(self) -> None:
-        if self.first_s < 0 or self.factor < 1 or self.longest_s < self.first_s:
-            raise RedlineError(f"reconnection delays must not be negative and must not shrink: {self}.")
-
-    def delay_s(self, attempt: int) -> float:
-        """Returns the delay before a retry; `attempt` counts from 0. The exponent is bounded for very long outages."""
-        return min(self.longest_s, self.first_s * self.factor ** min(attempt, 64))
 
 
 class Reader:
@@ -63,9 +51,8 @@ class Reader:
                 if not self._source.is_live:
                     raise
                 self.faults += 1
-                if self._backoff.tries is not None and attempt >= self._backoff.tries:
-                    raise RedlineError(f"{self._source.name!r} failed after {attempt} retries: {fault}") from fault
-                delay_s = self._backoff.delay_s(attempt)
+                # The exponent is bounded for very long outages.
+                delay_s = min(self._backoff.longest_s, self._backoff.first_s * self._backoff.factor ** min(attempt, 64))
                 attempt += 1
                 self._continuous.interrupt()
                 self._log(f"{fault} Trying again in {delay_s:g} s.")

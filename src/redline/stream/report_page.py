@@ -1,18 +1,19 @@
-"""Renders the report page of a stream: latency by stage, throughput, drops and memory, as curves and as a table."""
+"""The result of a stream and its report page: latency by stage, throughput, drops and memory, as curves and a table."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from redline.errors import RedlineError
 from redline.files.atomic import write_text
 from redline.ladder.report.charts.curves import Curve, draw_curves
 from redline.ladder.report.charts.svg import format_tick
 from redline.notation import format_bytes, format_seconds
 from redline.pages import CURVE_COLORS, ChartCard, TextTable, Tile, render_page
-from redline.stream.latency import STAGES, Report
+from redline.stream.latency import STAGES, Distribution, Report
 from redline.stream.monitor import Sample
 
-_TITLES = {"copy_in": "copy in", "copy_out": "copy out"}
+_COLUMNS = ("stage", "p50", "p95", "p99", "mean", "max")
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,48 @@ class StreamInfo:
     setup_s: float
 
 
-def write_page(path: Path, about: StreamInfo, report: Report, samples: Sequence[Sample], summary: Sample) -> None:
-    write_text(path, render_stream_page(about, report, samples, summary))
+@dataclass(frozen=True)
+class StreamResult:
+    """The result of a finished stream.
+
+    `output` is the video file or folder that was written, if any. `complete` means that the source ended by itself,
+    and `interrupted` that a signal or `Stream.stop` ended the stream. `faults` counts lost connections of the source.
+    `samples` has one measurement per second, and `summary` covers all frames (None if there was no frame).
+    """
+
+    info: StreamInfo
+    report: Report
+    output: Path | None
+    complete: bool
+    interrupted: bool
+    faults: int
+    samples: tuple[Sample, ...]
+    summary: Sample | None
+
+    @property
+    def frames(self) -> int:
+        """The number of frames that reached the output."""
+        return self.report.frames
+
+    @property
+    def frames_per_s(self) -> float:
+        return self.report.frames_per_s
+
+    @property
+    def dropped(self) -> Mapping[str, int]:
+        """The number of dropped frames by cause."""
+        return self.report.drops
+
+    @property
+    def latency(self) -> Distribution:
+        """Seconds from the capture of a frame to the end of its display: p50, p95, p99, mean and maximum."""
+        return self.report.latency
+
+    def write_report(self, path: str | Path) -> None:
+        """Writes an HTML page with curves of latency, throughput, drops and memory."""
+        if self.summary is None:
+            raise RedlineError("the stream processed no frame, so there is nothing to report.")
+        write_text(Path(path), render_stream_page(self.info, self.report, self.samples, self.summary))
 
 
 def render_stream_page(about: StreamInfo, report: Report, samples: Sequence[Sample], summary: Sample) -> str:
@@ -44,20 +85,16 @@ def render_stream_page(about: StreamInfo, report: Report, samples: Sequence[Samp
         headline=_headline(report, summary.time_s),
         tiles=_tiles(report, summary),
         charts=[chart for chart in _charts(samples, about.device_type) if chart.drawing],
-        stages=TextTable(
-            "Latency by stage, as a table", ("stage", "p50", "p95", "p99", "mean", "max"), tuple(_rows(report))
-        ),
+        stages=TextTable("Latency by stage, as a table", _COLUMNS, tuple(_rows(report))),
         facts=_facts(about),
     )
 
 
 def _headline(report: Report, lasted_s: float) -> str:
+    lasted, latency = format_seconds(lasted_s), format_seconds(report.latency.p50_s)
     lost = sum(report.drops.values())
-    dropped = "none dropped" if not lost else f"{lost:,} dropped"
-    return (
-        f"{report.frames:,} frames in {format_seconds(lasted_s)}, "
-        f"median latency {format_seconds(report.latency.p50_s)}; {dropped}."
-    )
+    dropped = f"{lost:,} dropped" if lost else "none dropped"
+    return f"{report.frames:,} frames in {lasted}, median latency {latency}; {dropped}."
 
 
 def _tiles(report: Report, summary: Sample) -> list[Tile]:
@@ -74,45 +111,28 @@ def _tiles(report: Report, summary: Sample) -> list[Tile]:
 
 
 def _charts(samples: Sequence[Sample], device_type: str) -> list[ChartCard]:
+    def over(value: Callable[[Sample], float]) -> list[tuple[float, float]]:
+        return [(sample.time_s, float(value(sample))) for sample in samples]
+
     causes = sorted({cause for sample in samples for cause in sample.drops})
-    kind = "the GPU" if device_type == "cuda" else "the CPU"
+    percentiles = {"p50": over(lambda s: s.p50_s), "p95": over(lambda s: s.p95_s), "p99": over(lambda s: s.p99_s)}
+    stages = {_title(stage): over(lambda s, stage=stage: s.stages_p50_s[stage]) for stage in STAGES}
+    rate, busy = {"shown": over(lambda s: s.frames_per_s)}, {"busy": over(lambda s: s.busy_share)}
+    drops = {cause: over(lambda s, cause=cause: s.drops.get(cause, 0)) for cause in causes}
+    memory = {"allocated": over(lambda s: s.memory_bytes / 2**20)}
+    notes = {
+        "latency": "From capture to display: percentiles over the window of the last frames.",
+        "stages": "The median of each stage; stages follow one another without a gap.",
+        "memory": "Allocated by the process, or on a GPU by its tensors.",
+        "share": f"The share of the time in which {'the GPU' if device_type == 'cuda' else 'the CPU'} computed frames.",
+    }
     return [
-        _chart(
-            "Latency",
-            "From capture to display: percentiles over the window of the last frames.",
-            "latency",
-            {"p50": _over(samples, "p50_s"), "p95": _over(samples, "p95_s"), "p99": _over(samples, "p99_s")},
-            format_seconds,
-        ),
-        _chart(
-            "Latency by stage",
-            "The median of each stage; stages follow one another without a gap.",
-            "stages",
-            {_title(stage): [(s.time_s, s.stages_p50_s[stage]) for s in samples] for stage in STAGES},
-            format_seconds,
-        ),
-        _chart("Frames per second", "Frames shown in each second.", "rate", {"shown": _over(samples, "frames_per_s")}),
-        _chart(
-            "Dropped frames",
-            "Total so far, by cause.",
-            "drops",
-            {cause: [(s.time_s, float(s.drops.get(cause, 0))) for s in samples] for cause in causes},
-        ),
-        _chart(
-            "Memory",
-            "Allocated by the process, or on a GPU by its tensors.",
-            "memory",
-            {"allocated": [(time_s, value / 2**20) for time_s, value in _over(samples, "memory_bytes")]},
-            lambda mib: f"{mib:,.4g} MiB",
-        ),
-        _chart(
-            "Device utilization",
-            f"The share of the time in which {kind} computed frames.",
-            "share",
-            {"busy": _over(samples, "busy_share")},
-            lambda share: f"{share:.0%}",
-            top=1.0,
-        ),
+        _chart("Latency", notes["latency"], "latency", percentiles, format_seconds),
+        _chart("Latency by stage", notes["stages"], "stages", stages, format_seconds),
+        _chart("Frames per second", "Frames shown in each second.", "rate", rate),
+        _chart("Dropped frames", "Total so far, by cause.", "drops", drops),
+        _chart("Memory", notes["memory"], "memory", memory, lambda mib: f"{mib:,.4g} MiB"),
+        _chart("Device utilization", notes["share"], "share", busy, lambda share: f"{share:.0%}", top=1.0),
     ]
 
 
@@ -125,15 +145,11 @@ def _chart(
     top: float | None = None,
 ) -> ChartCard:
     drawn = [
-        Curve(key, tuple(points), f"c{number % CURVE_COLORS}") for number, (key, points) in enumerate(curves.items())
+        Curve(key, tuple(curve), f"c{number % CURVE_COLORS}") for number, (key, curve) in enumerate(curves.items())
     ]
     # A single curve needs no legend, because the title names it. For drops, the legend names the cause.
     legend = tuple((curve.kind, curve.name) for curve in drawn) if len(drawn) > 1 or name == "drops" else ()
     return ChartCard(title, note, draw_curves(title, drawn, name, "seconds", label, (0.0, top)), legend)
-
-
-def _over(samples: Sequence[Sample], field: str) -> list[tuple[float, float]]:
-    return [(sample.time_s, float(getattr(sample, field))) for sample in samples]
 
 
 def _rows(report: Report) -> list[tuple[str, ...]]:
@@ -158,4 +174,4 @@ def _facts(about: StreamInfo) -> list[tuple[str, str]]:
 
 
 def _title(stage: str) -> str:
-    return _TITLES.get(stage, stage)
+    return stage.replace("_", " ")

@@ -37,21 +37,16 @@ def parse_change(line: str) -> dict[str, Any]:
         name, sign, value = word.partition("=")
         if not sign:
             raise RedlineError(f"invalid change {shorten(word)}: write a name and a value, as in strength=0.4.")
-        changes[name] = _value(name, value)
+        parse = {"strength": float, "steps": int, "seed": int, "control": parse_numbers}.get(name, str)
+        try:
+            changes[name] = parse(value)
+        except ValueError as error:
+            raise RedlineError(f"invalid value {shorten(value)} for {name}.") from error
     return changes
 
 
 def parse_numbers(text: str) -> tuple[float, ...]:
     return tuple(float(part) for part in text.split(",")) if text.strip() else ()
-
-
-def _value(name: str, text: str) -> Any:
-    try:
-        if name == "control":
-            return parse_numbers(text)
-        return {"strength": float, "steps": int, "seed": int}.get(name, str)(text)
-    except ValueError as error:
-        raise RedlineError(f"invalid value {shorten(text)} for {name}.") from error
 
 
 class SettingsReader:

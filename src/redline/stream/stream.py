@@ -1,9 +1,10 @@
 """`Stream` opens a source, a model and an output, and sends every frame through them."""
 
 import logging
+import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,25 +14,25 @@ from redline.errors import RedlineError
 from redline.ladder.plan import Plan
 from redline.ladder.plans.choose import choose_plan
 from redline.machine.machine import Machine, resolve_device
+from redline.stream.access import read_key
 from redline.stream.endpoints import EndpointOptions, Endpoints, open_endpoints, serves_viewers
 from redline.stream.engine import CUT_THRESHOLD, Engine
 from redline.stream.frames import Frame
-from redline.stream.keys import read_key
 from redline.stream.latency import Latency
-from redline.stream.loading import LoadedModel, load_model
+from redline.stream.loading import load_model
 from redline.stream.metrics_file import MetricsFile
 from redline.stream.monitor import Monitor, Sample
 from redline.stream.pipeline import Pipeline
-from redline.stream.report_page import StreamInfo
-from redline.stream.result import StreamResult
+from redline.stream.report_page import StreamInfo, StreamResult
 from redline.stream.settings import LiveSettings, Settings
 from redline.stream.settings_reader import SettingsReader
-from redline.stream.signals import set_on_signals
 from redline.stream.sinks.image_folder import ImageFolderSink
 from redline.stream.sinks.video_file import VideoFileSink
 from redline.stream.sinks.window import WindowSink
 
 _logger = logging.getLogger(__name__)
+# Windows has no SIGHUP.
+_HANG_UP: signal.Signals | None = getattr(signal, "SIGHUP", None)
 
 
 class Stream:
@@ -110,10 +111,13 @@ class Stream:
         plan = Plan.parse(plan) if isinstance(plan, str) else plan
         plan = choose_plan("stream", Machine.detect(str(self.device)), precision, plan).plan
         self._model = load_model(None if model is None else Path(model), plan, self.device, sampler)
-        initial = _initial_settings(self._model, prompt, steps, strength, seed, tuple(control))
         frame_model = self._model.frames
-        self.settings = LiveSettings(initial, frame_model.check)
-        self._initial = self.settings.now()
+        # Named entries that were not given are set to zero, so that the page has a slider for each.
+        control = (*control, *[0.0] * (len(frame_model.controls.names) - len(control)))
+        steps = self._model.live_steps if steps is None else steps
+        strength = self._model.strength if strength is None else strength
+        self._initial = Settings(strength, steps, seed, control, prompt)
+        self.settings = LiveSettings(self._initial, frame_model.check)
         self._changes = None if changes is None else SettingsReader(changes, self.settings, log)
         self.latency = Latency()
         self._engine = Engine(frame_model, self._initial, cut_threshold=CUT_THRESHOLD if reset_at_cuts else None)
@@ -254,7 +258,7 @@ class Stream:
 
     def _info(self) -> StreamInfo:
         source, settings = self._endpoints.source, self._initial
-        steps = "1 step" if settings.steps == 1 else f"{settings.steps} steps"
+        steps = f"{settings.steps} step{'s' if settings.steps > 1 else ''}"
         text = f"strength {settings.strength:g}, {steps}, seed {settings.seed}"
         if settings.control:
             text += ", control " + ", ".join(f"{value:g}" for value in settings.control)
@@ -266,18 +270,37 @@ class Stream:
             model=self._model.frames.name,
             device=Machine.detect(str(self.device)).name if self.device.type == "cuda" else "cpu",
             device_type=self.device.type,
-            plan=str(self._model.plan),
+            plan=str(self._model.frames.plan),
             size=f"{source.width}×{source.height}",
             settings=text,
             setup_s=self._engine.setup_s,
         )
 
 
-def _initial_settings(
-    model: LoadedModel, prompt: str, steps: int | None, strength: float | None, seed: int, control: tuple[float, ...]
-) -> Settings:
-    # Named entries that were not given are set to zero, so that the page has a slider for each.
-    missing = len(model.frames.controls.names) - len(control)
-    control = (*control, *[0.0] * max(0, missing))
-    strength = model.strength if strength is None else strength
-    return Settings(strength, model.live_steps if steps is None else steps, seed, control, prompt)
+@contextmanager
+def set_on_signals(stop: threading.Event) -> Iterator[None]:
+    """Sets `stop` on Ctrl-C (SIGINT) and on SIGTERM; a second such signal has its usual effect.
+
+    SIGHUP, sent when the terminal is closed, sets it every time, because a shell may repeat it, unless it is ignored
+    (nohup). Outside the main thread,
+    where Python allows no signal handlers, this does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    if _HANG_UP is not None and signal.getsignal(_HANG_UP) != signal.SIG_IGN:
+        before[_HANG_UP] = signal.getsignal(_HANG_UP)
+
+    def handle(number: int, _frame: object) -> None:
+        stop.set()
+        if number != _HANG_UP:
+            signal.signal(number, before[signal.Signals(number)])
+
+    try:
+        for number in before:
+            signal.signal(number, handle)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -31,19 +30,8 @@ class Fetched:
     copy_out_s: float
 
 
-class Transfers(Protocol):
-    """`begin` copies pixels to the static input, runs the work and starts to copy the static output to the host.
-    `finish` waits for the oldest frame that was begun. At most `MAX_IN_FLIGHT` frames may be in flight."""
-
-    def begin(self, pixels: Tensor, work: Callable[[], None]) -> None: ...
-
-    def is_done(self) -> bool: ...
-
-    def finish(self) -> Fetched: ...
-
-
 class HostTransfers:
-    """For the CPU: `begin` runs the work to its end."""
+    """For the CPU: `begin` copies the pixels to the static input and runs the work to its end."""
 
     def __init__(self, static_input: Tensor, static_output: Tensor) -> None:
         self._input, self._output = static_input, static_output
@@ -79,7 +67,11 @@ class _InFlight:
 
 
 class CudaTransfers:
-    """`computing` is the CUDA stream on which the work runs. The host waits only for the last event of a frame."""
+    """`computing` is the CUDA stream on which the work runs. The host waits only for the last event of a frame.
+
+    `begin` copies pixels to the static input, runs the work and starts to copy the static output to the host. `finish`
+    waits for the oldest frame that was begun. At most `MAX_IN_FLIGHT` frames may be in flight.
+    """
 
     def __init__(self, static_input: Tensor, static_output: Tensor, computing: torch.cuda.Stream) -> None:
         self._input, self._output, self._computing = static_input, static_output, computing

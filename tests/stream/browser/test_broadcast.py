@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from patience import PATIENCE_S
-from redline.stream.browser.broadcast import Broadcast, Published
-from redline.stream.browser.sink import BrowserSink
+from redline.stream.browser.broadcast import Broadcast, BrowserSink, Published
 from redline.stream.browser.webrtc import BroadcastTrack
 from redline.stream.frames import Frame
 from stream.clocks import ManualClock
@@ -59,11 +58,11 @@ def test_a_viewer_that_comes_after_a_gap_does_not_measure_it() -> None:
         await track.recv()  # the last picture, which waited
         broadcast.publish(frame(1, clock.now_s()))
         await track.recv()
-        assert track.viewer.ages_s() is None, "nothing that is new was sent yet"
+        assert track.viewer.metrics()["ages_s"] is None, "nothing that is new was sent yet"
         clock.pass_s(0.02)
         broadcast.publish(frame(2, clock.now_s()))
         await track.recv()
-        assert track.viewer.ages_s() == pytest.approx([0.02] * 3) == track.viewer.sendings_s()
+        assert track.viewer.metrics()["ages_s"] == pytest.approx([0.02] * 3) == track.viewer.metrics()["sendings_s"]
         assert (track.viewer.taken, track.viewer.skipped) == (3, 0)
         track.stop()
 
@@ -94,7 +93,7 @@ def test_viewers_that_never_look_cost_nothing_and_a_dead_loop_is_forgotten() -> 
 
     for _ in range(20):
         asyncio.run(look_once_and_die())
-    sink = BrowserSink("browser", broadcast)
+    sink = BrowserSink(broadcast)
     began = time.monotonic()
     for number in range(1000):
         sink.write(frame(number))
@@ -107,10 +106,10 @@ def test_times_are_from_capture_and_from_the_hand_over_until_a_frame_is_sent() -
     async def main() -> None:
         clock = ManualClock()
         view = Broadcast(clock).add_viewer()
-        assert view.ages_s() is None and view.sendings_s() is None
+        assert view.metrics()["ages_s"] is None and view.metrics()["sendings_s"] is None
         for age_s in (0.01, 0.02, 0.03):
             view.sent(Published(frame(0, clock.now_s() - age_s), 1, clock.now_s() - age_s / 2))
-        assert view.ages_s() == pytest.approx([0.02, 0.029, 0.0298])
-        assert view.sendings_s() == pytest.approx([0.01, 0.0145, 0.0149])
+        assert view.metrics()["ages_s"] == pytest.approx([0.02, 0.029, 0.0298])
+        assert view.metrics()["sendings_s"] == pytest.approx([0.01, 0.0145, 0.0149])
 
     asyncio.run(main())

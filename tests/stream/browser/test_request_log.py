@@ -5,7 +5,7 @@ import sys
 
 from aiohttp.http_exceptions import BadHttpMessage
 
-from redline.stream.browser.request_log import EVERY_S, RequestLogFilter
+from redline.stream.browser.server import LOG_EVERY_S, RequestLogFilter
 
 
 def record(error: Exception) -> logging.LogRecord:
@@ -23,7 +23,7 @@ def test_one_line_in_ten_seconds_says_how_many_were_skipped() -> None:
     assert log.filter(first) and not first.exc_info and first.levelno == logging.WARNING
     assert first.getMessage() == "refused a malformed HTTP request (BadHttpMessage)"
     assert not any(log.filter(record(BadHttpMessage("z"))) for _ in range(7))
-    now_s[0] += EVERY_S
+    now_s[0] += LOG_EVERY_S
     assert log.filter(last) and last.getMessage().endswith("; 7 more were not logged")
 
 

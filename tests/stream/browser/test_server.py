@@ -19,13 +19,11 @@ from aiohttp import ClientSession, WSMsgType, WSServerHandshakeError
 import redline.stream.browser as browser
 from patience import HANGS_S, PATIENCE_S
 from redline.errors import RedlineError
-from redline.stream.access import urls
-from redline.stream.admission import MAX_PENDING_PER_ADDRESS
+from redline.stream.access import MAX_PENDING_PER_ADDRESS, urls
 from redline.stream.browser import Page, serve
 from redline.stream.browser.messages import LONGEST_MESSAGE_BYTES
-from redline.stream.browser.metrics import collect_metrics
 from redline.stream.browser.page_session import MAX_MESSAGES_PER_SECOND
-from redline.stream.browser.server import MAX_PAGES
+from redline.stream.browser.server import MAX_PAGES, collect_metrics
 from redline.stream.frame_model import ModelControls
 from redline.stream.latency import FrameTimes, Latency
 from redline.stream.settings import LiveSettings, Settings

@@ -26,7 +26,7 @@ def picture(value: int, pts: int = 0, size: tuple[int, int] = (24, 32)) -> Video
 
 
 def made(latency: Latency | None = None, **options) -> BrowserSource:
-    return BrowserSource("browser", 24, 32, Fraction(30), latency or Latency(), **options)
+    return BrowserSource(24, 32, Fraction(30), latency or Latency(), **options)
 
 
 def test_the_newest_frame_wins_and_the_others_are_counted() -> None:
@@ -104,7 +104,7 @@ def test_a_frame_that_is_too_large_is_refused() -> None:
 @pytest.mark.parametrize("size", [(0, 32), (15, 64), (64, 4097)])
 def test_an_impossible_size_is_refused(size: tuple[int, int]) -> None:
     with pytest.raises(RedlineError, match=r"^invalid size .* for a browser: sides must have 16 to 4096 pixels\.$"):
-        BrowserSource("browser", *size, Fraction(30), Latency())
+        BrowserSource(*size, Fraction(30), Latency())
 
 
 def test_a_previewed_source_passes_its_frames_on() -> None:

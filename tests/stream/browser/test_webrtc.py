@@ -221,7 +221,7 @@ def test_pages_that_come_and_go_leave_nothing_after(run_stream: Callable[..., Ru
 
     def left() -> tuple[int, int, int, int]:
         files = len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").exists() else 0
-        views = sum(len(broadcast._viewers) for broadcast in stream.page._server._broadcasts.values())
+        views = sum(len(broadcast._viewers) for broadcast in stream.page._server.broadcasts.values())
         return len(stream.page._server._sessions), views, threading.active_count(), files
 
     asyncio.run(visit(True))

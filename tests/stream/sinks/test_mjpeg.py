@@ -15,7 +15,7 @@ from PIL import Image
 
 from patience import HANGS_S, PATIENCE_S
 from redline.errors import RedlineError
-from redline.stream.admission import MAX_PENDING_PER_ADDRESS
+from redline.stream.access import MAX_PENDING_PER_ADDRESS
 from redline.stream.sinks.mjpeg import MjpegSink
 from redline.stream.sources.synthetic import SyntheticClip
 
@@ -113,8 +113,9 @@ def test_the_page_shows_the_stream() -> None:
     sink.close()
 
 
-def test_what_it_is_can_be_asked_without_a_place() -> None:
-    sink = MjpegSink(port=0, max_viewers=0)
+def test_what_it_is_can_be_asked_without_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("redline.stream.sinks.mjpeg.MAX_VIEWERS", 0)
+    sink = MjpegSink(port=0)
     asked = connected(sink, method="HEAD")
     assert asked.status == 200 and "multipart/x-mixed-replace" in asked.headers["Content-Type"] and not asked.read()
     page = connected(sink, "/", method="HEAD")
@@ -123,8 +124,9 @@ def test_what_it_is_can_be_asked_without_a_place() -> None:
     sink.close()
 
 
-def test_viewers_are_few_and_a_place_is_free_again() -> None:
-    sink = MjpegSink(port=0, max_viewers=2)
+def test_viewers_are_few_and_a_place_is_free_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("redline.stream.sinks.mjpeg.MAX_VIEWERS", 2)
+    sink = MjpegSink(port=0)
     first, second = connected(sink), connected(sink)
     until_watched(sink, 2)
     assert connected(sink).status == 503
@@ -139,8 +141,9 @@ def test_viewers_are_few_and_a_place_is_free_again() -> None:
     second.close()
 
 
-def test_viewers_who_leave_while_nothing_comes_give_their_places_back() -> None:
-    sink = MjpegSink(port=0, max_viewers=2)
+def test_viewers_who_leave_while_nothing_comes_give_their_places_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("redline.stream.sinks.mjpeg.MAX_VIEWERS", 2)
+    sink = MjpegSink(port=0)
     for _ in range(2):
         with socket.create_connection(("127.0.0.1", sink.port)) as viewer:
             viewer.sendall(b"GET /stream.mjpeg HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")

@@ -23,9 +23,8 @@ from redline.errors import RedlineError
 from redline.stream.frames import Frame
 from redline.stream.reader import Backoff, Reader
 from redline.stream.sinks.mjpeg import MjpegSink
-from redline.stream.sources import SourceFault
-from redline.stream.sources.live_input import Address, LiveInput
-from redline.stream.sources.network import open_network
+from redline.stream.sources import SourceFault, live_input
+from redline.stream.sources.live_input import Address, Backlog, LiveInput, open_network
 from redline.stream.sources.paced import Paced
 from redline.stream.sources.synthetic import SyntheticClip
 from stream.clocks import ManualClock
@@ -322,3 +321,23 @@ def test_the_formats_are_there() -> None:
 def test_a_host_that_nobody_knows_is_reported() -> None:
     with pytest.raises(RedlineError, match=r"cannot be opened: unknown host 'no\.such\.host\.invalid'\.$"):
         open_network("http://no.such.host.invalid/x")
+
+
+@pytest.mark.parametrize(
+    ("waits_s", "is_over"),
+    [((0.004,), False), ((0.004, 0.004), True), ((0.01, 0.003, 0.01), False), ((0.01, 0.0, 0.01, 0.01, 0.0), True)],
+)
+def test_the_backlog_ends_after_two_waits_in_a_row(waits_s: tuple[float, ...], is_over: bool) -> None:
+    passed_over = Backlog()
+    for waited_s in waits_s:
+        passed_over.read(waited_s)
+    assert passed_over.is_over is is_over
+
+
+@pytest.mark.parametrize(("seconds", "is_over"), [(3.0, False), (3.1, True)])
+def test_the_backlog_ends_after_three_seconds(monkeypatch: pytest.MonkeyPatch, seconds: float, is_over: bool) -> None:
+    now_s = [100.0]
+    monkeypatch.setattr(live_input.time, "monotonic", lambda: now_s[0])
+    passed_over = Backlog()
+    now_s[0] += seconds
+    assert passed_over.is_over is is_over

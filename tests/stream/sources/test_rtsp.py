@@ -13,8 +13,7 @@ import pytest
 
 from patience import HANGS_S, PATIENCE_S
 from redline.stream.sources import SourceFault
-from redline.stream.sources.live_input import Address, LiveInput
-from redline.stream.sources.network import open_network
+from redline.stream.sources.live_input import Address, LiveInput, open_network
 from stream.clocks import ManualClock
 from stream.sources.rtsp_camera import RtspCamera
 from upscale.video.clips import make_clip
@@ -63,8 +62,8 @@ def test_rtsp_brings_every_frame_in_its_order_and_is_reopened() -> None:
 
 def test_what_came_before_the_first_frame_was_asked_for_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     """A camera continues while a model is set up, so its first frame would be as old as the set-up takes."""
-    monkeypatch.setattr("redline.stream.sources.backlog._WAITED_S", 0.1)
-    monkeypatch.setattr("redline.stream.sources.backlog._LONGEST_S", PATIENCE_S)
+    monkeypatch.setattr("redline.stream.sources.live_input._WAITED_S", 0.1)
+    monkeypatch.setattr("redline.stream.sources.live_input._LONGEST_S", PATIENCE_S)
     begun, old, new = threading.Event(), 40, 200
 
     def greys() -> int:

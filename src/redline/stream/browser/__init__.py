@@ -6,6 +6,7 @@ Frames travel over WebRTC. Importing this package needs neither aiortc nor aioht
 import socket
 import ssl
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from redline.errors import RedlineError
-from redline.stream.access import Access, urls
-from redline.stream.clock import Clock, SystemClock
+from redline.stream.access import Access, listening, urls
+from redline.stream.clock import Clock
 from redline.stream.frame_model import ModelControls
 from redline.stream.latency import Latency
 from redline.stream.settings import LiveSettings
@@ -29,27 +30,26 @@ if TYPE_CHECKING:
 _REQUIRED = ("aiortc", "aiohttp")
 
 
+@dataclass(frozen=True)
 class Page:
     """A page that is being served at `urls`. `source` and `sink` are None if they were not requested."""
 
-    def __init__(
-        self,
-        urls: tuple[str, ...],
-        server: "PageServer",
-        source: Source | None,
-        sink: Sink | None,
-        broadcasts: "dict[str, Broadcast]",
-    ) -> None:
-        self.urls, self.url, self.source, self.sink = urls, urls[0], source, sink
-        self._server, self._broadcasts = server, broadcasts
+    urls: tuple[str, ...]
+    source: Source | None
+    sink: Sink | None
+    _server: "PageServer"
+    _broadcasts: "dict[str, Broadcast]"
+
+    @property
+    def url(self) -> str:
+        return self.urls[0]
 
     def preview(self, source: Source, waits: bool = False) -> Source:
         """Returns a source that also shows its frames on the page. If `waits`, it starts with the first viewer."""
         from redline.stream.browser.source import Previewed
 
-        return Previewed(
-            source, self._broadcasts["input"].publish, self._broadcasts["output"].wanted if waits else None
-        )
+        begin = self._broadcasts["output"].wanted if waits else None
+        return Previewed(source, self._broadcasts["input"].publish, begin)
 
     def close(self) -> None:
         """Ends the page for all viewers; call it when the stream has ended."""
@@ -91,38 +91,38 @@ def serve(
         raise RedlineError(f"browser needs {' and '.join(missing)}: pip install 'redline[browser]'.")
     if not as_source and not as_sink:
         raise RedlineError("a page must be the source of a stream, its output, or both.")
-    from redline.stream.browser.broadcast import Broadcast
-    from redline.stream.browser.metrics import collect_metrics
-    from redline.stream.browser.server import PageInfo, PageServer
-    from redline.stream.browser.sink import BrowserSink
+    from redline.stream.browser.broadcast import Broadcast, BrowserSink
+    from redline.stream.browser.server import PageServer, collect_metrics
     from redline.stream.browser.source import BrowserSource
 
     access = Access(host, key, tuple(names))
-    clock = clock or SystemClock()
+    clock = clock or Clock()
     broadcasts = {"input": Broadcast(clock)} | ({"output": Broadcast(clock)} if as_sink else {})
     height, width = size
     preview = broadcasts["input"].publish
-    source = BrowserSource("browser", height, width, rate, latency, clock, preview) if as_source else None
-    sink = BrowserSink("browser", broadcasts["output"]) if as_sink else None
+    source = BrowserSource(height, width, rate, latency, clock, preview) if as_source else None
+    sink = BrowserSink(broadcasts["output"]) if as_sink else None
     controls = controls or ModelControls()
     entries, named = len(settings.now().control), len(controls.names)
     if named > entries:
         raise RedlineError(f"there are {named} control names, but the control vector has {entries} numbers.")
     unnamed = tuple(f"Control {number}" for number in range(named + 1, entries + 1))
-    info = PageInfo(
-        source=as_source,
-        sink=as_sink,
-        height=height,
-        width=width,
-        rate=float(rate),
-        most_steps=controls.max_steps,
-        takes_prompt=controls.takes_prompt,
-        device=torch.device(device).type,
-        control_names=(*controls.names, *unnamed),
-        control_least=(controls.minimum,) * named + (-1.0,) * len(unnamed),
-    )
+    info = {
+        "source": as_source,
+        "sink": as_sink,
+        "height": height,
+        "width": width,
+        "rate": float(rate),
+        "most_steps": controls.max_steps,
+        "takes_prompt": controls.takes_prompt,
+        "device": torch.device(device).type,
+        "control_names": (*controls.names, *unnamed),
+        "control_least": (controls.minimum,) * named + (-1.0,) * len(unnamed),
+    }
     tls = _tls(certificate)
-    listener = _listen(host, port)
+    with listening(host, port):
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        listener = socket.create_server(address[:2], family=family)
 
     def measure() -> dict[str, Any]:
         return collect_metrics(latency, broadcasts, clock.now_s(), torch.device(device), busy_share())
@@ -134,17 +134,7 @@ def serve(
         listener.close()
         raise
     scheme, bound_port = "http" if tls is None else "https", listener.getsockname()[1]
-    return Page(urls(scheme, host, bound_port, "/", key), server, source, sink, broadcasts)
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    if not 0 <= port < 65_536:
-        raise RedlineError(f"invalid port {port}: it must be from 0 to 65535.")
-    try:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        return socket.create_server(address[:2], family=family)
-    except OSError as error:
-        raise RedlineError(f"cannot listen on {host}:{port}: {error.strerror or error}.") from error
+    return Page(urls(scheme, host, bound_port, "/", key), source, sink, server, broadcasts)
 
 
 def _tls(certificate: Path | None) -> ssl.SSLContext | None:
@@ -154,10 +144,6 @@ def _tls(certificate: Path | None) -> ssl.SSLContext | None:
     try:
         context.load_cert_chain(certificate)
     except (OSError, ssl.SSLError) as error:
-        raise RedlineError(
-            f"{str(certificate)!r} is not a PEM file with a key and its certificate: {error}."
-        ) from error
+        text = f"{str(certificate)!r} is not a PEM file with a key and its certificate: {error}."
+        raise RedlineError(text) from error
     return context
-
-
-__all__ = ["Page", "serve"]

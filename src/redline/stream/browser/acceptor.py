@@ -9,7 +9,7 @@ import socket
 import ssl
 from collections.abc import Callable
 
-from redline.stream.admission import REQUEST_S, PendingConnections
+from redline.stream.access import REQUEST_S, PendingConnections
 
 # Long enough to send the files of the page over a slow connection.
 _ANSWERED_S = 2 * REQUEST_S
@@ -60,15 +60,13 @@ class Acceptor:
             self.release(transport)
 
     async def _serve(self, connection: socket.socket, tls: ssl.SSLContext | None) -> None:
+        loop, released = asyncio.get_running_loop(), asyncio.Event()
         transport: asyncio.Transport | None = None
-        is_released = False
         try:
             async with asyncio.timeout(_ANSWERED_S):
-                loop, released = asyncio.get_running_loop(), asyncio.Event()
                 transport, _ = await loop.connect_accepted_socket(self._protocol, connection, ssl=tls)
                 self._released[transport] = released
                 await released.wait()
-                is_released = True
         except (OSError, TimeoutError):  # the TLS handshake failed, or the deadline passed
             pass
         finally:
@@ -76,7 +74,7 @@ class Acceptor:
                 connection.close()
             else:
                 self._released.pop(transport, None)
-                if not is_released:
+                if not released.is_set():
                     transport.abort()
             task = asyncio.current_task()
             assert task is not None

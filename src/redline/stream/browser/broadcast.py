@@ -4,14 +4,15 @@ for a viewer."""
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from redline.stream.clock import Clock, SystemClock
+from redline.stream.clock import Clock
 from redline.stream.frames import Frame
 from redline.stream.latency import PERCENTILES
+from redline.stream.sinks import Sink
 
 _WINDOW = 256
 
@@ -29,34 +30,26 @@ class Broadcast:
     """`publish` may be called from any thread. `wanted` is set once a connected viewer asks for a frame."""
 
     def __init__(self, clock: Clock | None = None) -> None:
-        self.clock = clock or SystemClock()
+        self.clock = clock or Clock()
         self._lock = threading.Lock()
-        self._newest: Published | None = None
-        self._ended = False
+        self.newest: Published | None = None
+        self.ended = False
         self.wanted = threading.Event()
         self._viewers: set[Viewer] = set()
 
-    @property
-    def ended(self) -> bool:
-        return self._ended
-
-    @property
-    def newest(self) -> Published | None:
-        with self._lock:
-            return self._newest
-
     def publish(self, frame: Frame) -> None:
         with self._lock:
-            count = self._newest.count if self._newest is not None else 0
-            self._newest = Published(frame, count + 1, self.clock.now_s())
-            viewers = list(self._viewers)
-        for viewer in viewers:
-            viewer.wake()
+            count = self.newest.count if self.newest is not None else 0
+            self.newest = Published(frame, count + 1, self.clock.now_s())
+        self._wake_viewers()
 
     def end(self) -> None:
         """Ends the broadcast. Viewers keep showing the last frame."""
+        self.ended = True
+        self._wake_viewers()
+
+    def _wake_viewers(self) -> None:
         with self._lock:
-            self._ended = True
             viewers = list(self._viewers)
         for viewer in viewers:
             viewer.wake()
@@ -71,6 +64,21 @@ class Broadcast:
     def remove_viewer(self, viewer: "Viewer") -> None:
         with self._lock:
             self._viewers.discard(viewer)
+
+
+class BrowserSink(Sink):
+    """The pages as a sink: `write` only publishes the frame, so slow, dead or absent viewers cost nothing."""
+
+    name = "browser"
+
+    def __init__(self, broadcast: Broadcast) -> None:
+        self._broadcast = broadcast
+
+    def write(self, frame: Frame) -> None:
+        self._broadcast.publish(frame)
+
+    def close(self, complete: bool = True) -> None:
+        self._broadcast.end()
 
 
 class Viewer:
@@ -116,11 +124,14 @@ class Viewer:
         self._ages_s.append(now_s - published.frame.captured_s)
         self._sendings_s.append(now_s - published.at_s)
 
-    def ages_s(self) -> list[float] | None:
-        return _percentiles(self._ages_s)
-
-    def sendings_s(self) -> list[float] | None:
-        return _percentiles(self._sendings_s)
+    def metrics(self) -> dict[str, Any]:
+        """Returns counts, and p50, p95 and p99 of the time from capture to sending (`ages_s`) and from publication to
+        sending (`sendings_s`), or None before a frame was sent."""
+        times = {"ages_s": self._ages_s, "sendings_s": self._sendings_s}
+        percentiles = {
+            name: np.percentile(list(kept), PERCENTILES).tolist() if kept else None for name, kept in times.items()
+        }
+        return {"taken": self.taken, "skipped": self.skipped, **percentiles}
 
     def wake(self) -> None:
         try:
@@ -130,8 +141,3 @@ class Viewer:
 
     def leave(self) -> None:
         self._broadcast.remove_viewer(self)
-
-
-def _percentiles(values: Iterable[float]) -> list[float] | None:
-    values = list(values)
-    return np.percentile(values, PERCENTILES).tolist() if values else None

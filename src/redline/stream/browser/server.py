@@ -4,30 +4,36 @@ It runs in a thread of its own, so that neither the network nor a page delays th
 """
 
 import asyncio
+import logging
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.resources import files
 from typing import Any
 
+import torch
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from redline.errors import RedlineError
+from redline.machine.host_memory import resident_bytes
 from redline.stream.access import Access
 from redline.stream.browser.acceptor import Acceptor
 from redline.stream.browser.broadcast import Broadcast
+from redline.stream.browser.images import shown_size
 from redline.stream.browser.messages import LONGEST_MESSAGE_BYTES, MessageError, Offer
 from redline.stream.browser.page_session import PageSession
-from redline.stream.browser.request_log import request_logger
 from redline.stream.browser.source import BrowserSource
 from redline.stream.browser.webrtc import WebRtcConnection
+from redline.stream.latency import Latency
 from redline.stream.settings import LiveSettings
 
 MAX_PAGES, MAX_CONNECTIONS = 8, 4
-_METRICS_EVERY_S = 0.5
+_METRICS_EVERY_S, LOG_EVERY_S = 0.5, 10.0
 _HEARTBEAT_S = 5.0
 _ENDED = "The stream has ended."
 _FILES = {"/": "page.html"} | {f"/{name}": name for name in ("page.css", "page.js", "settings.js", "charts.js")}
@@ -44,44 +50,51 @@ _HEADERS = {
 }
 
 
-@dataclass(frozen=True)
-class PageInfo:
-    """The properties of the stream that a page receives when it connects, as keys of the message `hello`."""
+class RequestLogFilter(logging.Filter):
+    """Shortens records of malformed requests to one line, and passes at most one record per ten seconds, so that
+    clients cannot flood the disk or the terminal."""
 
-    source: bool
-    sink: bool
-    height: int
-    width: int
-    rate: float
-    most_steps: int
-    takes_prompt: bool
-    device: str
-    control_names: tuple[str, ...]
-    control_least: tuple[float, ...]
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._now_s, self._last_s, self._dropped = now_s, -LOG_EVERY_S, 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        now_s = self._now_s()
+        if now_s - self._last_s < LOG_EVERY_S:
+            self._dropped += 1
+            return False
+        dropped, self._last_s, self._dropped = self._dropped, now_s, 0
+        error = record.exc_info[1] if record.exc_info else None
+        text = record.getMessage()
+        if isinstance(error, HttpProcessingError):
+            record.levelno, record.levelname, record.exc_info = logging.WARNING, "WARNING", None
+            text = f"refused a malformed HTTP request ({type(error).__name__})"
+        record.msg, record.args = text + (f"; {dropped:,} more were not logged" if dropped else ""), ()
+        return True
 
 
+@dataclass(eq=False)
 class PageServer:
-    """`start` and `close` may be called from any thread; everything else runs in the server's event loop."""
+    """`start` and `close` may be called from any thread; everything else runs in the server's event loop.
 
-    def __init__(
-        self,
-        access: Access,
-        listener: socket.socket,
-        tls: ssl.SSLContext | None,
-        source: BrowserSource | None,
-        broadcasts: Mapping[str, Broadcast],
-        settings: LiveSettings,
-        measure: Callable[[], dict[str, Any]],
-        info: PageInfo,
-    ) -> None:
-        self._access, self._listener, self._tls, self._source = access, listener, tls, source
-        self._broadcasts, self._settings, self._measure, self._info = dict(broadcasts), settings, measure, info
-        self._cookie = f"redline_{listener.getsockname()[1]}"
+    `info` has the properties of the stream that a page receives in the message `hello` when it connects.
+    """
+
+    access: Access
+    listener: socket.socket
+    tls: ssl.SSLContext | None
+    source: BrowserSource | None
+    broadcasts: Mapping[str, Broadcast]
+    live_settings: LiveSettings
+    measure: Callable[[], dict[str, Any]]
+    info: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        self._cookie = f"redline_{self.listener.getsockname()[1]}"
         self._sessions: set[PageSession] = set()
-        self._sent_settings = settings.now()
-        self._stop = asyncio.Event()
+        self._sent_settings = self.live_settings.now()
+        self._stop, self._ready = asyncio.Event(), threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._ready = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="redline-browser", daemon=True)
 
@@ -96,34 +109,34 @@ class PageServer:
         if self._loop is not None and self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
-        self._listener.close()
+        self.listener.close()
 
     @property
     def settings(self) -> dict[str, Any]:
         """The current settings as JSON values. The seed is a text, because JavaScript numbers have only 53 bits."""
-        values = asdict(self._settings.now())
+        values = asdict(self.live_settings.now())
         unset = self._control_entries - len(values["control"])
         return values | {"seed": str(values["seed"]), "control": [*values["control"], *[0.0] * unset]}
 
     @property
     def _control_entries(self) -> int:
-        return max(len(self._info.control_names), len(self._settings.now().control))
+        return max(len(self.info["control_names"]), len(self.live_settings.now().control))
 
     async def change(self, changes: dict[str, Any]) -> None:
         control, entries = changes.get("control"), self._control_entries
         if control is not None and (not isinstance(control, list) or len(control) != entries):
             raise MessageError(f"settings: the control vector of this model has {entries} numbers.", "settings")
-        steps, most = changes.get("steps"), self._info.most_steps
-        if isinstance(steps, int) and steps > most:
+        steps, most = changes.get("steps"), self.info["most_steps"]
+        if isinstance(steps, (int, float)) and steps > most:
             # A page must not be able to block the device for minutes with one frame.
             raise MessageError(f"settings: a page may set at most {most} steps.", "settings")
         # Runs in a thread, because checking a prompt runs the text encoder.
-        await asyncio.get_running_loop().run_in_executor(None, partial(self._settings.change, **changes))
+        await asyncio.get_running_loop().run_in_executor(None, partial(self.live_settings.change, **changes))
         self._send_settings()
 
     def _send_settings(self) -> None:
         """Sends the settings to all pages if a page or another caller has changed them."""
-        now = self._settings.now()
+        now = self.live_settings.now()
         if now is self._sent_settings:
             return
         self._sent_settings = now
@@ -131,19 +144,19 @@ class PageServer:
 
     def _send_to_all(self, message: dict[str, Any]) -> None:
         for session in self._sessions:
-            session.socket.send_later(message)
+            session.send_later(message)
 
     def open_connection(self, offer: Offer) -> WebRtcConnection:
-        for name, is_there in (("camera", self._source is not None), ("output", "output" in self._broadcasts)):
+        for name, is_there in (("camera", self.source is not None), ("output", "output" in self.broadcasts)):
             if name in offer.lines and not is_there:
                 raise MessageError(f"this stream has no {name} in a browser.", "offer")
         if sum(session.connection is not None for session in self._sessions) >= MAX_CONNECTIONS:
             raise MessageError(f"too many connected pages: at most {MAX_CONNECTIONS} are allowed.", "offer")
-        if "camera" not in offer.lines or self._source is None:
-            return WebRtcConnection(self._access.host, self._broadcasts, None)
+        if "camera" not in offer.lines or self.source is None:
+            return WebRtcConnection(self.access.host, self.broadcasts, None)
         if self._is_camera_taken:
             raise MessageError("another page is sending its camera: press Watch, or stop that page first.", "offer")
-        return WebRtcConnection(self._access.host, self._broadcasts, self._source.connect())
+        return WebRtcConnection(self.access.host, self.broadcasts, self.source.connect())
 
     @property
     def _is_camera_taken(self) -> bool:
@@ -164,19 +177,20 @@ class PageServer:
         for path in _FILES:
             app.router.add_get(path, self._file)
         app.router.add_get("/socket", self._socket)
-        runner = web.AppRunner(
-            app, access_log=None, logger=request_logger(), shutdown_timeout=1.0, handle_signals=False
-        )
+        logger = logging.Logger("redline.stream.browser")  # not shared with other servers
+        logger.parent = logging.getLogger()
+        logger.addFilter(RequestLogFilter())
+        runner = web.AppRunner(app, access_log=None, logger=logger, shutdown_timeout=1.0, handle_signals=False)
         await runner.setup()
         assert runner.server is not None
         self._acceptor = Acceptor(runner.server)
-        accepting = asyncio.create_task(self._acceptor.run(self._listener, self._tls))
+        accepting = asyncio.create_task(self._acceptor.run(self.listener, self.tls))
         try:
             self._ready.set()
             await self._update_pages()
         finally:
             sessions = list(self._sessions)
-            await asyncio.gather(*(session.socket.close(_ENDED) for session in sessions))
+            await asyncio.gather(*(session.close(_ENDED) for session in sessions))
             await asyncio.gather(*(session.disconnect() for session in sessions))
             accepting.cancel()
             await asyncio.gather(accepting, return_exceptions=True)
@@ -187,10 +201,10 @@ class PageServer:
         is_end_sent = False
         while not self._stop.is_set():
             self._send_settings()
-            metrics = self._measure()
+            metrics = self.measure()
             for session in self._sessions:
                 session.send_metrics(metrics)
-            if not is_end_sent and "output" in self._broadcasts and self._broadcasts["output"].ended:
+            if not is_end_sent and "output" in self.broadcasts and self.broadcasts["output"].ended:
                 is_end_sent = True
                 self._send_to_all({"type": "ended", "text": _ENDED})
             try:
@@ -214,19 +228,19 @@ class PageServer:
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         host, origin = request.headers.get("Host"), request.headers.get("Origin")
-        why_not = self._access.why_not_host(host)
+        why_not = self.access.why_not_host(host)
         if not why_not and (origin is not None or request.path == "/socket"):
-            why_not = self._access.why_not_origin(origin, host)
+            why_not = self.access.why_not_origin(origin, host)
         key = request.query.get("key")
         if not why_not:
-            why_not = self._access.why_not_key(key or _bearer(request), request.cookies.get(self._cookie))
+            why_not = self.access.why_not_key(key or _bearer(request), request.cookies.get(self._cookie))
         if why_not:
             return web.Response(status=403, text=why_not)
-        if key is not None and self._access.key is not None and request.path == "/":
+        if key is not None and self.access.key is not None and request.path == "/":
             # The cookie replaces the key, which disappears from the address bar and the history.
             redirect = web.Response(status=303, headers={"Location": "/"})
-            secure = self._tls is not None
-            redirect.set_cookie(self._cookie, self._access.token, httponly=True, samesite="Strict", secure=secure)
+            secure = self.tls is not None
+            redirect.set_cookie(self._cookie, self.access.token, httponly=True, samesite="Strict", secure=secure)
             return redirect
         try:
             return await handler(request)
@@ -249,14 +263,14 @@ class PageServer:
         await socket.prepare(request)
         session = PageSession(socket, self)
         if len(self._sessions) >= MAX_PAGES:
-            await session.socket.send_error(f"too many open pages: at most {MAX_PAGES} are allowed.", "page")
+            await session.send_error(f"too many open pages: at most {MAX_PAGES} are allowed.", "page")
             await socket.close()
             return socket
         self._sessions.add(session)
         self._acceptor.release(request.transport)
         try:
             now = {"settings": self.settings, "camera_taken": self._is_camera_taken}
-            await session.socket.send({"type": "hello", **now, **asdict(self._info)})
+            await session.send({"type": "hello", **now, **self.info})
             await session.run()
         finally:
             self._sessions.discard(session)
@@ -266,3 +280,41 @@ class PageServer:
 def _bearer(request: web.Request) -> str | None:
     kind, _, key = request.headers.get("Authorization", "").partition(" ")
     return key if kind.lower() == "bearer" else None
+
+
+def collect_metrics(
+    latency: Latency, broadcasts: Mapping[str, Broadcast], now_s: float, device: torch.device, busy_share: float | None
+) -> dict[str, Any]:
+    """Returns the metrics that all pages show; `busy_share` is the device's, and None before the first frame."""
+    return {
+        "type": "figures",
+        "at_s": now_s,
+        "report": asdict(latency.report()),
+        "busy_share": busy_share,
+        "memory": _memory(device),
+        "pictures": {name: _image(broadcast) for name, broadcast in broadcasts.items()},
+    }
+
+
+def _memory(device: torch.device) -> dict[str, int]:
+    memory = {"process_bytes": resident_bytes()}
+    # Must not initialize CUDA.
+    if device.type == "cuda" and torch.cuda.is_initialized():
+        memory["gpu_bytes"] = torch.cuda.memory_allocated(device)
+        memory["gpu_held_bytes"] = torch.cuda.memory_reserved(device)
+    return memory
+
+
+def _image(broadcast: Broadcast) -> dict[str, int] | None:
+    newest = broadcast.newest
+    if newest is None:
+        return None
+    frame = newest.frame
+    shown_height, shown_width = shown_size(frame.height, frame.width, frame.pixel_aspect)
+    return {
+        "frames": newest.count,
+        "height": frame.height,
+        "width": frame.width,
+        "shown_height": shown_height,
+        "shown_width": shown_width,
+    }

@@ -15,7 +15,7 @@ from av import VideoFrame
 from redline.errors import RedlineError
 from redline.machine.channels import Channel
 from redline.stream.browser.images import MAX_CAMERA_PIXELS, crop_and_scale
-from redline.stream.clock import Clock, SystemClock
+from redline.stream.clock import Clock
 from redline.stream.frames import Frame
 from redline.stream.latency import Latency
 from redline.stream.sources import Source, SourceFault, SourceWrapper
@@ -69,9 +69,8 @@ class CameraFeed:
 
     def put(self, image: VideoFrame) -> None:
         if image.width * image.height > MAX_CAMERA_PIXELS:
-            raise RedlineError(
-                f"camera frames of {image.width}×{image.height} are too large (at most {MAX_CAMERA_PIXELS:,} pixels)."
-            )
+            most = f"at most {MAX_CAMERA_PIXELS:,} pixels"
+            raise RedlineError(f"camera frames of {image.width}×{image.height} are too large ({most}).")
         now_s = self._clock.now_s()
         late_s = self._lateness.of(float((image.pts or 0) * _TIME_BASE), now_s)
         # A queue in the network does not drain by itself, but a new connection starts without one.
@@ -96,11 +95,10 @@ class CameraFeed:
 class BrowserSource:
     """Frames are cropped and scaled to `height` and `width`. `preview` is called with every frame."""
 
-    is_live = True
+    name, is_live = "browser", True
 
     def __init__(
         self,
-        name: str,
         height: int,
         width: int,
         rate: Fraction,
@@ -110,13 +108,12 @@ class BrowserSource:
         silence_s: float = 5.0,
     ) -> None:
         if not all(MIN_SIDE <= side <= MAX_SIDE for side in (height, width)):
-            raise RedlineError(
-                f"invalid size {width}×{height} for a browser: sides must have {MIN_SIDE} to {MAX_SIDE} pixels."
-            )
+            sides = f"sides must have {MIN_SIDE} to {MAX_SIDE} pixels"
+            raise RedlineError(f"invalid size {width}×{height} for a browser: {sides}.")
         if not 1 <= rate <= 120:
             raise RedlineError(f"invalid frame rate {float(rate):g} for a browser: it must be from 1 to 120.")
-        self.name, self.height, self.width, self.rate = name, height, width, Fraction(rate)
-        self._latency, self._clock, self._preview, self._silence_s = latency, clock or SystemClock(), preview, silence_s
+        self.height, self.width, self.rate = height, width, Fraction(rate)
+        self._latency, self._clock, self._preview, self._silence_s = latency, clock or Clock(), preview, silence_s
         self._changed = threading.Condition()
         self._feed: CameraFeed | None = None
         self._closed = False

@@ -4,36 +4,23 @@ All calls come from one thread. Either `close`, which finishes the output, or `a
 once at the end.
 """
 
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from redline.stream.frames import Frame
 
 
 class Sink(Protocol):
-    @property
-    def name(self) -> str: ...
+    """The interface and the base class of sinks. If a sink also has a method `idle`, it is called several times per
+    second while no frame comes. `takes_new_size`: whether a frame may differ in size from the previous one."""
 
-    @property
-    def takes_new_size(self) -> bool:
-        """Whether a frame may differ in size from the previous one."""
-        ...
+    name: str
+    takes_new_size: bool = True
 
     def write(self, frame: Frame) -> None: ...
 
     def close(self, complete: bool = True) -> None:
         """Finishes the output. `complete` is True if the source ended by itself and was not stopped."""
-        ...
 
-    def abandon(self) -> None: ...
-
-
-@runtime_checkable
-class Idles(Protocol):
-    """A sink with work to do while no frame comes."""
-
-    def idle(self) -> None:
-        """Called several times per second while no frame comes."""
-        ...
-
-
-__all__ = ["Idles", "Sink"]
+    def abandon(self) -> None:
+        """Discards the output, or closes it if there is nothing to discard."""
+        self.close(complete=False)

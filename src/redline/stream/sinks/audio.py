@@ -31,7 +31,8 @@ class AudioCopy:
         streams = list(self._source.streams.audio)
         self._targets: dict[int, Stream] = {s.index: output.add_stream_from_template(s, opaque=True) for s in streams}
         for stream in streams:
-            self._targets[stream.index].metadata.update(_language(stream))
+            kept = {name: text for name, text in stream.metadata.items() if name.lower() in ("language", "title")}
+            self._targets[stream.index].metadata.update(kept)
         self._packets = self._shifted(streams)
         self._next: Packet | None = None
         self._started = False
@@ -101,7 +102,3 @@ def _opened(path: Path) -> InputContainer:
 
 def _start_s(packet: Packet) -> Fraction:
     return (packet.dts or 0) * Fraction(packet.time_base)
-
-
-def _language(stream: Stream) -> dict[str, str]:
-    return {name: text for name, text in stream.metadata.items() if name.lower() in ("language", "title")}

@@ -8,15 +8,14 @@ from PIL import Image
 from redline.errors import RedlineError
 from redline.files.atomic import check_can_write, write_bytes
 from redline.stream.frames import Frame
+from redline.stream.sinks import Sink
 
 # Fast compression, because a live stream has little time per frame.
 _COMPRESSION = 1
 
 
-class ImageFolderSink:
+class ImageFolderSink(Sink):
     """Every file is complete, so all of them are kept even if the stream fails."""
-
-    takes_new_size = True
 
     def __init__(self, path: Path) -> None:
         if path.exists() and not path.is_dir():
@@ -30,9 +29,3 @@ class ImageFolderSink:
         data = io.BytesIO()
         Image.fromarray(frame.pixels.numpy()).save(data, "png", compress_level=_COMPRESSION)
         write_bytes(self.path / f"frame_{frame.index:08d}.png", data.getvalue())
-
-    def close(self, complete: bool = True) -> None:
-        pass
-
-    def abandon(self) -> None:
-        pass

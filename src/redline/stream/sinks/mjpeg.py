@@ -15,10 +15,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
-from redline.errors import RedlineError
-from redline.stream.access import Access, urls
-from redline.stream.admission import REQUEST_S, PendingConnections
+from redline.stream.access import REQUEST_S, Access, PendingConnections, listening, urls
 from redline.stream.frames import Frame, as_square_pixels
+from redline.stream.sinks import Sink
 
 PORT, MAX_VIEWERS = 8182, 8
 _STREAM = "/stream.mjpeg"
@@ -36,20 +35,17 @@ _PAGE = """<!doctype html><html lang="en"><meta charset="utf-8">
 img{max-width:100%;max-height:100vh}</style><img src="/stream.mjpegQUERY" alt="The stream">"""
 
 
-class MjpegSink:
+class MjpegSink(Sink):
     """`urls` are the addresses of the stream (`url` is the first), then those of a page that shows it.
 
     A host that other machines can reach needs a `key`, which is then part of the addresses.
     """
 
-    takes_new_size = True
-
-    def __init__(
-        self, host: str = "127.0.0.1", port: int = PORT, key: str | None = None, max_viewers: int = MAX_VIEWERS
-    ) -> None:
+    def __init__(self, host: str = "127.0.0.1", port: int = PORT, key: str | None = None) -> None:
         self._latest = _Latest()
-        shared = _Shared(self._latest, Access(host, key), threading.BoundedSemaphore(max_viewers))
-        self._server = _listen(host, port, shared)
+        access = Access(host, key)
+        with listening(host, port):
+            self._server = _Server(host, port, access, self._latest)
         self.port = int(self._server.server_address[1])
         self.urls = tuple(url for path in (_STREAM, "/") for url in urls("http", host, self.port, path, key))
         self.url = self.urls[0]
@@ -69,9 +65,6 @@ class MjpegSink:
         self._thread.join()
         self._server.end_viewers()
         self._server.server_close()
-
-    def abandon(self) -> None:
-        self.close()
 
 
 class _Latest:
@@ -113,35 +106,19 @@ class _Latest:
             self._changed.notify_all()
 
 
-class _Shared:
-    def __init__(self, latest: _Latest, access: Access, viewer_slots: threading.BoundedSemaphore) -> None:
-        self.latest, self.access, self.viewer_slots = latest, access, viewer_slots
-
-    def why_not(self, query: str, headers: Any) -> str:
-        """Returns why a request is refused, or an empty string.
-
-        Any web site can embed images from 127.0.0.1; the browser then sends Sec-Fetch-Site.
-        """
-        if self.access.key is not None:
-            return self.access.why_not_key(parse_qs(query).get("key", [None])[0], None)
-        if headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
-            return "other web sites may not embed this stream."
-        return self.access.why_not_host(headers.get("Host"))
-
-
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     # `end_viewers` joins the threads of viewers, after it has shut down their sockets.
     block_on_close = False
     # When this many connections wait to be accepted, the system refuses others for a second.
     request_queue_size = 128
-    shared: _Shared
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, access: Access, latest: _Latest) -> None:
+        self.access, self.latest, self.viewer_slots = access, latest, threading.BoundedSemaphore(MAX_VIEWERS)
         self._viewers: dict[threading.Thread, socket.socket] = {}
         self.pending = PendingConnections[socket.socket]()
-        flags = socket.AI_PASSIVE
-        self.address_family = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=flags)[0][0]
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        self.address_family = found[0][0]
         super().__init__((host, port), _Viewer)
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -190,21 +167,22 @@ class _Request(io.RawIOBase):
 
 
 class _Viewer(BaseHTTPRequestHandler):
+    server: _Server  # pyright: ignore[reportIncompatibleVariableOverride]
+
     def setup(self) -> None:
         super().setup()
         self.rfile = io.BufferedReader(_Request(self.connection, REQUEST_S))
 
     def do_GET(self) -> None:
-        server: Any = self.server
+        server = self.server
         self.connection.settimeout(_SEND_TIMEOUT_S)
-        shared: _Shared = server.shared
         try:
             url = urlsplit(self.path)
         except ValueError:
             self.send_error(400)
             return
-        key = shared.access.key
-        if reason := shared.why_not(url.query, self.headers):
+        key = server.access.key
+        if reason := self._why_not(url.query):
             # The explanation is escaped; the status line could not hold arbitrary text from the request.
             self.send_error(403, explain=reason)
         elif url.path == "/":
@@ -219,19 +197,31 @@ class _Viewer(BaseHTTPRequestHandler):
             self.send_error(404)
         elif self.command == "HEAD":
             self._send_stream_headers()
-        elif not shared.viewer_slots.acquire(blocking=False):
+        elif not server.viewer_slots.acquire(blocking=False):
             self.send_error(503, "Too many viewers")
         else:
             server.pending.remove(self.connection)
-            number = shared.latest.add_viewer()
+            number = server.latest.add_viewer()
             try:
-                self._send_frames(shared.latest, number)
+                self._send_frames(server.latest, number)
             finally:
-                shared.latest.remove_viewer()
-                shared.viewer_slots.release()
+                server.latest.remove_viewer()
+                server.viewer_slots.release()
 
     # Players first query the content type with a HEAD request.
     do_HEAD = do_GET
+
+    def _why_not(self, query: str) -> str:
+        """Returns why the request is refused, or an empty string.
+
+        Any web site can embed images from 127.0.0.1; the browser then sends Sec-Fetch-Site.
+        """
+        access = self.server.access
+        if access.key is not None:
+            return access.why_not_key(parse_qs(query).get("key", [None])[0], None)
+        if self.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
+            return "other web sites may not embed this stream."
+        return access.why_not_host(self.headers.get("Host"))
 
     def _send_stream_headers(self) -> None:
         self.send_response(200)
@@ -243,11 +233,9 @@ class _Viewer(BaseHTTPRequestHandler):
         self._send_stream_headers()
         while True:
             newer = latest.after(number, _CHECK_S)
-            if newer is None:
-                if self._is_disconnected():
-                    return
+            if newer is None and not self._is_disconnected():
                 continue
-            image, number = newer
+            image, number = newer or (b"", 0)
             if not image:
                 return
             head = f"--{_BOUNDARY}\r\nContent-Type: image/jpeg\r\nContent-Length: {len(image)}\r\n\r\n"
@@ -267,14 +255,3 @@ class _Viewer(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Suppresses the request log, which would disturb the live line in the terminal."""
-
-
-def _listen(host: str, port: int, shared: _Shared) -> _Server:
-    if not 0 <= port < 65_536:
-        raise RedlineError(f"invalid port {port}: it must be from 0 to 65535.")
-    try:
-        server = _Server(host, port)
-    except OSError as error:
-        raise RedlineError(f"cannot listen on {host}:{port}: {error.strerror or error}.") from error
-    server.shared = shared
-    return server

@@ -23,6 +23,7 @@ from redline.choices import VIDEO_CONTAINERS
 from redline.errors import RedlineError
 from redline.files.partial import hidden_path, recording_path, remove_abandoned
 from redline.stream.frames import Frame
+from redline.stream.sinks import Sink
 from redline.stream.sinks.audio import AudioCopy, check_audio_copy
 from redline.stream.sinks.recovery import recover_recordings, trim_to_playable
 
@@ -35,7 +36,7 @@ _KEY_FRAME_EVERY_S = 2
 _NO_DELAY = {"rc-lookahead": "0"}
 
 
-class VideoFileSink:
+class VideoFileSink(Sink):
     """`origin_s` is the time of the source that becomes 0 in the file; None takes the time of the first frame.
 
     `audio` is the video whose audio is copied. An `is_live` recording is kept as far as it was written if writing
@@ -53,7 +54,6 @@ class VideoFileSink:
         audio: Path | None = None,
         is_live: bool = False,
         crf: int = 18,
-        preset: str = "veryfast",
     ) -> None:
         if path.suffix.lower() not in VIDEO_CONTAINERS:
             raise RedlineError(f"unknown video format {path.name!r} (supported: {', '.join(VIDEO_CONTAINERS)}).")
@@ -66,7 +66,7 @@ class VideoFileSink:
             check_audio_copy(audio, VIDEO_CONTAINERS[path.suffix.lower()], path.suffix)
         self.name, self.path, self._rate = path.name, path, Fraction(rate)
         self._origin_s, self._audio, self._is_live = origin_s, audio, is_live
-        self._options = {"crf": str(crf), "preset": preset, "bf": "0"}
+        self._options = {"crf": str(crf), "preset": "veryfast", "bf": "0"}
         if is_live:
             self._options |= {**_NO_DELAY, "g": str(max(1, round(_KEY_FRAME_EVERY_S * self._rate)))}
         self._writer: _VideoWriter | None = None
@@ -98,7 +98,7 @@ class VideoFileSink:
             self._writer = None
 
     def _write_error(self, error: Exception) -> RedlineError:
-        text = why_not_written(self.path, error)
+        text = f"cannot write {str(self.path)!r}: {getattr(error, 'strerror', None) or error}."
         if self._is_live and self._writer is not None and self._writer.keep_partial(self.path):
             text = f"{text[:-1]}; the recording up to then is kept."
         return RedlineError(text)
@@ -238,7 +238,3 @@ def _open(path: Path, container: str, time_base: Fraction, is_live: bool) -> Out
             "frag_duration": str(_FRAGMENT_S * av.time_base),
         }
     return av.open(f"file:{path}", "w", format=container, container_options=options)
-
-
-def why_not_written(path: Path, error: Exception) -> str:
-    return f"cannot write {str(path)!r}: {getattr(error, 'strerror', None) or error}."

@@ -9,9 +9,10 @@ import numpy as np
 
 from redline.errors import RedlineError
 from redline.stream.frames import Frame, as_square_pixels
+from redline.stream.sinks import Sink
 
 
-class VirtualCameraSink:
+class VirtualCameraSink(Sink):
     """The camera appears with the first frame and keeps its size."""
 
     name = "virtual camera"
@@ -34,9 +35,6 @@ class VirtualCameraSink:
         if self._camera is not None:
             self._camera.close()
             self._camera = None
-
-    def abandon(self) -> None:
-        self.close()
 
     def _open(self, height: int, width: int) -> Any:
         library: Any = import_module("pyvirtualcam")

@@ -7,17 +7,17 @@ from typing import Any
 
 from redline.errors import RedlineError
 from redline.stream.frames import Frame, as_square_pixels
+from redline.stream.sinks import Sink
 
 _INSTEAD = "use browser, mjpeg or a file as output"
 
 
-class WindowSink:
+class WindowSink(Sink):
     """Tk must be used by one thread: the one that writes frames creates, draws and closes the window."""
 
     name = "window"
-    takes_new_size = True
 
-    def __init__(self, title: str = "Redline", on_closed: Callable[[], None] = lambda: None) -> None:
+    def __init__(self) -> None:
         if find_spec("tkinter") is None:
             raise RedlineError(f"window needs Python's tkinter, which is not installed: {_INSTEAD}.")
         self._tk: Any = import_module("tkinter")
@@ -26,7 +26,7 @@ class WindowSink:
             self._tk.Tk().destroy()
         except self._tk.TclError as error:
             raise RedlineError(f"cannot open a window ({error}): {_INSTEAD}.") from error
-        self._title, self.on_closed = title, on_closed
+        self.on_closed: Callable[[], None] = lambda: None
         self._window: Any = None
         self._label: Any = None
         self._image: Any = None
@@ -55,12 +55,9 @@ class WindowSink:
             self._window.destroy()
             self._window = None
 
-    def abandon(self) -> None:
-        self.close()
-
     def _open(self) -> None:
         self._window = self._tk.Tk()
-        self._window.title(self._title)
+        self._window.title("Redline")
         self._window.protocol("WM_DELETE_WINDOW", self._on_delete)
         self._label = self._tk.Label(self._window, borderwidth=0)
         self._label.pack()

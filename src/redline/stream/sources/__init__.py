@@ -21,44 +21,29 @@ class SourceFault(RedlineError):
 
 
 class Source(Protocol):
-    """`is_live` sources set the pace: frames that are not taken in time are lost."""
+    """`is_live` sources set the pace: frames that are not taken in time are lost.
 
-    @property
-    def name(self) -> str: ...
+    `rate` is the average number of frames per second. `height` and `width` are those of the first frame; later frames
+    may differ.
+    """
 
-    @property
-    def is_live(self) -> bool: ...
-
-    @property
-    def rate(self) -> Fraction:
-        """Frames per second, on average."""
-        ...
-
-    @property
-    def height(self) -> int:
-        """The height of the first frame. Later frames may differ in height and width."""
-        ...
-
-    @property
-    def width(self) -> int: ...
+    name: str
+    is_live: bool
+    rate: Fraction
+    height: int
+    width: int
 
     def frames(self) -> Generator[Frame, None, None]: ...
 
     def close(self) -> None: ...
 
 
-class SourceWrapper:
+class SourceWrapper(Source):
     """Base class of sources that change the frames of another source, `inner`."""
 
     def __init__(self, inner: Source) -> None:
         self.inner, self.name, self.is_live, self.rate = inner, inner.name, inner.is_live, inner.rate
         self.height, self.width = inner.height, inner.width
 
-    def frames(self) -> Generator[Frame, None, None]:
-        raise NotImplementedError
-
     def close(self) -> None:
         self.inner.close()
-
-
-__all__ = ["LARGEST_PX", "Source", "SourceFault", "SourceWrapper"]

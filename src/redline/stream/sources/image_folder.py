@@ -13,7 +13,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from redline.errors import RedlineError
-from redline.stream.clock import Clock, SystemClock
+from redline.stream.clock import Clock
 from redline.stream.frames import Frame
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
@@ -26,16 +26,14 @@ class ImageFolder:
 
     def __init__(self, folder: Path, rate: Fraction = Fraction(25), clock: Clock | None = None) -> None:
         if not folder.is_dir():
-            raise RedlineError(
-                f"{str(folder)!r} is not a folder." if folder.exists() else f"{str(folder)!r} does not exist."
-            )
+            raise RedlineError(f"{str(folder)!r} {'is not a folder' if folder.exists() else 'does not exist'}.")
         if rate <= 0:
             raise RedlineError(f"the frame rate must be above 0, not {rate}.")
         self._paths = images_in(folder)
         if not self._paths:
             raise RedlineError(f"{str(folder)!r} has no images ({', '.join(SUFFIXES)}).")
         self.name, self.rate = folder.name, Fraction(rate)
-        self._clock = clock or SystemClock()
+        self._clock = clock or Clock()
         self._closed = threading.Event()
         self.height, self.width = read_image(self._paths[0]).shape[:2]
 

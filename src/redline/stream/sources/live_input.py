@@ -10,22 +10,23 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
 from urllib.parse import urlsplit
 
 import av
 from av.container import InputContainer
+from av.packet import Packet
 from av.video.frame import VideoFrame
 from av.video.reformatter import VideoReformatter
 from av.video.stream import VideoStream
 
 from redline.errors import RedlineError
-from redline.stream.clock import Clock, SystemClock
+from redline.stream.clock import Clock
 from redline.stream.frames import Frame
-from redline.stream.sources import SourceFault
-from redline.stream.sources.backlog import Backlog
+from redline.stream.sources import Source, SourceFault
+from redline.stream.sources.paced import Paced
 from redline.stream.sources.video_file import DAMAGED, hdr_notes, pixel_aspect, to_pixels, upright
 from redline.video.reading import declared_rate, reason
 
@@ -37,6 +38,15 @@ _TICK = Fraction(1, 90_000)
 _DELAYED, _DELAYED_CODECS = ("rtsp", "mpegts"), ("h264", "hevc", "mpeg4", "mpeg2video", "mpeg1video")
 # A video may end this much before its declared duration, because of rounding.
 _MISSING_S = 1
+# A wait this long means that the packet is new. Two in a row are required, because a busy machine causes single waits.
+_WAITED_S, _IN_A_ROW = 0.004, 2
+# A source that sends bursts, or faster than it is read, is accepted after this time.
+_LONGEST_S = 3.0
+SCHEMES = ("rtsp", "rtsps", "http", "https", "rtmp", "srt", "udp")
+# A playlist from the network may refer to other addresses, but not to local files.
+_PROTOCOLS = "crypto,data,http,https,httpproxy,rtmp,rtmps,rtmpt,rtp,srtp,srt,tcp,tls,udp"
+# Over UDP a lost packet would spoil all frames until the next key frame.
+_RTSP = {"rtsp_transport": "tcp"}
 # After this many packets that cannot be decoded, a stream is given up.
 _MAX_UNDECODABLE = 600
 
@@ -55,6 +65,28 @@ class Address:
     is_live: bool = False
 
 
+class Backlog:
+    """Detects the end of the backlog that a live source sent while it was opened and the model was set up.
+
+    The backlog is skipped, because its duration would otherwise add to the latency of every later frame. A stream does
+    not say how old its frames are, but packets of the backlog are available at once, while the reader has to wait for
+    new ones. Uses wall time even if the stream's clock is simulated, because the network is real.
+    """
+
+    def __init__(self) -> None:
+        self._began_s = time.monotonic()
+        self._waits = 0
+
+    @property
+    def is_over(self) -> bool:
+        return self._waits >= _IN_A_ROW or time.monotonic() - self._began_s > _LONGEST_S
+
+    def read(self, waited_s: float) -> None:
+        """Records that the reader waited this long for a packet."""
+        if not self.is_over:
+            self._waits = self._waits + 1 if waited_s >= _WAITED_S else 0
+
+
 class LiveInput:
     """`length_s` is the duration if the stream is a video of known length, whose end is not a fault.
 
@@ -71,18 +103,15 @@ class LiveInput:
         drop: Callable[[str], None] = lambda cause: None,
         size: tuple[int, int] | None = None,
     ) -> None:
-        self.name, self._address, self._clock, self._drop = address.name, address, clock or SystemClock(), drop
+        self.name, self._address, self._clock, self._drop = address.name, address, clock or Clock(), drop
         self._size = size
         self._closed, self._lock = threading.Event(), threading.Lock()
         self._waiting: InputContainer | None = None
         self._last: int | None = None
         self._next_index = 0
+        container = None
         try:
             container = _opened(address)
-        except SourceFault as fault:
-            # Before the start, a fault is a plain error: there is no retry.
-            raise RedlineError(str(fault)) from fault
-        try:
             stream = _video_stream(container, address)
             self.rate = declared_rate(stream) or _DEFAULT_RATE
             self.length_s = Fraction(container.duration, av.time_base) if container.duration else None
@@ -90,8 +119,10 @@ class LiveInput:
             self._first = _first_frame(container, stream, address)
             to_pixels(self._first, VideoReformatter())  # raises now if frames cannot be converted
         except BaseException as error:
-            container.close()
+            if container is not None:
+                container.close()
             if isinstance(error, SourceFault):
+                # Before the start, a fault is a plain error: there is no retry.
                 raise RedlineError(str(error)) from error
             raise
         self.sent_size = upright(self._first.rotation, self._first.height, self._first.width)
@@ -113,7 +144,7 @@ class LiveInput:
             time_base = _TICK if is_untimed else Fraction(stream.time_base or Fraction(1, av.time_base))
             default_duration = max(1, round(1 / self.rate / time_base))
             to_rgb, before_s, shown = VideoReformatter(), self._clock.now_s(), self._last
-            for decoded, captured_s in self._found(container, stream, first):
+            for decoded, captured_s in self._decoded(container, stream, first):
                 if self._closed.is_set():
                     return
                 pts = None if is_untimed else decoded.pts
@@ -170,7 +201,7 @@ class LiveInput:
             came_s = float(self._last * time_base)
             raise SourceFault(f"{self.name} broke off at {came_s:.1f} s of {float(length_s):.1f} s.")
 
-    def _found(
+    def _decoded(
         self, container: InputContainer, stream: VideoStream, first: VideoFrame | None
     ) -> Iterator[tuple[VideoFrame, float]]:
         """Yields each frame with the arrival time of its last bytes, or of its first bytes if only that is known."""
@@ -183,11 +214,7 @@ class LiveInput:
         packets = container.demux(stream)
         while not self._closed.is_set():
             asked_s = time.monotonic()
-            try:
-                packet = next(packets, None)
-            except (av.FFmpegError, OSError) as error:
-                raise SourceFault(f"{self.name} is lost: {_why(error, read_s)}.") from error
-            if packet is None:
+            if (packet := _next(packets, f"{self.name} is lost", read_s)) is None:
                 return
             waited_s = time.monotonic() - asked_s
             # A delayed packet is returned when the first bytes of the next one come.
@@ -215,6 +242,29 @@ class LiveInput:
                 raise SourceFault(f"{self.name} is lost: no answer within {read_s:g} s.")
 
 
+def open_network(
+    url: str,
+    clock: Clock | None = None,
+    open_s: float = 10.0,
+    read_s: float = 5.0,
+    drop: Callable[[str], None] = lambda cause: None,
+    size: tuple[int, int] | None = None,
+) -> Source:
+    """Opens an RTSP camera, an MJPEG or HLS address, or a video on a server. A video of known length is paced."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise RedlineError(f"invalid address {url!r}: {error}.") from error
+    if parts.scheme not in SCHEMES or not host:
+        raise RedlineError(f"invalid address {url!r}: it must start with one of {', '.join(SCHEMES)}, and name a host.")
+    options = {"protocol_whitelist": _PROTOCOLS, **(_RTSP if parts.scheme.startswith("rtsp") else {})}
+    # Messages must not show user names and passwords of addresses.
+    name = f"{parts.scheme}://{host}{f':{port}' if port else ''}{parts.path}"
+    source = LiveInput(Address(url, repr(name), None, options, open_s, read_s, is_live=True), clock, drop, size)
+    return source if source.length_s is None else Paced(source, clock, drop)
+
+
 def _opened(address: Address) -> InputContainer:
     limits = (address.open_s, address.read_s)
     try:
@@ -237,11 +287,7 @@ def _video_stream(container: InputContainer, address: Address) -> VideoStream:
 def _first_frame(container: InputContainer, stream: VideoStream, address: Address) -> VideoFrame:
     packets = container.demux(stream)
     for _ in range(_MAX_UNDECODABLE):
-        try:
-            packet = next(packets, None)
-        except (av.FFmpegError, OSError) as error:
-            raise SourceFault(f"{address.name} sends no frame: {_why(error, address.read_s)}.") from error
-        if packet is None:
+        if (packet := _next(packets, f"{address.name} sends no frame", address.read_s)) is None:
             break
         try:
             decoded = packet.decode()
@@ -251,6 +297,13 @@ def _first_frame(container: InputContainer, stream: VideoStream, address: Addres
             if isinstance(frame, VideoFrame) and not frame.is_corrupt:
                 return frame
     raise RedlineError(f"no frame of {address.name} can be decoded ({stream.codec_context.name}).")
+
+
+def _next(packets: Iterator[Packet], fault: str, read_s: float) -> Packet | None:
+    try:
+        return next(packets, None)
+    except (av.FFmpegError, OSError) as error:
+        raise SourceFault(f"{fault}: {_why(error, read_s)}.") from error
 
 
 def _why(error: Exception, limit_s: float, url: str = "") -> str:
@@ -265,7 +318,6 @@ def _why(error: Exception, limit_s: float, url: str = "") -> str:
 
 def _is_known(host: str) -> bool:
     """Resolves the host, because FFmpeg reports an unknown host as a plain I/O error."""
-    try:
+    with suppress(OSError):
         return bool(socket.getaddrinfo(host, None))
-    except OSError:
-        return False
+    return False

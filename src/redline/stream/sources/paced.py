@@ -11,7 +11,7 @@ from contextlib import closing
 from dataclasses import replace
 from fractions import Fraction
 
-from redline.stream.clock import Clock, SystemClock
+from redline.stream.clock import Clock
 from redline.stream.frames import Frame
 from redline.stream.sources import Source, SourceWrapper
 
@@ -32,7 +32,7 @@ class Paced(SourceWrapper):
     ) -> None:
         super().__init__(source)
         self.is_live = True
-        self._clock, self._drop = clock or SystemClock(), drop
+        self._clock, self._drop = clock or Clock(), drop
         self._closed = threading.Event()
 
     def frames(self) -> Generator[Frame, None, None]:

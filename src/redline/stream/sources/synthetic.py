@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from redline.errors import RedlineError
-from redline.stream.clock import Clock, SystemClock
+from redline.stream.clock import Clock
 from redline.stream.frames import Frame
 from redline.stream.sources import LARGEST_PX
 
@@ -35,14 +35,13 @@ class SyntheticClip:
         clock: Clock | None = None,
     ) -> None:
         if height < 1 or width < 1 or rate <= 0 or (count is not None and count < 1):
-            raise RedlineError(
-                f"invalid test clip: size, rate and length must be above 0, not {width}×{height}, {rate}, {count}."
-            )
+            given = f"{width}×{height}, {rate}, {count}"
+            raise RedlineError(f"invalid test clip: size, rate and length must be above 0, not {given}.")
         if height > LARGEST_PX or width > LARGEST_PX:
             raise RedlineError(f"invalid test clip: a side has at most {LARGEST_PX} pixels, not {width}×{height}.")
         self.name, self.height, self.width, self.rate = "test clip", height, width, Fraction(rate)
         self.motion, self._count, self._seed = motion, count, seed
-        self._clock = clock or SystemClock()
+        self._clock = clock or Clock()
         self._closed = threading.Event()
 
     @cached_property

@@ -20,7 +20,7 @@ from av.video.stream import VideoStream
 from torch import Tensor
 
 from redline.errors import RedlineError
-from redline.stream.clock import Clock, SystemClock
+from redline.stream.clock import Clock
 from redline.stream.continuous_timestamps import ARBITRARY_START_FORMATS, ContinuousTimestamps
 from redline.stream.frames import Frame
 from redline.stream.sources.frame_threaded import DamageSuspected, decode_frame_threaded
@@ -68,7 +68,7 @@ class VideoFile:
         frame_threads: bool = True,
     ) -> None:
         self.path, self.name, self._size = path, path.name, size
-        self._clock, self._drop, self._frame_threads = clock or SystemClock(), drop, frame_threads
+        self._clock, self._drop, self._frame_threads = clock or Clock(), drop, frame_threads
         self._closed = threading.Event()
         with opened(path) as container:
             stream = main_stream(container, path)

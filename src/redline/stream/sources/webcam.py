@@ -43,8 +43,7 @@ def open_webcam(
 ) -> LiveInput:
     """Opens a camera by its number or device file.
 
-    The driver selects the nearest supported mode. If it differs from the request, a note says so. `drop` is called for
-    each damaged frame. Frames are scaled to `size`.
+    The driver selects the nearest supported mode. If it differs from the request, a note says so.
     """
     if not sys.platform.startswith("linux"):
         raise RedlineError("webcam needs Video4Linux, which only Linux has: use browser as the source.")

@@ -85,7 +85,7 @@ function onHello(message) {
   $("footer").textContent = (message.source
     ? "Latency counts from the arrival of a decoded frame, plus its delay compared with the fastest one. The time of the fastest one in camera, browser and network is not included."
     : "Latency counts from the capture of a frame.") + (message.sink
-    ? " Together ends with the hand-over to the pages; the rows below it continue to this page. The display hardware is not included." : "");
+    ? " The row “Together” ends with the hand-over to the pages; the rows below it continue to this page. The display hardware is not included." : "");
   Settings.build(message);
   $("start").disabled = $("watch").disabled = false;
   sendMessage({ type: "ping", sent: performance.now() });

@@ -18,33 +18,32 @@ const Settings = (() => {
     }, MIN_GAP_MS);
   }
 
-  function slider(name, label, why, min, max, step, send) {
+  function field(name, label, why, properties, ...beside) {
     const box = Charts.make("div", "setting"), input = Charts.make("input");
-    const caption = Charts.make("label", "", label), value = Charts.make("output");
-    Object.assign(input, { type: "range", id: `set-${name}`, min, max, step });
-    caption.htmlFor = value.htmlFor = input.id;
-    input.setAttribute("aria-describedby", `why-${name}`);
-    const hint = Charts.make("span", "why", why);
+    const caption = Charts.make("label", "", label), hint = Charts.make("span", "why", why);
+    Object.assign(input, { id: `set-${name}`, ...properties });
+    caption.htmlFor = input.id;
     hint.id = `why-${name}`;
-    const put = (number) => { input.value = number; value.textContent = step < 1 ? (+number).toFixed(2) : String(number); };
-    input.oninput = () => { value.textContent = step < 1 ? (+input.value).toFixed(2) : input.value; send(+input.value); };
-    inputs[name] = { input, put };
-    box.append(caption, value, input, hint);
+    input.setAttribute("aria-describedby", hint.id);
+    box.append(caption, ...beside, input, hint);
+    return { box, input };
+  }
+
+  function slider(name, label, why, min, max, step, send) {
+    const value = Charts.make("output"), { box, input } = field(name, label, why, { type: "range", min, max, step }, value);
+    const show = (number) => { value.textContent = step < 1 ? (+number).toFixed(2) : String(number); };
+    value.htmlFor = input.id;
+    input.oninput = () => { show(input.value); send(+input.value); };
+    inputs[name] = { input, put: (number) => { input.value = number; show(number); } };
     return box;
   }
 
   // Text is sent with Enter, or when the field loses focus.
   function words(name, label, why, send) {
-    const box = Charts.make("div", "setting"), input = Charts.make("input");
-    const caption = Charts.make("label", "", label), hint = Charts.make("span", "why", why);
-    Object.assign(input, { type: "text", id: `set-${name}`, maxLength: 2000, autocomplete: "off", spellcheck: false });
-    caption.htmlFor = input.id;
-    hint.id = `why-${name}`;
-    input.setAttribute("aria-describedby", hint.id);
+    const { box, input } = field(name, label, why, { type: "text", maxLength: 2000, autocomplete: "off", spellcheck: false });
     input.onchange = () => send(input.value);
     input.onkeydown = (event) => { if (event.key === "Enter") input.blur(); };
     inputs[name] = { input, put: (text) => { if (document.activeElement !== input) input.value = text; } };
-    box.append(caption, input, hint);
     return box;
   }
 
