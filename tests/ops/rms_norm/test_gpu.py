@@ -65,5 +65,7 @@ def test_inductor_compiles_training_without_graph_breaks(compiled_agrees: Callab
 
 
 def test_a_fallback_warns() -> None:
-    with pytest.warns(UserWarning, match="rms_norm: falling back to plain PyTorch, which is slower: unsupported dtype float64"):
+    with pytest.warns(
+        UserWarning, match="rms_norm: falling back to plain PyTorch, which is slower: unsupported dtype float64"
+    ):
         rms_norm(torch.randn(3, 4, device="cuda").double(), torch.ones(4, device="cuda"))
