@@ -5,55 +5,32 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 import redline.training.workload_prefix as _workload_prefix  # noqa: F401  registers train:
-from redline.version import VERSION as __version__
+from redline.version import VERSION as __version__  # noqa: F401
 
 if _TYPE_CHECKING:
-    from redline.errors import RedlineError
-    from redline.generation.memory_evaluation import evaluate_memory
-    from redline.generation.text_generator import TextGenerator
-    from redline.ladder.batch_size import find_optimal_batch_size
-    from redline.ladder.bench import BenchRun, bench
-    from redline.ladder.gate import Gate
-    from redline.ladder.measurement import Measurement
-    from redline.ladder.optimize import optimize
-    from redline.ladder.plan import Plan
-    from redline.ladder.rung import Rung, Stage
-    from redline.ladder.search.climb import climb
-    from redline.ladder.verify import verify
-    from redline.ladder.workload import Workload
-    from redline.ladder.workloads.addresses import load_workload
-    from redline.machine.machine import Machine
-    from redline.machine.memory import MemoryMonitor, MemoryPool, PerformanceTracker
-    from redline.stream.stream import Stream
-    from redline.training.run import train
-    from redline.upscale.upscaler import Upscaler
-
-__all__ = [
-    "BenchRun",
-    "Gate",
-    "Machine",
-    "Measurement",
-    "MemoryMonitor",
-    "MemoryPool",
-    "PerformanceTracker",
-    "Plan",
-    "RedlineError",
-    "Rung",
-    "Stage",
-    "Stream",
-    "TextGenerator",
-    "Upscaler",
-    "Workload",
-    "__version__",
-    "bench",
-    "climb",
-    "evaluate_memory",
-    "find_optimal_batch_size",
-    "load_workload",
-    "optimize",
-    "train",
-    "verify",
-]
+    from redline.errors import RedlineError as RedlineError
+    from redline.generation.memory_evaluation import evaluate_memory as evaluate_memory
+    from redline.generation.text_generator import TextGenerator as TextGenerator
+    from redline.ladder.batch_size import find_optimal_batch_size as find_optimal_batch_size
+    from redline.ladder.bench import BenchRun as BenchRun
+    from redline.ladder.bench import bench as bench
+    from redline.ladder.gate import Gate as Gate
+    from redline.ladder.measurement import Measurement as Measurement
+    from redline.ladder.optimize import optimize as optimize
+    from redline.ladder.plan import Plan as Plan
+    from redline.ladder.rung import Rung as Rung
+    from redline.ladder.rung import Stage as Stage
+    from redline.ladder.search.climb import climb as climb
+    from redline.ladder.verify import verify as verify
+    from redline.ladder.workload import Workload as Workload
+    from redline.ladder.workloads.addresses import load_workload as load_workload
+    from redline.machine.machine import Machine as Machine
+    from redline.machine.memory import MemoryMonitor as MemoryMonitor
+    from redline.machine.memory import MemoryPool as MemoryPool
+    from redline.machine.memory import PerformanceTracker as PerformanceTracker
+    from redline.stream.stream import Stream as Stream
+    from redline.training.run import train as train
+    from redline.upscale.upscaler import Upscaler as Upscaler
 
 # The module of each public name. A name is imported when it is first used, so that `--help` does not wait for torch.
 _PLACES = {
@@ -81,6 +58,8 @@ _PLACES = {
     "train": "training.run",
     "verify": "ladder.verify",
 }
+
+__all__ = sorted([*_PLACES, "__version__"])  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> _Any:

@@ -5,16 +5,7 @@ import re
 from redline.errors import RedlineError
 
 _SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
-_BYTES = {
-    "B": 1,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "KiB": 2**10,
-    "MiB": 2**20,
-    "GiB": 2**30,
-    "TiB": 2**40,
-}
+_BYTES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([A-Za-zµ]+)\s*")
 
 
@@ -43,26 +34,16 @@ def format_seconds(seconds: float) -> str:
     """Formats a duration with three significant digits and the largest unit below it."""
     if seconds != seconds:
         return "n/a"
-    for limit, scale, unit in (
-        (1e-3, 1e6, "µs"),
-        (1.0, 1e3, "ms"),
-        (120.0, 1.0, "s"),
-        (7200.0, 1 / 60, "min"),
-    ):
+    for limit, scale, unit in ((1e-3, 1e6, "µs"), (1.0, 1e3, "ms"), (120.0, 1.0, "s"), (7200.0, 1 / 60, "min")):
         if abs(seconds) < limit:
             return f"{_three_digits(seconds * scale)} {unit}"
     return f"{_three_digits(seconds / 3600)} h"
 
 
 def format_bytes(size: float) -> str:
-    for limit, scale, unit in (
-        (2**10, 1, "B"),
-        (2**20, 2**10, "KiB"),
-        (2**30, 2**20, "MiB"),
-        (2**40, 2**30, "GiB"),
-    ):
-        if abs(size) < limit:
-            return f"{_three_digits(size / scale)} {unit}"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 2**10 * _BYTES[unit]:
+            return f"{_three_digits(size / _BYTES[unit])} {unit}"
     return f"{_three_digits(size / 2**40)} TiB"
 
 

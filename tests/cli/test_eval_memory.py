@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from redline.cli import eval_memory, live_line
+from redline.cli import live_line
 from redline.evaluation.recall import Mqar, describe
 from redline.models.memory import TitanConfig, TitanModel, save_memory_model
 from redline.training.text.tokenizer import byte_tokenizer
@@ -58,7 +58,7 @@ def test_an_unwritable_page_raises_first_and_keeps_the_result(
         assert_one_sentence(seen, said)
         assert seen.out == ""
     # Whoever takes the folder away meanwhile has the result.
-    monkeypatch.setattr(eval_memory, "check_can_write_file", lambda _: None)
+    monkeypatch.setattr("redline.cli.eval.check_can_write_file", lambda _: None)
     seen = command("eval", "memory", symbolic, *options, tmp_path / "file" / "page.html")
     assert seen.code == 2 and seen.out.splitlines()[1].split()[:2] == ["mqar", "40"] and "cannot write" in seen.err
 

@@ -234,7 +234,7 @@ def test_a_truncated_shard_and_another_models_checkpoint(command: Callable[..., 
 def test_sigterm_saves_and_ends_with_its_own_exit_code(
     command: Callable[..., Seen], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = import_module("redline.cli.train_progress")
+    module = import_module("redline.cli.train")
     monkeypatch.setattr(module.TrainingLine, "__call__", lambda *_: signal.raise_signal(signal.SIGTERM))
     stopped = train(command, "--out", "x")
     assert stopped.code == 143 and "redline: terminated." in stopped.err and "continue with: redline" in stopped.err
@@ -244,7 +244,7 @@ def test_sigterm_saves_and_ends_with_its_own_exit_code(
 def test_ctrl_c_saves_and_says_how_to_go_on(
     command: Callable[..., Seen], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = import_module("redline.cli.train_progress")
+    module = import_module("redline.cli.train")
     line = module.TrainingLine
 
     class Interrupting(line):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from redline.errors import ModelError
-from redline.generation.hub_cache import cache_folder, find_model
+from redline.generation.folder import cache_folder, find_model
 
 FIRST, SECOND = "a" * 40, "b" * 40
 

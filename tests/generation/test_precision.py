@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from redline.errors import RedlineError
-from redline.generation.precision import choose_holding
+from redline.generation.planned import choose_holding
 from redline.ladder.plan import Plan
 from redline.machine.machine import Machine
 

@@ -17,7 +17,7 @@ from redline.training.bundled import find_config
 from redline.training.loop import Progress
 from synthetic_photos import save_synthetic_photos
 
-command = sys.modules["redline.cli.train_progress"]
+command = sys.modules["redline.cli.train"]
 SETTINGS = """
 [model]
 scale = 2

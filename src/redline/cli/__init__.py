@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 from typer.core import TyperCommand, TyperGroup
 
 from redline.cli.console import fail
@@ -71,14 +72,14 @@ def load_command(name: str) -> Any:
     function = getattr(import_module(f"redline.cli.{word}"), word)
     if isinstance(function, typer.Typer):
         return typer.main.get_command(function)
-    single = typer.Typer(**_LOOK)
+    single = typer.Typer(**LOOK)
     single.command(name)(function)
     return typer.main.get_command(single)
 
 
 # The exit code that a shell reports for a process that SIGPIPE ended.
 _BROKEN_PIPE = 141
-_LOOK: dict[str, Any] = {
+LOOK: dict[str, Any] = {
     "rich_markup_mode": "rich",
     "pretty_exceptions_enable": False,
     "add_completion": False,
@@ -86,7 +87,7 @@ _LOOK: dict[str, Any] = {
 }
 
 app = typer.Typer(
-    **{**_LOOK, "add_completion": True},
+    **{**LOOK, "add_completion": True},
     name="redline",
     cls=_Commands,
     help="Runs PyTorch models at the limit of the machine they are on, and proves it.",
@@ -103,7 +104,7 @@ def _print_version(asked: bool) -> None:
 @app.callback()
 def _redline(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+        bool, Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
     """Runs PyTorch models at the limit of the machine they are on, and proves it."""

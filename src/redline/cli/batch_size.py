@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-from rich.table import Table
+from typer import Argument, Option
 
-from redline.cli.console import print_json, progress, results
+from redline.cli.console import note, plain_table, print_json, results
 from redline.cli.live_line import LiveLine
-from redline.cli.shapes import WORKLOAD_HELP, parse_shape
+from redline.cli.options import WORKLOAD_HELP, AsJson, Device, WorkloadOptions, parse_workload_options
 from redline.cli.signals import uninterrupted_imports
 from redline.errors import RedlineError
 from redline.notation import format_bytes, format_seconds, parse_bytes, parse_seconds
@@ -26,20 +25,15 @@ _STOPPED_BY = {
 
 
 def batch_size(
-    workload: Annotated[str, typer.Argument(help=f"{WORKLOAD_HELP} It must have an option `batch`.")],
-    target_utilization: Annotated[float, typer.Option(help="Maximum share of the memory to use.")] = 0.85,
-    memory: Annotated[
-        str | None, typer.Option(help="Memory to assume, for example 6GiB; default: what the device has.")
-    ] = None,
-    max_batch: Annotated[int, typer.Option(help="Largest batch size to try.")] = 4096,
-    start: Annotated[int, typer.Option(help="First batch size to try.")] = 1,
-    shape: Annotated[
-        list[str] | None,
-        typer.Option("--shape", "--shapes", help="Another option of the workload, for example size=224; repeatable."),
-    ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto (a GPU if there is one).")] = "auto",
-    limit: Annotated[str, typer.Option(help="Time limit for each batch size.")] = "5m",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    workload: Annotated[str, Argument(help=f"{WORKLOAD_HELP} It must have an option `batch`.")],
+    target_utilization: Annotated[float, Option(help="Maximum share of the memory to use.")] = 0.85,
+    memory: Annotated[str | None, Option(help="Memory to assume, such as 6GiB; default: what the device has.")] = None,
+    max_batch: Annotated[int, Option(help="Largest batch size to try.")] = 4096,
+    start: Annotated[int, Option(help="First batch size to try.")] = 1,
+    shape: WorkloadOptions = None,
+    device: Device = "auto",
+    limit: Annotated[str, Option(help="Time limit for each batch size.")] = "5m",
+    as_json: AsJson = False,
 ) -> None:
     """Find the largest batch size that fits in memory, by running steps with doubling and bisection.
 
@@ -48,7 +42,7 @@ def batch_size(
     with uninterrupted_imports():
         from redline.ladder.batch_size import WorkloadCase, search
         from redline.ladder.workloads.addresses import load_workload
-    options = {name: value for text in shape or [] for name, value in parse_shape(text).items()}
+    options = parse_workload_options(shape)
     if "batch" in options:
         raise RedlineError(
             "--shape batch=… is not allowed, because the batch size is what is searched: use --start and --max-batch."
@@ -58,8 +52,7 @@ def batch_size(
     with LiveLine(f"trying batch size {start} …") as line:
 
         def report(probe: Probe) -> None:
-            result = "fits" if probe.fits else probe.reason
-            progress.print(f"[dim]batch {probe.batch}: {result}[/]", highlight=False)
+            note(f"batch {probe.batch}: {'fits' if probe.fits else probe.reason}")
             line.update(f"{probe.batch} {'fits' if probe.fits else 'does not fit'}, trying another …")
 
         found = search(
@@ -79,27 +72,17 @@ def batch_size(
 
 
 def _print(found: BatchSizeResult) -> None:
-    table = Table("batch", "peak", "of the budget", "step", f"{found.unit}s/s", "", box=None, pad_edge=False)
+    table = plain_table("batch", "peak", "of the budget", "step", f"{found.unit}s/s", "")
     for probe in sorted(found.tried, key=lambda p: p.batch):
         notes = [probe.reason] if probe.reason else []
         notes += ["[green]largest[/]"] if probe.batch == found.batch else []
         notes += ["[bold]fastest[/]"] if probe is found.fastest else []
         peak, seconds, rate = probe.peak_bytes, probe.seconds, probe.items_per_s
-        table.add_row(
-            str(probe.batch),
-            "" if peak is None else format_bytes(peak),
-            "" if peak is None else f"{peak / found.budget_bytes:.0%}",
-            "" if seconds is None else format_seconds(seconds),
-            "" if rate is None else f"{rate:,.4g}",
-            ", ".join(notes),
-        )
+        memory = ("", "") if peak is None else (format_bytes(peak), f"{peak / found.budget_bytes:.0%}")
+        speed = ("" if seconds is None else format_seconds(seconds), "" if rate is None else f"{rate:,.4g}")
+        table.add_row(str(probe.batch), *memory, *speed, ", ".join(notes))
     results.print(table)
     peak, budget = format_bytes(found.peak_bytes), format_bytes(found.budget_bytes)
-    results.print(
-        f"[bold]batch {found.batch}[/] takes {peak} of {budget}; {_STOPPED_BY[found.stopped_by]}",
-        highlight=False,
-    )
-    fastest = found.fastest
-    if fastest.batch != found.batch:
-        sentence = f"batch {fastest.batch} had the most {found.unit}s per second in a short measurement"
-        results.print(sentence, highlight=False)
+    results.print(f"[bold]batch {found.batch}[/] takes {peak} of {budget}; {_STOPPED_BY[found.stopped_by]}")
+    if found.fastest.batch != found.batch:
+        results.print(f"batch {found.fastest.batch} had the most {found.unit}s per second in a short measurement")

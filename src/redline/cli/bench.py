@@ -9,13 +9,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
-from rich.table import Table
+from typer import Argument, Option
 
 from redline.choices import BENCH_PRECISIONS
-from redline.cli.console import fail, print_json, progress, results
+from redline.cli.console import fail, plain_table, print_json, progress, results
 from redline.cli.live_line import LiveLine
-from redline.cli.plans import PLAN_HELP
-from redline.cli.shapes import WORKLOAD_HELP, parse_shapes
+from redline.cli.options import (
+    PLAN_HELP,
+    WORKLOAD_HELP,
+    AsJson,
+    Device,
+    Objective,
+    Sampling,
+    Shapes,
+    Timeout,
+    parse_shapes,
+)
 from redline.cli.signals import uninterrupted_imports
 from redline.errors import RedlineError
 from redline.notation import format_bytes, format_seconds
@@ -24,29 +33,22 @@ if TYPE_CHECKING:
     from redline.ladder.bench import Change
     from redline.ladder.measurement import Measurement
 
+_COLOURS = {"faster": "green", "smaller": "green", "slower": "red", "larger": "red", "missing": "yellow", "same": "dim"}
+
 
 def bench(
-    workloads: Annotated[
-        list[str] | None, typer.Argument(help=f"{WORKLOAD_HELP} Default: resnet, vit and gpt.")
-    ] = None,
-    plan: Annotated[
-        list[str] | None,
-        typer.Option("--plan", help=f"{PLAN_HELP} Repeat it. Default: eager."),
-    ] = None,
-    matrix: Annotated[
-        bool, typer.Option("--matrix", help=f"Precision × workload: {', '.join(BENCH_PRECISIONS)}.")
-    ] = False,
-    save_path: Annotated[Path | None, typer.Option("--save", help="Write the run to this JSON file.")] = None,
-    compare_path: Annotated[Path | None, typer.Option("--compare", help="Compare with this earlier run.")] = None,
-    any_machine: Annotated[bool, typer.Option("--any-machine", help="Compare even when the machines differ.")] = False,
-    shapes: Annotated[
-        list[str] | None, typer.Option("--shapes", "--shape", help="An input shape, batch=8; repeat it.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …")] = "auto",
-    objective: Annotated[str, typer.Option(help="latency, throughput or memory.")] = "latency",
-    timeout: Annotated[str, typer.Option(help="Time limit of one set-up.")] = "5m",
-    sampling: Annotated[str, typer.Option(help="Time for the timed turns of one workload.")] = "6s",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    workloads: Annotated[list[str] | None, Argument(help=f"{WORKLOAD_HELP} Default: resnet, vit and gpt.")] = None,
+    plan: Annotated[list[str] | None, Option(help=f"{PLAN_HELP} Repeatable. Default: eager.")] = None,
+    matrix: Annotated[bool, Option("--matrix", help=f"Precision × workload: {', '.join(BENCH_PRECISIONS)}.")] = False,
+    save_path: Annotated[Path | None, Option("--save", help="Write the run to this JSON file.")] = None,
+    compare_path: Annotated[Path | None, Option("--compare", help="Compare with this earlier run.")] = None,
+    any_machine: Annotated[bool, Option("--any-machine", help="Compare even when the machines differ.")] = False,
+    shapes: Shapes = None,
+    device: Device = "auto",
+    objective: Objective = "latency",
+    timeout: Timeout = "5m",
+    sampling: Sampling = "6s",
+    as_json: AsJson = False,
 ) -> None:
     """Measure workloads under plans, interleaved; exit code 1 on a regression beyond the noise.
 
@@ -71,7 +73,7 @@ def bench(
             workloads or ["resnet", "vit", "gpt"],
             BENCH_PRECISIONS if matrix else (plan or ["eager"]),
             objective=objective,
-            shapes=parse_shapes(shapes or []),
+            shapes=parse_shapes(shapes),
             device=device,
             timeout=timeout,
             sampling=sampling,
@@ -102,31 +104,11 @@ def _print_rows(rows: Sequence[Measurement]) -> None:
     from redline.ladder.plan import brief
 
     eager = {(row.workload, shape): row.median_s(shape) for row in rows if row.plan == "eager" for shape in row.shapes}
-    table = Table(
-        "workload",
-        "plan",
-        "median",
-        "99% interval",
-        "× eager",
-        "items/s",
-        "peak",
-        "quality",
-        box=None,
-        header_style="bold",
-        pad_edge=False,
-    )
+    table = plain_table("workload", "plan", "median", "99% interval", "× eager", "items/s", "peak", "quality")
     for row in rows:
         if not row.samples:
-            table.add_row(
-                row.workload,
-                escape(brief(row.plan)),
-                f"[dim]{row.verdict}[/]",
-                f"[dim]{escape(row.reason)}[/]",
-                "",
-                "",
-                "",
-                "",
-            )
+            outcome = (f"[dim]{row.verdict}[/]", f"[dim]{escape(row.reason)}[/]")
+            table.add_row(row.workload, escape(brief(row.plan)), *outcome)
         for shape in row.shapes:
             interval = row.interval_s(shape)
             base = eager.get((row.workload, shape))
@@ -146,26 +128,7 @@ def _print_rows(rows: Sequence[Measurement]) -> None:
 def _print_changes(changes: list[Change]) -> None:
     from redline.ladder.plan import brief
 
-    colours = {
-        "faster": "green",
-        "smaller": "green",
-        "slower": "red",
-        "larger": "red",
-        "missing": "yellow",
-        "same": "dim",
-    }
-    table = Table(
-        "workload",
-        "plan",
-        "then",
-        "now",
-        "× (interval)",
-        "peak then → now",
-        "verdict",
-        box=None,
-        header_style="bold",
-        pad_edge=False,
-    )
+    table = plain_table("workload", "plan", "then", "now", "× (interval)", "peak then → now", "verdict")
     for c in changes:
         table.add_row(
             f"{c.workload} {c.shape}".strip(),
@@ -174,8 +137,8 @@ def _print_changes(changes: list[Change]) -> None:
             format_seconds(c.now_s),
             f"{c.ratio.middle:.2f} ({c.ratio.low:.2f}–{c.ratio.high:.2f})",
             f"{format_bytes(c.then_bytes)} → {format_bytes(c.now_bytes)}",
-            f"[{colours[c.verdict]}]{c.verdict}[/]",
+            f"[{_COLOURS[c.verdict]}]{c.verdict}[/]",
         )
     results.print(table)
     for note in dict.fromkeys(f"{c.workload}: {c.note}" for c in changes if c.note):
-        results.print(escape(note), highlight=False, soft_wrap=True)
+        results.print(escape(note), soft_wrap=True)

@@ -9,11 +9,10 @@ from typing import Any
 import torch
 import typer
 from rich.markup import escape
-from rich.table import Table
 
-from redline.cli.console import print_json, results
+from redline.cli.console import plain_table, print_json, results
 from redline.cli.live_line import LiveLine
-from redline.cli.shapes import parse_shape
+from redline.cli.options import parse_shape
 from redline.errors import RedlineError
 from redline.files.atomic import write_text
 from redline.ladder.plan import Plan
@@ -67,14 +66,14 @@ def _arm(text: str) -> Arm:
 
 
 def _name(row: Row) -> str:
-    """The arm's, and what it ran as where a choice was made on the way (fp16 that overflows is bf16)."""
+    """Returns the name of the arm, and the plan that ran if it differs (fp16 that overflows becomes bf16)."""
     made = row.plan and Plan.parse(row.plan) != without_cuda_graphs(Plan.parse(row.arm.plan), torch.device(row.device))
     return f"{row.arm.name} (as {row.plan})" if made else row.arm.name
 
 
 def _print(rows: list[Row]) -> None:
     columns = ("size", "images", "steps", "arm", "model", "frames/s", "p50", "p99", "peak", "PSNR to fp32", "least")
-    table = Table(*columns, box=None, header_style="bold", pad_edge=False)
+    table = plain_table(*columns)
     for row in rows:
         shape = row.shape
         start = (shape.size, f"{shape.side}×{shape.side}", str(shape.steps), escape(_name(row)))

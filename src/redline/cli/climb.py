@@ -9,14 +9,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.console import Group
 from rich.live import Live
 from rich.markup import escape
 from rich.spinner import Spinner
+from typer import Option
 
 from redline.cli.console import print_json, progress, results
-from redline.cli.shapes import WORKLOAD_HELP, parse_shapes
+from redline.cli.options import AsJson, Device, Objective, Sampling, Shapes, Timeout, Workload, parse_shapes
 from redline.cli.signals import uninterrupted_imports
 from redline.errors import RedlineError
 from redline.notation import split_outside_brackets
@@ -26,39 +26,26 @@ if TYPE_CHECKING:
 
 
 def climb(
-    workload: Annotated[str, typer.Argument(help=WORKLOAD_HELP)],
-    objective: Annotated[str, typer.Option(help="latency, throughput or memory.")] = "latency",
-    target: Annotated[
-        str | None, typer.Option(help="Stop when reached: a time per step (16ms) or a peak size (8GiB).")
-    ] = None,
+    workload: Workload,
+    objective: Objective = "latency",
+    target: Annotated[str | None, Option(help="Stop at this time per step (16ms) or peak memory (8GiB).")] = None,
     budget: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Time for the whole climb (10m). Part of it is reserved for the final race, which always finishes."
         ),
     ] = None,
-    rungs: Annotated[
-        list[str] | None, typer.Option(help="Only try these: 'bf16, compile(mode=max-autotune)'; repeatable.")
-    ] = None,
-    without: Annotated[list[str] | None, typer.Option(help="Leave these out: 'int8, onnxruntime'; repeatable.")] = None,
-    shapes: Annotated[
-        list[str] | None,
-        typer.Option("--shapes", "--shape", help="An input shape, batch=8,size=224; repeat it to plan for several."),
-    ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …; auto takes a GPU if there is one.")] = "auto",
-    reference: Annotated[
-        str, typer.Option(help="Precision of the reference outputs that the gates compare with: fp32 or fp64.")
-    ] = "fp32",
-    timeout: Annotated[str, typer.Option(help="Time limit of one trial.")] = "5m",
-    sampling: Annotated[str, typer.Option(help="Time for the timed turns of one comparison.")] = "6s",
-    ablation: Annotated[
-        bool, typer.Option("--ablation/--no-ablation", help="Remove each kept rung once at the end.")
-    ] = True,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the climb in the output folder.")] = False,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Output folder. Default: redline-out/WORKLOAD.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the table.")] = False,
+    rungs: Annotated[list[str] | None, Option(help="Only try these, as in 'bf16, compile'; repeatable.")] = None,
+    without: Annotated[list[str] | None, Option(help="Leave these out: 'int8, onnxruntime'; repeatable.")] = None,
+    shapes: Shapes = None,
+    device: Device = "auto",
+    reference: Annotated[str, Option(help="Precision of the outputs that gates compare with: fp32, fp64.")] = "fp32",
+    timeout: Timeout = "5m",
+    sampling: Sampling = "6s",
+    ablation: Annotated[bool, Option("--ablation/--no-ablation", help="Remove each kept rung once at the end.")] = True,
+    resume: Annotated[bool, Option("--resume", help="Continue the climb in the output folder.")] = False,
+    out: Annotated[Path | None, Option("--out", "-o", help="Output folder. Default: redline-out/WORKLOAD.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Make a model faster, one measured and proven rung at a time.
 
@@ -77,7 +64,7 @@ def climb(
             target=target,
             rungs=[rung for text in rungs or [] for rung in split_rungs(text)],
             without=[rung for text in without or [] for rung in split_rungs(text)],
-            shapes=parse_shapes(shapes or []),
+            shapes=parse_shapes(shapes),
             device=device,
             reference=reference,
             timeout=timeout,
@@ -104,16 +91,13 @@ def climb(
         )
         return
     results.print(ladder_table(climbed.measurements, results.width))
-    results.print(f"\n[bold]plan[/]  {escape(str(climbed.plan))}", highlight=False, soft_wrap=True)
-    for note in climbed.final.notes:
-        results.print(f"[bold]note[/]  {escape(note)}", highlight=False, soft_wrap=True)
+    lines = [("\nplan", escape(str(climbed.plan))), *(("note", escape(text)) for text in climbed.final.notes)]
     if climbed.resumed:
-        results.print(f"[bold]resume[/]  {escape(climbed.resumed)}", highlight=False, soft_wrap=True)
+        lines.append(("resume", escape(climbed.resumed)))
     if climbed.target:
-        colour = "red" if climbed.missed_target else "green"
-        results.print(f"[bold]target[/]  [{colour}]{escape(climbed.target)}[/]", highlight=False, soft_wrap=True)
-    for name, path in climbed.files.items():
-        results.print(f"[bold]{name}[/]  {path}", highlight=False, soft_wrap=True)
+        lines.append(("target", f"[{'red' if climbed.missed_target else 'green'}]{escape(climbed.target)}[/]"))
+    for name, text in (*lines, *climbed.files.items()):
+        results.print(f"[bold]{name}[/]  {text}", soft_wrap=True)
 
 
 def split_rungs(text: str) -> tuple[str, ...]:
@@ -137,9 +121,7 @@ def _shown(workload: str) -> Iterator[Callable[[str, Measurement | None], None]]
     if not sys.stderr.isatty():
 
         def tell(text: str, row: Measurement | None) -> None:
-            progress.print(
-                f"{text}{f' ({row.reason})' if row else ' …'}", highlight=False, markup=False, soft_wrap=True
-            )
+            progress.print(f"{text}{f' ({row.reason})' if row else ' …'}", markup=False, soft_wrap=True)
 
         yield tell
         return

@@ -7,21 +7,37 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
 # A closed stream is None; what is printed to it is discarded.
 sys.stdout, sys.stderr = (stream or open(os.devnull, "w") for stream in (sys.stdout, sys.stderr))  # noqa: SIM115
 # Piped output is read by programs and pagers, so tables are wider than the default of 80 columns.
 # No emoji codes, because a file name may contain one.
-results = Console(width=None if sys.stdout.isatty() else 200, emoji=False)
-progress = Console(stderr=True, width=None if sys.stderr.isatty() else 200, emoji=False)
+results = Console(width=None if sys.stdout.isatty() else 200, emoji=False, highlight=False)
+progress = Console(stderr=True, width=None if sys.stderr.isatty() else 200, emoji=False, highlight=False)
+YES, NO = "[green]yes[/]", "[red]no[/]"
 
 
 def fail(sentence: str) -> None:
-    progress.print(f"[bold red]redline:[/] {escape(sentence)}", highlight=False, soft_wrap=True)
+    progress.print(f"[bold red]redline:[/] {escape(sentence)}", soft_wrap=True)
+
+
+def note(sentence: str, style: str = "dim") -> None:
+    progress.print(f"[{style}]{escape(sentence)}[/]", soft_wrap=True)
+
+
+def wrote(path: Path) -> None:
+    progress.print(f"wrote {escape(str(path))}", soft_wrap=True)
+
+
+def plain_table(*columns: str, **look: Any) -> Table:
+    """Returns an empty table without lines; `look` are further options of Rich's `Table`."""
+    return Table(*columns, box=None, pad_edge=False, **look)
 
 
 def print_json(data: Any) -> None:
@@ -48,7 +64,7 @@ def warnings_as_sentences() -> Iterator[None]:
     """Prints only the first line of a warning, without the source line that it came from."""
 
     def say(message: Warning | str, *_: Any, **__: Any) -> None:
-        progress.print(f"[yellow]{escape((str(message).splitlines() or [''])[0])}[/]", highlight=False)
+        note((str(message).splitlines() or [""])[0], "yellow")
 
     with warnings.catch_warnings():
         warnings.showwarning = say

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.markup import escape
-from rich.table import Table
+from typer import Option
 
-from redline.cli.console import print_json, results
+from redline.cli.console import plain_table, print_json, results
 from redline.cli.live_line import LiveLine
+from redline.cli.options import AsJson, Device
 from redline.cli.signals import uninterrupted_imports
 from redline.ladder.measuring.worker_pool import WorkerPool
 from redline.notation import format_bytes, format_rate
@@ -20,11 +20,9 @@ if TYPE_CHECKING:
 
 
 def doctor(
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto (a GPU if there is one).")] = "auto",
-    again: Annotated[
-        bool, typer.Option("--again", help="Measure the ceilings again instead of using the cache.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    device: Device = "auto",
+    again: Annotated[bool, Option("--again", help="Measure the ceilings again instead of using the cache.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show what this machine supports: dtypes, kernels, measured ceilings, and which rungs can run.
 
@@ -48,7 +46,7 @@ def doctor(
         return
     _print_machine(machine)
     results.print(f"\n[bold]precision[/]  start from [bold]{precision}[/]: {why}")
-    table = Table("rung", "here", "why not", box=None, header_style="bold", pad_edge=False)
+    table = plain_table("rung", "here", "why not")
     for name, reason in reasons.items():
         table.add_row(name, "[green]available[/]" if not reason else "[dim]no[/]", escape(reason))
     results.print()
@@ -64,31 +62,26 @@ def _why_not(rung: type[Rung], machine: Machine) -> str:
 
 
 def _print_machine(machine: Machine) -> None:
-    table = Table(box=None, show_header=False, pad_edge=False)
+    table = plain_table(show_header=False)
     table.add_column(style="bold")
     table.add_column()
     count = f" (1 of {machine.device_count})" if machine.device_count > 1 else ""
     table.add_row("device", f"{machine.name}, {machine.device}{count}")
+    memory = format_bytes(machine.host_bytes)
     if machine.is_cuda:
         major, minor = machine.capability
         table.add_row("", f"compute capability {major}.{minor}, driver {machine.driver}, CUDA {machine.cuda}")
-        table.add_row(
-            "memory",
-            f"{format_bytes(machine.device_bytes)} on the device, {format_bytes(machine.host_bytes)} host",
-        )
-    else:
-        table.add_row("memory", format_bytes(machine.host_bytes))
+        memory = f"{format_bytes(machine.device_bytes)} on the device, {memory} host"
+    table.add_row("memory", memory)
     table.add_row("cores", str(machine.cores))
     table.add_row("system", f"{machine.system}, Python {machine.python}")
     table.add_row("libraries", ", ".join(f"{k} {v}" for k, v in machine.versions.items()))
     table.add_row("features", ", ".join(machine.features) or "none known")
     table.add_row("hardware dtypes", ", ".join(machine.hardware_dtypes))
     table.add_row("attention kernels", ", ".join(machine.attention_kernels))
-    if machine.ceilings is not None:
-        table.add_row("copy", f"{format_rate(machine.ceilings.bytes_per_s, 'B/s')} (read + write)")
-        for kind, rates in (
-            ("matmul", machine.ceilings.matmul_flops_per_s),
-            ("convolution", machine.ceilings.convolution_flops_per_s),
-        ):
+    if (ceilings := machine.ceilings) is not None:
+        table.add_row("copy", f"{format_rate(ceilings.bytes_per_s, 'B/s')} (read + write)")
+        kinds = (("matmul", ceilings.matmul_flops_per_s), ("convolution", ceilings.convolution_flops_per_s))
+        for kind, rates in kinds:
             table.add_row(kind, ", ".join(f"{d} {format_rate(r, 'FLOP/s')}" for d, r in rates.items()))
     results.print(table)

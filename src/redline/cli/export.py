@@ -3,35 +3,30 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from rich.markup import escape
+from typer import Argument, Option
 
 from redline.cli.console import print_json, results
 from redline.cli.live_line import LiveLine
+from redline.cli.options import AsJson, Scale
 from redline.cli.signals import uninterrupted_imports
 from redline.errors import RedlineError
 from redline.notation import format_bytes
 
 
 def export(
-    model: Annotated[str, typer.Argument(help="The model to export: drct.")],
+    model: Annotated[str, Argument(help="The model to export: drct.")],
     weights: Annotated[
-        Path | None, typer.Option("--weights", "-w", help="A weight file (default: the bundled weights).")
+        Path | None, Option("--weights", "-w", help="A weight file (default: the bundled weights).")
     ] = None,
-    scale: Annotated[
-        int | None, typer.Option("--scale", "-s", help="The factor (default: that of the weights, or 4).")
-    ] = None,
-    format: Annotated[str, typer.Option(help="onnx.")] = "onnx",
-    tile: Annotated[int, typer.Option(help="The side of the tiles that the file takes.")] = 128,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The .onnx file to write (default: drct-x4.onnx).")
-    ] = None,
-    int8: Annotated[bool, typer.Option("--int8", help="Write int8, calibrated on the images of --calibrate.")] = False,
-    calibrate: Annotated[
-        Path | None, typer.Option(help="For --int8: a folder of images like those to upscale.")
-    ] = None,
-    samples: Annotated[int, typer.Option(help="How many tiles to calibrate on.")] = 32,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    scale: Scale = None,
+    format: Annotated[str, Option(help="onnx.")] = "onnx",
+    tile: Annotated[int, Option(help="Side of the tiles that the ONNX file takes, in pixels.")] = 128,
+    out: Annotated[Path | None, Option("--out", "-o", help="The file to write (default: drct-x4.onnx).")] = None,
+    int8: Annotated[bool, Option("--int8", help="Write int8, calibrated on the images of --calibrate.")] = False,
+    calibrate: Annotated[Path | None, Option(help="For --int8: a folder of images like those to upscale.")] = None,
+    samples: Annotated[int, Option(help="How many tiles to calibrate on.")] = 32,
+    as_json: AsJson = False,
 ) -> None:
     """Export a network as an ONNX file, which is compared with the network before it is written.
 
@@ -57,15 +52,8 @@ def export(
             weights, out, scale=scale, tile=tile, calibrate=calibrate, samples=samples, progress=show
         )
     if as_json:
-        print_json(
-            {
-                "path": str(exported.path),
-                "tile": tile,
-                "bytes": exported.bytes,
-                "psnr": exported.score.value,
-                "int8": int8,
-            }
-        )
+        written = {"path": str(exported.path), "tile": tile, "bytes": exported.bytes}
+        print_json({**written, "psnr": exported.score.value, "int8": int8})
         return
     said = f"{format_bytes(exported.bytes)}, {exported.score.value:.1f} dB compared with the network"
-    results.print(f"{escape(str(exported.path))}  {said}", highlight=False, soft_wrap=True)
+    results.print(f"{escape(str(exported.path))}  {said}", soft_wrap=True)

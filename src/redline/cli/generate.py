@@ -9,11 +9,12 @@ from statistics import quantiles
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from redline.choices import GENERATION_PRECISIONS
-from redline.cli.console import print_json, progress, warnings_as_sentences
+from redline.cli.console import note, print_json, warnings_as_sentences
 from redline.cli.live_line import LiveLine
-from redline.cli.plans import PLAN_HELP, read_plan
+from redline.cli.options import PLAN_HELP, AsJson, Device, Strict, read_plan
 from redline.cli.signals import uninterrupted_imports
 from redline.errors import RedlineError
 
@@ -24,36 +25,27 @@ if TYPE_CHECKING:
 def generate(
     model: Annotated[
         str,
-        typer.Argument(
+        Argument(
             help="A folder with config.json, safetensors and tokenizer.json, or a model in the Hugging Face cache: "
             "OWNER/NAME, or OWNER/NAME@COMMIT."
         ),
     ],
-    prompt: Annotated[str, typer.Argument(help="The text to continue; - reads it from stdin.")],
-    max_tokens: Annotated[int, typer.Option(help="The largest number of tokens to generate.")] = 256,
-    temperature: Annotated[
-        float, typer.Option(help="0 always takes the most likely token; higher values vary more.")
-    ] = 0.0,
-    top_k: Annotated[int, typer.Option(help="Sample from this many most likely tokens; 0 for all.")] = 0,
-    top_p: Annotated[
-        float, typer.Option(help="Sample from the most likely tokens that together have this probability.")
-    ] = 1.0,
-    min_p: Annotated[
-        float, typer.Option(help="Sample from tokens with at least this share of the highest probability.")
-    ] = 0.0,
-    repetition_penalty: Annotated[
-        float, typer.Option(help="Above 1 makes tokens less likely that occurred before.")
-    ] = 1.0,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = "auto",
-    precision: Annotated[str, typer.Option(help=f"{', '.join(GENERATION_PRECISIONS)}.")] = "auto",
-    plan: Annotated[str | None, typer.Option(help=f"{PLAN_HELP} The shipped plan by default.")] = None,
+    prompt: Annotated[str, Argument(help="The text to continue; - reads it from stdin.")],
+    max_tokens: Annotated[int, Option(help="The largest number of tokens to generate.")] = 256,
+    temperature: Annotated[float, Option(help="0 takes the most likely token; higher values vary more.")] = 0.0,
+    top_k: Annotated[int, Option(help="Sample from this many most likely tokens; 0 for all.")] = 0,
+    top_p: Annotated[float, Option(help="Sample from the most likely tokens with this total probability.")] = 1.0,
+    min_p: Annotated[float, Option(help="Sample from tokens with at least this share of the top probability.")] = 0.0,
+    repetition_penalty: Annotated[float, Option(help="Above 1 makes tokens less likely that occurred before.")] = 1.0,
+    seed: Annotated[int, Option(help="The same seed gives the same text.")] = 0,
+    device: Device = "auto",
+    precision: Annotated[str, Option(help=f"{', '.join(GENERATION_PRECISIONS)}.")] = "auto",
+    plan: Annotated[str | None, Option(help=f"{PLAN_HELP} The shipped plan by default.")] = None,
     memory: Annotated[
-        Path | None,
-        typer.Option(help="File with the state of the neural memory: read if it exists, written at the end."),
+        Path | None, Option(help="File with the state of the neural memory: read if it exists, written at the end.")
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Refuse every unknown key of config.json.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the text and its speed as JSON.")] = False,
+    strict: Strict = False,
+    as_json: AsJson = False,
 ) -> None:
     """Generate text with a language model.
 
@@ -93,7 +85,7 @@ def generate(
         about = {"model": Path(model).name, "device": str(generator.device), "plan": str(engine.plan)}
         print_json(about | {"setup_s": engine.setup_s} | _figures(stream) | {"text": stream.text})
     if stream.text.reason == "context":
-        progress.print("[dim]the model's context is full: the text ends here.[/]", highlight=False)
+        note("the model's context is full: the text ends here.")
     if interrupted:
         raise typer.Exit(130)
 

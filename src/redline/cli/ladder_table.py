@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
+from redline.cli.console import plain_table
 from redline.ladder.measurement import Measurement
 from redline.ladder.report.ladder import Row, against_s, ladder_rows, shapes_sentence, speedup
 from redline.notation import format_bytes, format_seconds
@@ -21,7 +21,7 @@ def ladder_table(measurements: Sequence[Measurement], width: int, title: str = "
     """Returns a table of the rungs that were tried, and a line for each reason why others were not."""
     rows = ladder_rows(measurements)
     names = list(_cells(rows[0])) if width >= 170 or not rows else list(_COMPACT)
-    table = Table(title=title or None, box=None, header_style="bold", pad_edge=False, title_justify="left")
+    table = plain_table(title=title or None, title_justify="left")
     for name in names:
         if name in ("rung", "reason", "quality"):
             table.add_column(name, overflow="fold", ratio=2 if name == "reason" else 1)
@@ -42,7 +42,7 @@ def _by_shape(measurements: Sequence[Measurement]) -> list[RenderableType]:
     parts: list[RenderableType] = [Text(sentence, style="dim")]
     final = next((m for m in measurements if m.role == "final" and m.verdict == "kept" and speedup(m)), None)
     if final is not None and len(final.shapes) > 1:
-        table = Table("shape", final.against, "final plan", "×", box=None, header_style="bold", pad_edge=False)
+        table = plain_table("shape", final.against, "final plan", "×")
         for shape in final.shapes:
             before, after = against_s(final, shape) or float("nan"), final.median_s(shape)
             table.add_row(shape, format_seconds(before), format_seconds(after), f"{before / after:.2f}")

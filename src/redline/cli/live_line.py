@@ -6,7 +6,6 @@ Without a terminal a thread prints the line, so that it also appears while a sin
 import time
 from dataclasses import dataclass, replace
 from threading import Event, RLock, Thread
-from types import TracebackType
 
 from rich.markup import escape
 from rich.status import Status
@@ -65,7 +64,7 @@ class LiveLine:
         self._began_s = self._printed_s = time.monotonic()
         self._status: Status | None = None
         self._lock, self._stop = RLock(), Event()
-        # The file of now, because stderr is replaced while a library is silenced.
+        # Stored, because stderr is replaced while a library is silenced.
         self._out = progress.file
         self._thread = Thread(target=self._repeat, name="redline-live-line", daemon=True)
 
@@ -77,9 +76,7 @@ class LiveLine:
             self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         if self._status is not None:
             self._status.stop()

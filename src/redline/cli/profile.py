@@ -5,16 +5,15 @@ from __future__ import annotations
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.markup import escape
 from rich.table import Table
+from typer import Option
 
-from redline.cli.console import print_json, progress, results
+from redline.cli.console import plain_table, print_json, progress, results
 from redline.cli.live_line import LiveLine
-from redline.cli.plans import read_plan
-from redline.cli.shapes import WORKLOAD_HELP, parse_shape
+from redline.cli.options import PLAN_HELP, Device, Page, Workload, WorkloadOptions, parse_workload_options, read_plan
 from redline.cli.signals import uninterrupted_imports
 from redline.errors import RedlineError
 from redline.notation import format_bytes, format_rate, format_seconds
@@ -25,28 +24,19 @@ if TYPE_CHECKING:
 
 
 def profile(
-    workload: Annotated[str, typer.Argument(help=WORKLOAD_HELP)],
-    layers: Annotated[bool, typer.Option("--layers", help="Measure the time per layer.")] = False,
-    memory: Annotated[bool, typer.Option("--memory", help="Measure the memory per layer.")] = False,
-    attention: Annotated[
-        bool, typer.Option("--attention", help="Measure the share of attention and show its kernels.")
-    ] = False,
-    trace: Annotated[
-        Path | None, typer.Option("--trace", help="Write a Chrome trace to this file (.json or .json.gz).")
-    ] = None,
-    nvtx: Annotated[bool, typer.Option("--nvtx", help="Add NVTX ranges for nsys and ncu to one step (CUDA).")] = False,
-    page: Annotated[Path | None, typer.Option("--page", help="Write a self-contained HTML page to this file.")] = None,
-    plan: Annotated[str, typer.Option("--plan", help="Plan to apply: a file or one line (bf16 + channels_last).")] = "",
-    device: Annotated[str, typer.Option("--device", help="Device: cpu, cuda, cuda:1 or auto.")] = "auto",
-    shape: Annotated[
-        list[str] | None,
-        typer.Option("--shape", "--shapes", help="Option of the workload, for example batch=8; repeatable."),
-    ] = None,
-    top: Annotated[int, typer.Option("--top", min=1, help="Maximum number of rows per table.")] = 10,
-    repeats: Annotated[
-        int, typer.Option("--repeats", min=1, help="Number of timed steps; the median is reported.")
-    ] = 7,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the whole profile as JSON.")] = False,
+    workload: Workload,
+    layers: Annotated[bool, Option("--layers", help="Measure the time per layer.")] = False,
+    memory: Annotated[bool, Option("--memory", help="Measure the memory per layer.")] = False,
+    attention: Annotated[bool, Option("--attention", help="Measure the attention's share; show its kernels.")] = False,
+    trace: Annotated[Path | None, Option(help="Write a Chrome trace to this file (.json or .json.gz).")] = None,
+    nvtx: Annotated[bool, Option("--nvtx", help="Add NVTX ranges for nsys and ncu to one step (CUDA).")] = False,
+    page: Page = None,
+    plan: Annotated[str, Option(help=PLAN_HELP)] = "",
+    device: Device = "auto",
+    shape: WorkloadOptions = None,
+    top: Annotated[int, Option(min=1, help="Maximum number of rows per table.")] = 10,
+    repeats: Annotated[int, Option(min=1, help="Number of timed steps; the median is reported.")] = 7,
+    as_json: Annotated[bool, Option("--json", help="Print the whole profile as JSON.")] = False,
 ) -> None:
     """Show the time and memory of a step, layer by layer.
 
@@ -61,12 +51,11 @@ def profile(
         from redline.machine.machine import Machine
     chosen = layers or memory or attention or trace is not None or nvtx
     machine = Machine.detect(device)
-    sentence = why_no_nvtx(machine.device) if nvtx else ""
-    if sentence:
+    if nvtx and (sentence := why_no_nvtx(machine.device)):
         raise RedlineError(sentence)
     # Output of the user's code goes to stderr, so that stdout contains only the result.
     with redirect_stdout(sys.stderr):
-        what = load_workload(workload, _options(shape or []))
+        what = load_workload(workload, parse_workload_options(shape))
     with redirect_stdout(sys.stderr), LiveLine(f"profiling {what.label} on {machine.name} …"):
         seen = profile_workload(
             what,
@@ -87,23 +76,13 @@ def profile(
         print_profile(seen, top)
     for kind, path in (("trace", trace), ("page", page)):
         if path is not None:
-            progress.print(f"{kind} written to {escape(str(path))}", highlight=False, soft_wrap=True)
-
-
-def _options(shapes: list[str]) -> dict[str, Any]:
-    options: dict[str, Any] = {}
-    for shape in shapes:
-        options |= parse_shape(shape)
-    return options
+            progress.print(f"{kind} written to {escape(str(path))}", soft_wrap=True)
 
 
 def print_profile(seen: Profile, top: int) -> None:
     kind = "training step" if seen.training else "inference"
-    results.print(
-        f"[bold]{escape(seen.workload)}[/] · {kind} · plan {escape(seen.plan)} · {escape(seen.machine)} · "
-        f"{format_seconds(seen.step_s)} a step",
-        highlight=False,
-    )
+    facts = (kind, f"plan {escape(seen.plan)}", escape(seen.machine), f"{format_seconds(seen.step_s)} a step")
+    results.print(f"[bold]{escape(seen.workload)}[/] · {' · '.join(facts)}")
     if seen.layers is not None:
         _print_layers(seen.layers, top, seen.training)
     if seen.kernels:
@@ -113,15 +92,15 @@ def print_profile(seen: Profile, top: int) -> None:
     if seen.attention is not None:
         _print_attention(seen.attention)
     for note in seen.notes:
-        results.print(f"[yellow]note:[/] {escape(note)}", highlight=False)
+        results.print(f"[yellow]note:[/] {escape(note)}")
     if seen.deeper is not None:
         results.print("\n[bold]To go deeper[/]")
         for command in (seen.deeper.nsys, seen.deeper.ncu):
-            results.print(escape(command), highlight=False, soft_wrap=True)
+            results.print(escape(command), soft_wrap=True)
 
 
 def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
+    table = plain_table(title=title, title_justify="left", title_style="bold", header_style="bold")
     for column in columns:
         words = column in ("layer", "type", "name", "what", "kernel")
         table.add_column(column, justify="left" if words else "right", no_wrap=not words, overflow="fold")
@@ -159,7 +138,7 @@ def _print_layers(times: LayerTimes, top: int, training: bool) -> None:
         table.add_row(escape(kind.type), str(kind.layers), format_seconds(kind.self_s),
                       f"{times.share(kind.self_s):.1%}", flops)  # fmt: skip
     _show(table)
-    results.print(times.measuring_cost, highlight=False)
+    results.print(times.measuring_cost)
 
 
 def _print_kernels(kernels: tuple[KernelTime, ...], top: int, device: str) -> None:
@@ -191,15 +170,15 @@ def _print_memory(memory: Memory, top: int) -> None:
 
 def _print_attention(attention: Attention) -> None:
     if not attention.layers and not attention.kernels:
-        results.print("\n[bold]Attention[/]: none found.", highlight=False)
+        results.print("\n[bold]Attention[/]: none found.")
         return
     core = f", its core {attention.core_share:.1%}" if attention.core_share is not None else ""
     kernels = escape(", ".join(attention.kernels))
-    results.print(f"\n[bold]Attention[/]: {attention.share:.1%} of the step{core}; ran as {kernels}.", highlight=False)
+    results.print(f"\n[bold]Attention[/]: {attention.share:.1%} of the step{core}; ran as {kernels}.")
     if attention.layers:
         table = _table("Attention by layer", "layer", "kernel", "calls", "with inner", "core")
         for layer in attention.layers:
             table.add_row(_name(layer.name, layer.type), layer.kernel, str(layer.calls),
                           format_seconds(layer.total_s), format_seconds(layer.core_s))  # fmt: skip
         _show(table)
-    results.print(f"Counted as attention: {attention.counted}.", highlight=False)
+    results.print(f"Counted as attention: {attention.counted}.")

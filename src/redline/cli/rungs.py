@@ -5,17 +5,17 @@ import sys
 from types import ModuleType
 from typing import Annotated
 
-import typer
-from rich.table import Table
+from typer import Argument, Option
 
-from redline.cli.console import print_json, results
+from redline.cli.console import plain_table, print_json, results
+from redline.cli.options import AsJson
 from redline.cli.signals import uninterrupted_imports
 
 
 def rungs(
-    name: Annotated[str | None, typer.Argument(help="Show the options of this rung.")] = None,
-    workloads: Annotated[bool, typer.Option("--workloads", help="List the bundled workloads instead.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    name: Annotated[str | None, Argument(help="Show the options of this rung.")] = None,
+    workloads: Annotated[bool, Option("--workloads", help="List the bundled workloads instead.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the rungs of the ladder in their order, or show the options of one.
 
@@ -35,12 +35,7 @@ def rungs(
             "summary": rung.summary,
             "excludes": sorted(rung.excludes),
             "options": [
-                {
-                    "name": o.name,
-                    "default": o.default,
-                    "choices": o.metadata["choices"],
-                    "help": o.metadata["help"],
-                }
+                {"name": o.name, "default": o.default, **{key: o.metadata[key] for key in ("choices", "help")}}
                 for o in rung.options()
             ],
         }
@@ -48,24 +43,23 @@ def rungs(
     ]
     if as_json:
         print_json(data)
-        return
-    if name:
+    elif name:
         _print_one(data[0], sys.modules[find_rung(name).__module__])
-        return
-    table = Table("rung", "stage", "for", "what it does", box=None, header_style="bold", pad_edge=False)
-    for row in data:
-        table.add_row(row["name"], row["stage"], "/".join(row["for"]), row["summary"])
-    results.print(table)
+    else:
+        table = plain_table("rung", "stage", "for", "what it does")
+        for row in data:
+            table.add_row(row["name"], row["stage"], "/".join(row["for"]), row["summary"])
+        results.print(table)
 
 
 def _print_one(row: dict, module: ModuleType) -> None:
     results.print(f"[bold]{row['name']}[/]  {row['stage']}, for {' and '.join(row['for'])}")
     results.print(row["summary"])
-    results.print(inspect.getdoc(module) or "", highlight=False, markup=False)
+    results.print(inspect.getdoc(module) or "", markup=False)
     if row["excludes"]:
         results.print(f"excludes: {', '.join(row['excludes'])}")
     if row["options"]:
-        table = Table("option", "default", "choices", "meaning", box=None, header_style="bold", pad_edge=False)
+        table = plain_table("option", "default", "choices", "meaning")
         for o in row["options"]:
             table.add_row(o["name"], str(o["default"]), ", ".join(map(str, o["choices"])), o["help"])
         results.print(table)
@@ -85,7 +79,7 @@ def _workloads(as_json: bool) -> None:
     if as_json:
         print_json(data)
         return
-    table = Table("workload", "what it is", "options", box=None, header_style="bold", pad_edge=False)
+    table = plain_table("workload", "what it is", "options")
     for row in data:
         table.add_row(row["name"], row["summary"], ", ".join(f"{k}={v}" for k, v in row["options"].items()))
     results.print(table)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
-from rich.table import Table
+from typer import Argument, Option
 
-from redline.choices import SAMPLER_NAMES, STREAM_PRECISIONS, STREAM_SINKS, STREAM_SOURCES
-from redline.cli.console import print_json, progress, results
+from redline.choices import STREAM_PRECISIONS, STREAM_SINKS, STREAM_SOURCES
+from redline.cli.console import note, plain_table, print_json, progress, results, wrote
 from redline.cli.live_line import LiveLine
-from redline.cli.plans import PLAN_HELP, read_plan
+from redline.cli.options import MODEL_HELP, PLAN_HELP, AsJson, Device, Sampler, Steps, Strength, read_plan
 from redline.cli.signals import uninterrupted_imports
 from redline.errors import RedlineError
 from redline.notation import format_bytes, format_seconds, parse_seconds
@@ -38,66 +38,45 @@ All sources, outputs and options: redline stream --help"""
 
 def stream(
     source: Annotated[
-        str | None, typer.Argument(metavar="IN", help=escape(f"{STREAM_SOURCES[0].upper()}{STREAM_SOURCES[1:]}."))
+        str | None, Argument(metavar="IN", help=escape(f"{STREAM_SOURCES[0].upper()}{STREAM_SOURCES[1:]}."))
     ] = None,
     sink: Annotated[
-        str | None, typer.Argument(metavar="OUT", help=escape(f"{STREAM_SINKS[0].upper()}{STREAM_SINKS[1:]}."))
+        str | None, Argument(metavar="OUT", help=escape(f"{STREAM_SINKS[0].upper()}{STREAM_SINKS[1:]}."))
     ] = None,
-    model: Annotated[
-        Path | None,
-        typer.Option(
-            "--model",
-            "-m",
-            help="LSD weights, the output folder of their training, or a diffusers folder (default: the shipped LSD).",
-        ),
-    ] = None,
-    sampler: Annotated[
-        str | None, typer.Option(help=f"Sampler: {', '.join(SAMPLER_NAMES)} (default: distilled).")
-    ] = None,
-    prompt: Annotated[str, typer.Option(help="Text prompt of a diffusers pipeline.")] = "",
-    steps: Annotated[int | None, typer.Option(help="Sampling steps per frame (default: the model's).")] = None,
-    strength: Annotated[
-        float | None, typer.Option(help="How far the output departs from the input, 0 to 1 (default: the model's).")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the noise, which is the same for every frame.")] = 0,
-    control: Annotated[str, typer.Option(help="The control vector, for example 0.5,1.")] = "",
-    size: Annotated[
-        str | None, typer.Option(help="Scale frames to this size first, for example 512x512 (default: the source's).")
-    ] = None,
-    live: Annotated[bool, typer.Option("--live", help="Play a file at its own pace, as from a camera.")] = False,
-    keep_going: Annotated[
-        bool, typer.Option("--keep-going", help="Skip damaged parts of a video and count them.")
-    ] = False,
+    model: Annotated[Path | None, Option("--model", "-m", help=f"{MODEL_HELP} (default: the shipped LSD).")] = None,
+    sampler: Sampler = None,
+    prompt: Annotated[str, Option(help="Text prompt of a diffusers pipeline.")] = "",
+    steps: Steps = None,
+    strength: Strength = None,
+    seed: Annotated[int, Option(help="Seed of the noise, which is the same for every frame.")] = 0,
+    control: Annotated[str, Option(help="The control vector, for example 0.5,1.")] = "",
+    size: Annotated[str | None, Option(help="Scale frames to this size, such as 512x512, first.")] = None,
+    live: Annotated[bool, Option("--live", help="Play a file at its own pace, as from a camera.")] = False,
+    keep_going: Annotated[bool, Option("--keep-going", help="Skip damaged parts of a video and count them.")] = False,
     reset_at_cuts: Annotated[
-        bool, typer.Option("--reset-at-cuts", help="Clear the model's previous output when the scene changes.")
+        bool, Option("--reset-at-cuts", help="Clear the model's previous output when the scene changes.")
     ] = False,
-    precision: Annotated[str, typer.Option(help=f"Precision: {', '.join(STREAM_PRECISIONS)}.")] = "auto",
-    plan: Annotated[str | None, typer.Option(help=f"{PLAN_HELP} A shipped one by default.")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = "auto",
-    duration: Annotated[
-        str | None, typer.Option(help="Stop this long after the first frame, for example 30s, 5m, 1h.")
-    ] = None,
+    precision: Annotated[str, Option(help=f"Precision: {', '.join(STREAM_PRECISIONS)}.")] = "auto",
+    plan: Annotated[str | None, Option(help=f"{PLAN_HELP} A shipped one by default.")] = None,
+    device: Device = "auto",
+    duration: Annotated[str | None, Option(help="Stop this long after the first frame, such as 30s, 5m or 1h.")] = None,
     changes: Annotated[
-        str | None,
-        typer.Option(
-            help="Change settings while the stream runs, by lines such as strength=0.4 steps=2 from a file, a named "
-            "pipe, or - (stdin)."
-        ),
+        str | None, Option(help="Read changed settings, such as strength=0.4 steps=2, from a file, pipe or - (stdin).")
     ] = None,
     key: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Key that viewers must give; required to serve other machines. The process list shows it, unlike "
             f"--key-file and the environment variable {KEY_VARIABLE}."
         ),
     ] = None,
-    key_file: Annotated[Path | None, typer.Option(help="Read the key from the first line of this file.")] = None,
+    key_file: Annotated[Path | None, Option(help="Read the key from the first line of this file.")] = None,
     certificate: Annotated[
-        Path | None, typer.Option(help="Serve the browser page over https with this PEM file (key and certificates).")
+        Path | None, Option(help="Serve the browser page over https with this PEM file (key and certificates).")
     ] = None,
-    metrics: Annotated[Path | None, typer.Option(help="Write metrics to this file, one JSON line per second.")] = None,
-    report: Annotated[Path | None, typer.Option(help="Write an HTML report with curves at the end.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the final metrics as JSON.")] = False,
+    metrics: Annotated[Path | None, Option(help="Write metrics to this file, one JSON line per second.")] = None,
+    report: Annotated[Path | None, Option(help="Write an HTML report with curves at the end.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Transform live video with a diffusion model, a frame or two behind the camera.
 
@@ -105,7 +84,8 @@ def stream(
     Example: redline stream video.mp4 restored.mp4 --steps 2 --report stream.html
     """
     if source is None or sink is None:
-        raise RedlineError(_usage(source))
+        missing = "give a source (IN) and an output (OUT)" if source is None else f"give an output (OUT) for {source!r}"
+        raise RedlineError(_USAGE.format(missing=missing))
     with uninterrupted_imports():
         from redline.stream.sources.video_file import DamagedVideo
         from redline.stream.stream import Stream
@@ -137,10 +117,10 @@ def stream(
                 key_file=key_file,
                 certificate=certificate,
                 metrics=metrics,
-                log=_log,
+                log=note,
             )
             for url in running.urls:
-                progress.print(f"open [bold]{escape(url)}[/]", highlight=False, soft_wrap=True)
+                progress.print(f"open [bold]{escape(url)}[/]", soft_wrap=True)
             line.update("setting up …")
             kind = "GPU" if running.device.type == "cuda" else "CPU"
             result = running.run(lambda sample: _show(line, sample, kind))
@@ -148,22 +128,13 @@ def stream(
         raise RedlineError(f"{error} Use --keep-going to skip the damage.") from error
     _print_json(result) if as_json else _print(result)
     if report is not None and not result.frames:
-        _log("no frame was processed, so there is no report")
+        note("no frame was processed, so there is no report")
     elif report is not None:
         result.write_report(report)
-        progress.print(f"wrote {escape(str(report))}", highlight=False, soft_wrap=True)
+        wrote(report)
     # Ctrl-C is the normal end of a camera, but leaves a video incomplete.
     if result.interrupted and not running.is_live:
         raise typer.Exit(130)
-
-
-def _usage(source: str | None) -> str:
-    missing = "give a source (IN) and an output (OUT)"
-    return _USAGE.format(missing=missing if source is None else f"give an output (OUT) for {source!r}")
-
-
-def _log(message: str) -> None:
-    progress.print(f"[dim]{escape(message)}[/]", highlight=False)
 
 
 def _show(line: LiveLine, sample: Sample, kind: str) -> None:
@@ -177,19 +148,16 @@ def _show(line: LiveLine, sample: Sample, kind: str) -> None:
 
 
 def _print(result: StreamResult) -> None:
-    table = Table("stage", "p50", "p95", "p99", "mean", "max", box=None, pad_edge=False)
+    table = plain_table("stage", "p50", "p95", "p99", "mean", "max")
     for name, times in [*result.report.stages.items(), ("latency", result.latency)]:
         values = (times.p50_s, times.p95_s, times.p99_s, times.mean_s, times.most_s)
         table.add_row(name.replace("_", " "), *map(format_seconds, values))
     if result.frames:
         results.print(table)
     drops = ", ".join(f"{count:,} dropped ({cause})" for cause, count in result.dropped.items()) or "none dropped"
-    results.print(
-        f"{result.frames:,} frame{'s' * (result.frames != 1)}, {result.frames_per_s:.1f} per second, {drops}; "
-        f"{escape(result.info.model)} on {result.info.device}, {escape(result.info.plan)}",
-        highlight=False,
-        soft_wrap=True,
-    )
+    speed = f"{result.frames:,} frame{'s' * (result.frames != 1)}, {result.frames_per_s:.1f} per second"
+    model = f"{escape(result.info.model)} on {result.info.device}, {escape(result.info.plan)}"
+    results.print(f"{speed}, {drops}; {model}", soft_wrap=True)
 
 
 def _print_json(result: StreamResult) -> None:

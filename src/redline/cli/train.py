@@ -1,33 +1,45 @@
-"""`redline train`: trains a model from a config.
+"""`redline train`: trains a model from a config, shows its progress, and prints its scores.
 
 `redline train CONFIG` trains a language model; other kinds of model have a subcommand of their own.
 """
 
 from __future__ import annotations
 
+import shlex
+import signal
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
+from rich.table import Table
+from typer import Argument, Option
 from typer.core import TyperGroup
 
-from redline.cli.console import warnings_as_sentences
-from redline.cli.train_progress import run_training
-from redline.cli.train_results import print_drct, print_lsd, print_text
+from redline.cli import LOOK
+from redline.cli.console import note, plain_table, print_json, progress, results, warnings_as_sentences
+from redline.cli.live_line import LiveLine
+from redline.cli.options import AsJson, Device
+from redline.cli.signals import TERMINATED, uninterrupted_imports
+from redline.notation import format_bytes, format_seconds
 
+if TYPE_CHECKING:
+    from redline.training.loop import Progress
+    from redline.training.run import TrainingResult
+
+# The fields of a result that describe its weight file.
+_WEIGHTS = ("weights", "card", "parameters", "model_bytes")
 CONFIG_HELP = "A config file, or the name of a bundled config"
-Out = Annotated[Path | None, typer.Option(help="Folder for the result, checkpoints and log.")]
-Photos = Annotated[str | None, typer.Option(help="Folder of photos to train on (overrides the config).")]
+Out = Annotated[Path | None, Option(help="Folder for the result, checkpoints and log.")]
+Photos = Annotated[str | None, Option(help="Folder of photos to train on (overrides the config).")]
 Validation = Annotated[
-    list[str] | None, typer.Option(help="Folder of held-out images to score on (overrides the config); repeatable.")
+    list[str] | None, Option(help="Folder of held-out images to score on (overrides the config); repeatable.")
 ]
-Resume = Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint in the folder.")]
-Steps = Annotated[int | None, typer.Option(help="Train for this many steps (overrides the config).")]
-Time = Annotated[
-    str | None, typer.Option("--time", help="Train for this long, for example 12m (overrides the config).")
-]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Resume = Annotated[bool, Option("--resume", help="Continue from the newest checkpoint in the folder.")]
+Steps = Annotated[int | None, Option(help="Train for this many steps (overrides the config).")]
+Time = Annotated[str | None, Option("--time", help="Train for this long, for example 12m (overrides the config).")]
 
 
 class _TextByDefault(TyperGroup):
@@ -39,14 +51,7 @@ class _TextByDefault(TyperGroup):
         return super().parse_args(ctx, args)
 
 
-train = typer.Typer(
-    cls=_TextByDefault,
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    add_completion=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+train = typer.Typer(**LOOK, cls=_TextByDefault, no_args_is_help=True)
 
 
 @train.callback()
@@ -60,10 +65,10 @@ def _train(context: typer.Context) -> None:
 
 @train.command("text")
 def train_text(
-    config: Annotated[str, typer.Argument(help=f"{CONFIG_HELP}: decoder-tiny, recall-mqar, …")],
+    config: Annotated[str, Argument(help=f"{CONFIG_HELP}: decoder-tiny, recall-mqar, …")],
     out: Out = None,
     source: Annotated[
-        list[str] | None, typer.Option(help="File or folder of text to train on (overrides the config); repeatable.")
+        list[str] | None, Option(help="File or folder of text to train on (overrides the config); repeatable.")
     ] = None,
     resume: Resume = False,
     steps: Steps = None,
@@ -75,20 +80,17 @@ def train_text(
 
     Example: redline train text decoder-tiny --source corpus --out tiny, or in short: redline train mine.toml
     """
-    given = {"--source": source or [], "--steps": [steps], "--time": [time_limit]}
-    result = run_training("text", config, out, resume, device, given, source=source, steps=steps, time=time_limit)
-    print_text(result, as_json)
+    options = {"source": source, "steps": steps, "time": time_limit}
+    _print_text(_run_training("text", config, out, resume, device, options), as_json)
 
 
 @train.command("drct")
 def train_drct(
-    config: Annotated[str, typer.Argument(help=f"{CONFIG_HELP}: drct-small-x4, drct-small-x2.")],
+    config: Annotated[str, Argument(help=f"{CONFIG_HELP}: drct-small-x4, drct-small-x2.")],
     out: Out = None,
     photos: Photos = None,
     validation: Validation = None,
-    start: Annotated[
-        str | None, typer.Option(help="Initial weights: a DRCT of the same dimensions, of any scale.")
-    ] = None,
+    start: Annotated[str | None, Option(help="Initial weights: a DRCT of the same dimensions, of any scale.")] = None,
     resume: Resume = False,
     steps: Steps = None,
     time_limit: Time = None,
@@ -99,16 +101,13 @@ def train_drct(
 
     Example: redline train drct drct-small-x4 --photos photos --validation Set5 --out small-x4
     """
-    given = {"--photos": [photos], "--validation": validation or [], "--start": [start]}
-    given |= {"--steps": [steps], "--time": [time_limit]}
-    options: dict[str, Any] = {"source": photos, "validation": validation, "start": start}
-    result = run_training("drct", config, out, resume, device, given, steps=steps, time=time_limit, **options)
-    print_drct(result, as_json)
+    options = {"photos": photos, "validation": validation, "start": start, "steps": steps, "time": time_limit}
+    _print_drct(_run_training("drct", config, out, resume, device, options), as_json)
 
 
 @train.command("lsd")
 def train_lsd(
-    config: Annotated[str, typer.Argument(help=f"{CONFIG_HELP}: lsd-tiny.")],
+    config: Annotated[str, Argument(help=f"{CONFIG_HELP}: lsd-tiny.")],
     out: Out = None,
     photos: Photos = None,
     validation: Validation = None,
@@ -122,7 +121,112 @@ def train_lsd(
 
     Example: redline train lsd lsd-tiny --photos photos --validation held-out --out tiny
     """
-    given = {"--photos": [photos], "--validation": validation or [], "--steps": [steps], "--time": [time_limit]}
-    options: dict[str, Any] = {"source": photos, "validation": validation}
-    result = run_training("lsd", config, out, resume, device, given, steps=steps, time=time_limit, **options)
-    print_lsd(result, as_json)
+    options = {"photos": photos, "validation": validation, "steps": steps, "time": time_limit}
+    _print_lsd(_run_training("lsd", config, out, resume, device, options), as_json)
+
+
+def _run_training(
+    kind: str, config: str, out: Path | None, resume: bool, device: str, options: Mapping[str, Any]
+) -> TrainingResult:
+    """Trains; after an interruption prints how to resume and exits. `options` are named as on the command line."""
+    with uninterrupted_imports():
+        from redline.training.run import train
+    with LiveLine("reading the config …") as line:
+        callbacks: dict[str, Any] = {"progress": TrainingLine(line), "log": note, "status": line.update}
+        named = {"source" if name == "photos" else name: value for name, value in options.items()}
+        result = train(config, out=out, resume=resume, device=device, kind=kind, **named, **callbacks)
+        if result.interrupted:
+            given = {**options, "device": None if device == "auto" else device, "out": result.folder}
+            command = ["redline", "train", *([] if kind == "text" else [kind]), config, *_words(given), "--resume"]
+            message = f"stopped at step {result.steps:,} and saved a checkpoint; continue with: "
+            # Not wrapped, so that the command can be copied.
+            progress.print(message + escape(shlex.join(command)), soft_wrap=True)
+            raise typer.Exit(TERMINATED if result.stop_signal == signal.SIGTERM else 130)
+    return result
+
+
+def _words(given: Mapping[str, Any]) -> list[str]:
+    """Returns options as words of a command line; leaves out those that were not given."""
+    lists = {f"--{name}": value if isinstance(value, list) else [value] for name, value in given.items()}
+    return [str(word) for option, values in lists.items() for one in values if one for word in (option, one)]
+
+
+class TrainingLine:
+    """Shows every log line in the live line, and prints those with new validation figures."""
+
+    def __init__(self, line: LiveLine) -> None:
+        self._line, self._figures = line, {}
+
+    def __call__(self, now: Progress) -> None:
+        rate = f"{now.items_per_s:,.0f}" if now.items_per_s >= 1000 else f"{now.items_per_s:.4g}"
+        penalties = f" with {' and '.join(now.penalties)}" if now.penalties else ""
+        parts = [f"step {now.step:,}", f"loss {now.loss:.5f}{penalties}", f"{rate} {now.unit}s/s"]
+        parts += [f"{now.utilization:.1%} MFU"] if now.utilization is not None else []
+        parts += [f"{format_seconds(now.left_s)} left", format_bytes(now.peak_bytes)]
+        parts += [f"{now.skipped} skipped"] if now.skipped else []
+        parts += [f"{name} {value:.4g}" for name, value in now.figures.items()]
+        text = " · ".join(parts)
+        self._line.update(text)
+        if now.figures != self._figures:
+            note(text)
+            self._figures = now.figures
+
+
+def _print_text(result: TrainingResult, as_json: bool) -> None:
+    output: Any = result.output
+    if as_json:
+        _print_json(result, {**asdict(output), "skipped": result.skipped_steps}, names=())
+        return
+    figures = "".join(f", {name.replace('_', ' ')} {value:.4f}" for name, value in result.figures.items())
+    skipped = f" ({result.skipped_steps:,} of them skipped)" if result.skipped_steps else ""
+    results.print(
+        f"[bold]{output.model}[/]: {output.parameters:,} parameters, {result.steps:,} steps{skipped} in "
+        f"{format_seconds(result.elapsed_s)}{figures}; summary: {output.page}"
+    )
+
+
+def _print_drct(result: TrainingResult, as_json: bool) -> None:
+    output: Any = result.output
+    if as_json:
+        scores = {
+            name: {Path(folder).name: asdict(found.mean) for folder, found in table.items()}
+            for name, table in (("scores", output.scores), ("bicubic", output.bicubic))
+        }
+        _print_json(result, scores)
+        return
+    table = plain_table("test set", "PSNR-Y dB", "SSIM-Y", "bicubic", "")
+    for folder, found in output.scores.items():
+        mean, baseline = found.mean, output.bicubic[folder].mean
+        scores = (f"[bold]{mean.psnr_y_db:.2f}[/]", f"{mean.ssim_y:.4f}", f"{baseline.psnr_y_db:.2f}")
+        table.add_row(Path(folder).name, *scores, f"{mean.psnr_y_db - baseline.psnr_y_db:+.2f} dB")
+    _print_weights(result, table)
+
+
+def _print_lsd(result: TrainingResult, as_json: bool) -> None:
+    output: Any = result.output
+    if as_json:
+        scores = {name: asdict(found) for name, found in output.scores.items()}
+        _print_json(result, {"stage": output.stage, "scores": scores})
+        return
+    table = plain_table("test set", "PSNR dB", "input", "warp error", "frame by frame", "drift dB")
+    for name, found in output.scores.items():
+        psnr = (f"[bold]{found.psnr_db:.2f}[/]", f"{found.input_psnr_db:.2f}")
+        warp = (f"[bold]{found.warp_error:.5f}[/]", f"{found.alone_warp_error:.5f}")
+        table.add_row(name, *psnr, *warp, f"{found.drift_db:+.2f}")
+    _print_weights(result, table, f", up to {output.stage}")
+
+
+def _print_json(result: TrainingResult, about: Mapping[str, object], names: tuple[str, ...] = _WEIGHTS) -> None:
+    output = {name: getattr(result.output, name) for name in names}
+    ran = {name: getattr(result, name) for name in ("steps", "elapsed_s", "peak_bytes")}
+    print_json({**output, **about, **ran})
+
+
+def _print_weights(result: TrainingResult, table: Table, stage: str = "") -> None:
+    output: Any = result.output
+    if output.scores:
+        results.print(table)
+    results.print(
+        f"[bold]{output.weights}[/]: {output.parameters:,} parameters, {format_bytes(output.model_bytes)}, "
+        f"{result.steps:,} steps in {format_seconds(result.elapsed_s)}{stage}; model card: {output.card}"
+    )

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
+from typer import Argument, Option
 
 from redline.choices import PIXEL_LIMIT, UPSCALE_PRESETS
-from redline.cli.console import print_json, progress, results
+from redline.cli.console import note, print_json, progress, results, wrote
 from redline.cli.live_line import LiveLine
+from redline.cli.options import AsJson, Device, Scale
 from redline.cli.signals import uninterrupted_imports
 from redline.errors import RedlineError
 from redline.notation import format_seconds
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 def upscale(
     paths: Annotated[
         list[str],
-        typer.Argument(
+        Argument(
             metavar="PATH",
             help="Images, videos, or folders of them; then the output, unless --out names it. Of two paths, the second "
             "is the output if it does not exist; of more, the last if it does not exist and ends in a slash. To "
@@ -34,57 +36,39 @@ def upscale(
         ),
     ],
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The output file or folder (default: beside the source).")
+        Path | None, Option("--out", "-o", help="The output file or folder (default: beside the source).")
     ] = None,
-    scale: Annotated[
-        int | None, typer.Option("--scale", "-s", help="The factor (default: that of the weights, or 4).")
-    ] = None,
+    scale: Scale = None,
     weights: Annotated[
-        Path | None,
-        typer.Option("--weights", "-w", help="A .pth, .safetensors or exported .onnx file; sets the scale."),
+        Path | None, Option("--weights", "-w", help="A .pth, .safetensors or exported .onnx file; sets the scale.")
     ] = None,
-    preset: Annotated[str, typer.Option(help=f"A set of options: {', '.join(UPSCALE_PRESETS)}.")] = "balanced",
-    precision: Annotated[str, typer.Option(help="auto, fp32, fp16, bf16 or int8.")] = "auto",
-    plan: Annotated[
-        Path | None, typer.Option(help="The TOML file of a plan (default: one of the bundled plans).")
-    ] = None,
-    provider: Annotated[str, typer.Option(help="What runs ONNX weights: cpu, cuda or tensorrt.")] = "cpu",
-    tile: Annotated[
-        str, typer.Option(help="The tile size in pixels, 256 or 384x256 (width × height), or auto: from the memory.")
-    ] = "auto",
-    tile_batch: Annotated[
-        int | None, typer.Option(help="How many tiles to compute at a time (default: from the memory).")
-    ] = None,
-    streams: Annotated[
-        int | None, typer.Option(help="CUDA streams: one computes, the others copy (default: 2).")
-    ] = None,
-    memory: Annotated[str | None, typer.Option(help="A limit on the memory for tiles, for example 6GiB.")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto.")] = "auto",
-    workers: Annotated[str, typer.Option(help="How many processes share the files, or auto: one per GPU.")] = "auto",
-    wrap: Annotated[
-        bool, typer.Option("--wrap", help="Images: seamless textures, whose edges continue on the opposite side.")
-    ] = False,
-    format: Annotated[
-        str | None, typer.Option(help="Images: png, jpeg, webp, tiff or avif (default: that of the source).")
-    ] = None,
-    quality: Annotated[int | None, typer.Option(help="Images: the quality of JPEG, WebP and AVIF, 1 to 100.")] = None,
-    strip: Annotated[bool, typer.Option("--strip", help="Leave out metadata; colour profiles are kept.")] = False,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Skip complete files, and continue videos that an earlier run began.")
-    ] = False,
-    max_pixels: Annotated[int, typer.Option(help="Images: refuse those with more pixels than this.")] = PIXEL_LIMIT,
-    codec: Annotated[str, typer.Option(help="Videos: auto, h264, hevc, av1, ffv1 …")] = "auto",
+    preset: Annotated[str, Option(help=f"A set of options: {', '.join(UPSCALE_PRESETS)}.")] = "balanced",
+    precision: Annotated[str, Option(help="auto, fp32, fp16, bf16 or int8.")] = "auto",
+    plan: Annotated[Path | None, Option(help="The TOML file of a plan (default: one of the bundled plans).")] = None,
+    provider: Annotated[str, Option(help="Execution provider for ONNX weights: cpu, cuda or tensorrt.")] = "cpu",
+    tile: Annotated[str, Option(help="Tile size in pixels: 256, 384x256 (width × height), or auto.")] = "auto",
+    tile_batch: Annotated[int | None, Option(help="Number of tiles in a batch (default: from the memory).")] = None,
+    streams: Annotated[int | None, Option(help="CUDA streams: one computes, the others copy (default: 2).")] = None,
+    memory: Annotated[str | None, Option(help="A limit on the memory for tiles, for example 6GiB.")] = None,
+    device: Device = "auto",
+    workers: Annotated[str, Option(help="How many processes share the files, or auto: one per GPU.")] = "auto",
+    wrap: Annotated[bool, Option("--wrap", help="Images: textures whose edges continue on the opposite side.")] = False,
+    format: Annotated[str | None, Option(help="Images: png, jpeg, webp, tiff, avif (default: the source's).")] = None,
+    quality: Annotated[int | None, Option(help="Images: the quality of JPEG, WebP and AVIF, 1 to 100.")] = None,
+    strip: Annotated[bool, Option("--strip", help="Leave out metadata; colour profiles are kept.")] = False,
+    resume: Annotated[bool, Option("--resume", help="Skip complete files, and continue incomplete videos.")] = False,
+    max_pixels: Annotated[int, Option(help="Images: refuse those with more pixels than this.")] = PIXEL_LIMIT,
+    codec: Annotated[str, Option(help="Videos: auto, h264, hevc, av1, ffv1 …")] = "auto",
     crf: Annotated[
-        float | None,
-        typer.Option(help="Videos: the quality of the encoder; lower is better; at most 51, or 63 for av1 and vp9."),
+        float | None, Option(help="Videos: the quality of the encoder; lower is better; at most 51, or 63 (av1, vp9).")
     ] = None,
     keep_going: Annotated[
-        bool, typer.Option("--keep-going", help="Videos: write what can be read of a damaged one instead of failing.")
+        bool, Option("--keep-going", help="Videos: write what can be read of a damaged one instead of failing.")
     ] = False,
     compare: Annotated[
-        Path | None, typer.Option(help="Also write a page, out.html, with a before/after slider for each image.")
+        Path | None, Option(help="Also write a page, out.html, with a before/after slider for each image.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the outcome of each file as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Upscale images and videos without visible seams; colours, transparency and metadata are kept.
 
@@ -124,7 +108,7 @@ def upscale(
     with LiveLine("reading the model …") as line:
         watch = _Watch(line, as_json)
         if arguments.note:
-            watch.say(arguments.note)
+            note(arguments.note)
         outcomes = upscaler.run(
             arguments.sources, arguments.out, format=format, resume=resume, progress=watch.listener()
         )
@@ -141,10 +125,14 @@ def _compare(page: Path, outcomes: list[Outcome]) -> bool:
     try:
         write_comparison(page, outcomes)
     except RedlineError as error:
-        progress.print(f"[bold red]failed:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        _print_failure(str(error))
         return False
-    progress.print(f"wrote {escape(str(page))}", highlight=False, soft_wrap=True)
+    wrote(page)
     return True
+
+
+def _print_failure(reason: str) -> None:
+    progress.print(f"[bold red]failed:[/] {escape(reason)}", soft_wrap=True)
 
 
 def _tile(text: str) -> int | tuple[int, int] | None:
@@ -175,14 +163,11 @@ class _Watch:
     def listener(self) -> Listener:
         from redline.upscale.tasks import Listener
 
-        return Listener(self.say, self._finished, self._image, self._video, self.begin)
+        return Listener(note, self._finished, self._image, self._video, self.begin)
 
     def begin(self, tasks: Sequence[Task]) -> None:
         self._total = len(tasks)
         self._update()
-
-    def say(self, text: str) -> None:
-        progress.print(f"[dim]{escape(text)}[/]", highlight=False, soft_wrap=True)
 
     def _update(self, detail: str = "") -> None:
         done = self._done + sum(list(self._under_way.values()))
@@ -199,7 +184,7 @@ class _Watch:
         else:
             self._done += 1
         if outcome.error:
-            self.say(outcome.error)
+            note(outcome.error)
         elif not outcome.skipped and not self._as_json:
             _print_result(outcome)
         self._note(outcome.task, outcome.notes)
@@ -207,10 +192,10 @@ class _Watch:
 
     def _note(self, task: Task, notes: tuple[str, ...]) -> None:
         """Prints each note once: notes on a video come with its progress and again with its outcome."""
-        for note in notes:
-            if (task, note) not in self._noted:
-                self._noted.add((task, note))
-                self.say(f"{task.source.name}: {note}")
+        for text in notes:
+            if (task, text) not in self._noted:
+                self._noted.add((task, text))
+                note(f"{task.source.name}: {text}")
 
     def _image(self, task: Task, rows: float, total: int) -> None:
         self._under_way[task] = rows / total
@@ -231,7 +216,7 @@ def _print_result(outcome: Outcome) -> None:
     console = progress if results.is_terminal and progress.is_terminal else results
     size = f"{outcome.width} × {outcome.height}"
     said = f"{escape(str(outcome.task.target))}  {size}  {format_seconds(outcome.seconds)}"
-    console.print(said, highlight=False, soft_wrap=True)
+    console.print(said, soft_wrap=True)
 
 
 def _print(outcomes: list[Outcome], as_json: bool) -> None:
@@ -242,13 +227,8 @@ def _print(outcomes: list[Outcome], as_json: bool) -> None:
         return
     failed, skipped = (sum(bool(getattr(o, name)) for o in outcomes) for name in ("error", "skipped"))
     if len(outcomes) > 1 or failed or skipped:
-        done = len(outcomes) - failed - skipped
-        said = [
-            f"{done} upscaled",
-            *([f"{skipped} already complete"] if skipped else []),
-            *([f"{failed} failed"] if failed else []),
-        ]
-        progress.print(", ".join(said), highlight=False)
+        counts = {"upscaled": len(outcomes) - failed - skipped, "already complete": skipped, "failed": failed}
+        progress.print(", ".join(f"{count} {what}" for what, count in counts.items() if count or what == "upscaled"))
         for outcome in outcomes:
             if outcome.error:
-                progress.print(f"[bold red]failed:[/] {escape(outcome.error)}", highlight=False, soft_wrap=True)
+                _print_failure(outcome.error)

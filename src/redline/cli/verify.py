@@ -5,30 +5,26 @@ from typing import Annotated
 
 import typer
 from rich.markup import escape
-from rich.table import Table
+from typer import Argument, Option
 
-from redline.cli.console import print_json, results
+from redline.cli.console import NO, YES, plain_table, print_json, results
 from redline.cli.live_line import LiveLine
-from redline.cli.plans import PLAN_HELP
-from redline.cli.shapes import WORKLOAD_HELP, parse_shapes
+from redline.cli.options import PLAN_HELP, AsJson, Device, Sampling, Shapes, Timeout, Workload, parse_shapes
 from redline.cli.signals import uninterrupted_imports
 from redline.notation import format_bytes, format_seconds
 
 
 def verify(
-    plan: Annotated[str, typer.Argument(help=PLAN_HELP)],
-    workload: Annotated[str, typer.Argument(help=WORKLOAD_HELP)],
-    shapes: Annotated[
-        list[str] | None, typer.Option("--shapes", help="An input shape, batch=8,size=224; repeat it.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …")] = "auto",
+    plan: Annotated[str, Argument(help=PLAN_HELP)],
+    workload: Workload,
+    shapes: Shapes = None,
+    device: Device = "auto",
     objective: Annotated[
-        str | None,
-        typer.Option(help="latency, throughput or memory. Default: what the plan was found for, else latency."),
+        str | None, Option(help="latency, throughput or memory. Default: what the plan was found for, else latency.")
     ] = None,
-    timeout: Annotated[str, typer.Option(help="Time limit of one trial.")] = "5m",
-    sampling: Annotated[str, typer.Option(help="Time for the timed turns of one comparison.")] = "6s",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    timeout: Timeout = "5m",
+    sampling: Sampling = "6s",
+    as_json: AsJson = False,
 ) -> None:
     """Re-measure a plan here; exit code 1 when a rung no longer holds.
 
@@ -41,7 +37,7 @@ def verify(
             plan,
             workload,
             objective=objective,
-            shapes=parse_shapes(shapes or []),
+            shapes=parse_shapes(shapes),
             device=device,
             timeout=timeout,
             sampling=sampling,
@@ -50,9 +46,9 @@ def verify(
     if as_json:
         print_json({**asdict(seen), "plan": str(seen.plan), "machine": seen.machine.as_dict()})
     else:
-        table = Table("rung", "holds", "reason", box=None, header_style="bold", pad_edge=False)
+        table = plain_table("rung", "holds", "reason")
         for row in seen.rungs:
-            table.add_row(row.rung, "[green]yes[/]" if row.holds else "[red]no[/]", escape(row.reason))
+            table.add_row(row.rung, YES if row.holds else NO, escape(row.reason))
         results.print(f"[bold]{escape(str(seen.plan))}[/] on {seen.machine.name}, judged by {seen.objective}")
         results.print(table)
         if seen.speedup is not None:
@@ -63,7 +59,6 @@ def verify(
             )
         for score in seen.scores:
             results.print(score)
-        results.print(
-            f"{'[bold green]holds[/]' if seen.holds else '[bold red]does not hold[/]'}: {escape(seen.reason)}"
-        )
+        verdict = "[bold green]holds[/]" if seen.holds else "[bold red]does not hold[/]"
+        results.print(f"{verdict}: {escape(seen.reason)}")
     raise typer.Exit(0 if seen.holds else 1)

@@ -1,5 +1,10 @@
-"""Reads a model folder in the Hugging Face layout: the model, its tokenizer and its stop tokens."""
+"""Reads a model folder in the Hugging Face layout: the model, its tokenizer and its stop tokens.
 
+The folder may be in the local cache of the Hugging Face Hub, where `hf download` and transformers store models.
+"""
+
+import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +15,20 @@ from torch import nn
 
 from redline.errors import ModelError
 from redline.files.untrusted import reading
-from redline.generation.hub_cache import find_model
 from redline.models import MEMORY_MODEL
 from redline.models.decoder import load_decoder
 from redline.models.decoder.checkpoint import check_has_weights, read_json
 from redline.models.decoder.hugging_face import FAMILIES
 
+# OWNER/NAME (old models such as gpt2 have no owner), then an optional @ with a branch, tag or commit.
+_REPOSITORY = re.compile(r"(?P<name>([A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*)(@(?P<revision>[A-Za-z0-9][\w./-]*))?")
+_SHORTEST_COMMIT = 7
+# The parts of a complete copy; the loader decides which of the files it can read.
+_PARTS = {
+    "config.json": ("config.json",),
+    "weights": ("*.safetensors", "*.bin"),
+    "tokenizer": ("tokenizer.json", "tokenizer.model", "vocab.*"),
+}
 Loader = Callable[[Path, torch.dtype, torch.device, bool], nn.Module]
 
 
@@ -52,18 +65,16 @@ class ModelFolder:
         tokenizer = read_tokenizer(path)
         # Fine-tunes often add a padding token beyond the model's vocabulary. Added tokens are checked in each prompt.
         numbers = tokenizer.get_vocab(with_added_tokens=False).values()
-        tokens, vocabulary = max(numbers, default=-1) + 1, find_vocabulary(config)
-        if vocabulary is not None and tokens > vocabulary:
+        memory = config.get("memory")
+        vocabulary = memory.get("vocabulary") if isinstance(memory, dict) else config.get("vocab_size")
+        tokens = max(numbers, default=-1) + 1
+        # If config.json has no vocabulary size, the loader of the model raises.
+        if isinstance(vocabulary, int) and tokens > vocabulary:
             raise ModelError(
                 f"the tokenizer in {str(path)!r} has {tokens:,} tokens, and its model's vocabulary is {vocabulary:,}."
             )
         known = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         return cls(path, model_type, tokenizer, known, find_stop_tokens(path, config))
-
-    @property
-    def has_memory(self) -> bool:
-        """Whether the model has neural memory, whose state can be saved and continued."""
-        return self.model_type == MEMORY_MODEL
 
     def load(self, dtype: torch.dtype, device: torch.device, strict: bool = False) -> nn.Module:
         """Reads the weights. With `strict`, unknown keys of config.json are errors."""
@@ -117,13 +128,6 @@ def read_tokenizer(folder: Path) -> Any:
     return tokenizer
 
 
-def find_vocabulary(config: dict[str, Any]) -> int | None:
-    """Returns the vocabulary size, or None if config.json has none; the model's loader raises then."""
-    memory = config.get("memory")
-    found = memory.get("vocabulary") if isinstance(memory, dict) else config.get("vocab_size")
-    return found if isinstance(found, int) else None
-
-
 def find_stop_tokens(folder: Path, config: dict[str, Any]) -> tuple[int, ...]:
     """Returns the ids of the stop tokens; generation_config.json takes precedence, as chat models set theirs there."""
     settings = folder / "generation_config.json"
@@ -134,3 +138,64 @@ def find_stop_tokens(folder: Path, config: dict[str, Any]) -> tuple[int, ...]:
     if not all(isinstance(token, int) for token in tokens):
         raise ModelError(f"{str(folder)!r} has an eos_token_id that is not a token id: {found!r}.")
     return tuple(tokens)
+
+
+def cache_folder() -> Path:
+    """Returns the folder that huggingface_hub uses: HF_HUB_CACHE, else `hub` in HF_HOME, else the user's cache."""
+    if named := os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE"):
+        return Path(named).expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.environ.get("HF_HOME") or Path(cache) / "huggingface").expanduser() / "hub"
+
+
+def find_model(given: str | Path) -> Path:
+    """Returns `given` if it is a folder, otherwise the cached snapshot of a model such as Qwen/Qwen3-0.6B.
+
+    If there is neither, raises a ModelError with the command that downloads the model.
+    """
+    path = Path(given)
+    if path.is_dir():
+        return path
+    needed = "config.json, model.safetensors and tokenizer.json"
+    if path.exists():
+        raise ModelError(f"{str(given)!r} is a file: give the folder of a model, with {needed}.")
+    named = _REPOSITORY.fullmatch(str(given).rstrip("/"))
+    if named is None:
+        raise ModelError(
+            f"there is no folder {str(given)!r}: give a folder with {needed}, or the name of a model in the Hugging "
+            "Face cache, such as Qwen/Qwen3-0.6B."
+        )
+    name, revision = named["name"], named["revision"]
+    cache = cache_folder()
+    folder = cache / f"models--{name.replace('/', '--')}"
+    download = f"hf download {name}" + (f" --revision {revision}" if revision else "")
+    snapshot = _snapshot(folder, revision)
+    if snapshot is None:
+        raise ModelError(
+            f"there is no folder {str(given)!r}, and no such model in the Hugging Face cache {str(cache)!r}: download "
+            f"it with `{download}`, or give a folder with {needed}."
+        )
+    for part, patterns in _PARTS.items():
+        # The cache holds symbolic links, whose targets may be missing.
+        if not any(path.exists() for pattern in patterns for path in snapshot.glob(pattern)):
+            raise ModelError(
+                f"the copy of {name} in the Hugging Face cache has no {part}: download all of it with `{download}` "
+                f"({str(snapshot)!r})."
+            )
+    return snapshot
+
+
+def _snapshot(folder: Path, revision: str | None) -> Path | None:
+    """Returns the snapshot of a branch, tag or commit prefix; by default that of main, or the only one."""
+    snapshots = folder / "snapshots"
+    reference = folder / "refs" / (revision or "main")
+    if ".." not in reference.parts and reference.is_file():
+        commit = reference.read_text(encoding="utf-8", errors="replace").strip()
+        return snapshots / commit if re.fullmatch(r"\w{1,64}", commit) and (snapshots / commit).is_dir() else None
+    there = [one for one in sorted(snapshots.glob("*")) if one.is_dir()]
+    if revision is None:
+        return there[0] if len(there) == 1 else None
+    if len(revision) < _SHORTEST_COMMIT:
+        return None
+    matching = [one for one in there if one.name.startswith(revision)]
+    return matching[0] if len(matching) == 1 else None

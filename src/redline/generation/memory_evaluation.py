@@ -13,9 +13,8 @@ from redline.evaluation.recall.evaluate import check_counts, check_tasks
 from redline.evaluation.recall.page import Subject, render_recall_page
 from redline.evaluation.recall.passkey import KINDS
 from redline.evaluation.recall.tasks import SYMBOLIC, name_of
-from redline.generation.folder import ModelFolder, check_architecture, read_config
-from redline.generation.hub_cache import find_model
-from redline.generation.precision import choose_holding
+from redline.generation.folder import ModelFolder, check_architecture, find_model, read_config
+from redline.generation.planned import choose_holding
 from redline.machine.machine import Machine, resolve_device
 
 _LENGTHS = (1024, 2048, 4096, 8192, 16384)

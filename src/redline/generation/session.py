@@ -5,6 +5,7 @@ captured too, if the model supports it.
 """
 
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, cast
@@ -13,17 +14,99 @@ import torch
 from torch import Tensor
 
 from redline.cuda_graphs import GraphCapturer
-from redline.generation.language_model import Cache, LanguageModel, StateCache
+from redline.generation.language_model import Cache, LanguageModel, PiecewiseModel, StateCache
 from redline.generation.planned import PlannedModel
-from redline.generation.prompt_piece import PromptPiece
-from redline.generation.readout import Readout
-from redline.generation.sampling import Sampler, Sampling
+from redline.generation.sampling import NO_TOKEN, Sampler, Sampling
 
 # A capture takes as long as four pieces, so it pays off for prompts of at least this many pieces.
 _MIN_PIECES = 8
 # Steps in flight: with two, a GPU has its next step before the tokens of the last one are read.
 _IN_FLIGHT = {"cuda": 2}
 _WARMUPS = 3
+
+
+class Readout:
+    """A queue of tokens being copied to the host, without making the device wait.
+
+    An asynchronous copy to pinned memory follows each step and is read when it has completed; meanwhile the next step
+    runs. On a CPU the copies are synchronous.
+    """
+
+    def __init__(self, batch: int, device: torch.device, depth: int) -> None:
+        self.cuda = device.type == "cuda"
+        # One more buffer than copies in flight, so that none is overwritten before it is read.
+        self.free = deque(torch.empty(batch, dtype=torch.int64, pin_memory=self.cuda) for _ in range(depth + 1))
+        self.in_flight: deque[tuple[Tensor, torch.cuda.Event | None]] = deque()
+        # Whether a row ever got NO_TOKEN.
+        self.missed = False
+
+    def __len__(self) -> int:
+        return len(self.in_flight)
+
+    def send(self, tokens_B: Tensor) -> None:
+        buffer = self.free.popleft()
+        buffer.copy_(tokens_B, non_blocking=True)
+        event = None
+        if self.cuda:
+            event = torch.cuda.Event()
+            event.record()
+        self.in_flight.append((buffer, event))
+
+    def receive(self) -> list[int]:
+        """Waits for the oldest tokens and returns them."""
+        buffer, event = self.in_flight.popleft()
+        if event is not None:
+            event.synchronize()
+        self.free.append(buffer)
+        tokens: list[int] = buffer.tolist()
+        self.missed = self.missed or NO_TOKEN in tokens
+        return tokens
+
+    def clear(self) -> None:
+        """Waits for all copies in flight and drops them."""
+        while self.in_flight:
+            self.receive()
+
+
+class PromptPiece:
+    """The captured prefill of `tokens` tokens per row, replayed for each piece of a long prompt.
+
+    For a model whose state does not grow, pieces of one length differ only in the content of buffers. Launch overhead
+    limits kernels that are launched one by one; a replayed graph avoids it. Warm-up and capture leave the cache as it
+    was.
+    """
+
+    def __init__(
+        self,
+        model: PiecewiseModel,
+        cache: StateCache,
+        batch: int,
+        tokens: int,
+        recorder: GraphCapturer,
+        device: torch.device,
+    ) -> None:
+        self.tokens = tokens
+        self._model, self._cache = model, cache
+        self._tokens_BS = torch.zeros(batch, tokens, dtype=torch.int64, device=device)
+        before: Any = cache.snapshot()
+        try:
+            # The first warm-up creates lazily allocated buffers and gives the shape of the logits. The graph copies
+            # its logits out of its memory pool, which other graphs share.
+            self._logits_BV = torch.empty_like(recorder.warm_up(self._take_in))
+            recorder.warm_up(self._take_in)
+            self._replay = recorder.capture(lambda: self._logits_BV.copy_(self._take_in()))[1]
+        finally:
+            cache.restore(before)
+
+    def take_in(self, tokens_BS: Tensor) -> Tensor:
+        """Returns logits (B, V) after the piece, which the next call overwrites."""
+        self._model.prepare_piece(self.tokens, self._cache)
+        self._tokens_BS.copy_(tokens_BS)
+        self._replay()
+        return self._logits_BV
+
+    def _take_in(self) -> Tensor:
+        return self._model.take_in(self._tokens_BS, self._cache)
 
 
 class Session:

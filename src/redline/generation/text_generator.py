@@ -12,12 +12,13 @@ from redline.files.atomic import check_can_write
 from redline.generation.chat_template import Message, read_chat_template, render_chat
 from redline.generation.engine import InferenceEngine
 from redline.generation.folder import ModelFolder
-from redline.generation.precision import choose_holding
+from redline.generation.planned import choose_holding
 from redline.generation.sampling import Sampling
 from redline.generation.text_stream import TextStream
 from redline.generation.token_stream import Reason, TokenStream
 from redline.ladder.plan import Plan
 from redline.machine.machine import Machine, resolve_device
+from redline.models import MEMORY_MODEL
 
 
 class GenerateOptions(TypedDict, total=False):
@@ -121,7 +122,6 @@ class TextGenerator:
         For a model with neural memory, `memory` is a file for its state. If the file exists, the text continues from
         its state. The state after the text is written to the file.
         """
-        sampling, max_tokens = _split(options)
         memory = None if memory is None else Path(memory)
         if memory is not None:
             self._check_memory(memory)
@@ -131,6 +131,12 @@ class TextGenerator:
         state = None if memory is None else self.engine.new_state()
         if memory is not None and state is not None and continues:
             state = state.load(memory)
+        return self._start(tokens, options, state, memory)
+
+    def _start(
+        self, tokens: list[int], options: GenerateOptions, state: Any = None, memory: Path | None = None
+    ) -> "GeneratedStream":
+        sampling, max_tokens = _split(options)
         stops = self.folder.stop_tokens
         stream = self.engine.stream([tokens], sampling, max_tokens=max_tokens, stop_tokens=stops, state=state)
         return GeneratedStream(stream, TextStream(self.tokenizer, tokens), len(tokens), memory)
@@ -153,10 +159,7 @@ class TextGenerator:
         template, special = read_chat_template(self.folder.path)
         # The template writes the special tokens itself.
         tokens = self._encode(render_chat(template, messages, special), special_tokens=False)
-        sampling, max_tokens = _split(options)
-        stops = self.folder.stop_tokens
-        made = self.engine.stream([tokens], sampling, max_tokens=max_tokens, stop_tokens=stops)
-        pieces = GeneratedStream(made, TextStream(self.tokenizer, tokens), len(tokens), None)
+        pieces = self._start(tokens, options)
         if stream:
             return pieces
         for _ in pieces:
@@ -174,7 +177,7 @@ class TextGenerator:
         return tokens
 
     def _check_memory(self, memory: Path) -> None:
-        if not self.folder.has_memory:
+        if self.folder.model_type != MEMORY_MODEL:
             raise RedlineError(f"memory needs a model with neural memory; {str(self.folder.path)!r} has none.")
         check_can_write(memory.parent)
         if not memory.parent.exists():

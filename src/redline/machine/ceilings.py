@@ -61,7 +61,7 @@ def measure_ceilings(machine: Machine) -> Ceilings:
     for name, dtype in _FLOATS.items():
         if _is_hidden(name, machine):
             continue
-        with _tf32_allowed(False), _onednn_restored():
+        with _tf32_allowed(False):
             matmul[name] = _matmul_rate(device, dtype)
             convolution[name] = _convolution_rate(device, dtype)
     if "tf32" in machine.hardware_dtypes:
@@ -85,26 +85,18 @@ def _is_hidden(dtype: str, machine: Machine) -> bool:
 
 @contextmanager
 def _tf32_allowed(allowed: bool) -> Iterator[None]:
-    """Allows or forbids TF32; torch's default allows it for convolutions only."""
-    matmul: Any = torch.backends.cuda.matmul
-    cudnn: Any = torch.backends.cudnn
-    before = matmul.allow_tf32, cudnn.allow_tf32
+    """Allows or forbids TF32; torch's default allows it for convolutions only.
+
+    Also restores oneDNN, which torch disables for the whole process at the first bf16 matmul on a CPU without bf16.
+    """
+    backends: Any = torch.backends
+    matmul, cudnn, mkldnn = backends.cuda.matmul, backends.cudnn, backends.mkldnn
+    before = matmul.allow_tf32, cudnn.allow_tf32, mkldnn.enabled
     matmul.allow_tf32, cudnn.allow_tf32 = allowed, allowed
     try:
         yield
     finally:
-        matmul.allow_tf32, cudnn.allow_tf32 = before
-
-
-@contextmanager
-def _onednn_restored() -> Iterator[None]:
-    """Restores oneDNN, which torch disables for the whole process at the first bf16 matmul on a CPU without bf16."""
-    mkldnn: Any = torch.backends.mkldnn
-    before = mkldnn.enabled
-    try:
-        yield
-    finally:
-        mkldnn.enabled = before
+        matmul.allow_tf32, cudnn.allow_tf32, mkldnn.enabled = before
 
 
 def _best_seconds(run: Callable[[], object], device: torch.device, budget_s: float = 0.25) -> float:

@@ -59,16 +59,15 @@ class Channel(Generic[T]):
         """Returns the next item, or None if the channel is closed and empty or nothing comes until the timeout."""
         with self._changed:
             self._changed.wait_for(lambda: self._items or self._closed, timeout_s)
-            return self._pop() if self._items else None
+            if not self._items:
+                return None
+            item = self._items.popleft()
+            self._changed.notify_all()
+            return item
 
     def __iter__(self) -> Iterator[T]:
         """Yields items until the channel is closed and empty."""
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._items or self._closed)
-                if not self._items:
-                    return
-                item = self._pop()
+        while (item := self.take()) is not None:
             yield item
             # Without this, the generator would keep the item alive while it waits for the next one.
             del item
@@ -88,11 +87,6 @@ class Channel(Generic[T]):
 
     def _has_room_or_is_closed(self) -> bool:
         return len(self._items) < self._size or self._closed
-
-    def _pop(self) -> T:
-        item = self._items.popleft()
-        self._changed.notify_all()
-        return item
 
     def _drop(self, count: int, cause: str) -> None:
         for _ in range(count):

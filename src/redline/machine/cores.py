@@ -1,7 +1,20 @@
-"""The number of CPU cores that this process may use, which its affinity may limit."""
+"""What the system reports without torch: the number of CPU cores, and fields of files in /proc."""
 
 import os
+from pathlib import Path
+
+
+def proc_field(file: str, *names: str) -> str | None:
+    """Returns the text after the colon in the first line of /proc/`file` that begins with a name, or None."""
+    try:
+        for line in Path("/proc", file).read_text().splitlines():
+            if line.startswith(names):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return None
 
 
 def cores() -> int:
+    """Returns the number of CPU cores that this process may use, which its affinity may limit."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -13,9 +13,9 @@ import os
 import platform
 import sys
 from collections.abc import Mapping, Set
-from pathlib import Path
 
 from redline.errors import MachineError
+from redline.machine.cores import proc_field
 
 VARIABLE = "REDLINE_CPU_LIMIT"
 # The features that remain visible under each limit.
@@ -30,13 +30,7 @@ _MKL = {"avx512": "AVX512_E1", "avx2": "AVX2"}
 
 def hardware_flags() -> set[str]:
     """Returns all features that the kernel lists, despite any limit; libraries that detect the CPU use all of them."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith(("flags", "Features")):
-                return set(line.partition(":")[2].split())
-    except OSError:
-        pass
-    return set()
+    return set((proc_field("cpuinfo", "flags", "Features") or "").split())
 
 
 def cpu_flags() -> set[str]:

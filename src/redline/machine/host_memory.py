@@ -13,6 +13,8 @@ from typing import ClassVar
 
 import torch
 
+from redline.machine.cores import proc_field
+
 # Constants of malloc.h.
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
 _PROBE_BYTES = 64 * 2**20
@@ -21,13 +23,13 @@ _CONTAINER = Path("/sys/fs/cgroup")
 
 def resident_bytes() -> int:
     """Returns the resident memory of this process, or its peak on systems without /proc."""
-    held = _status_bytes("VmRSS")
+    held = _proc_bytes("self/status", "VmRSS")
     return peak_resident_bytes() if held is None else held
 
 
 def peak_resident_bytes() -> int:
     """Returns the peak resident memory since the start or the last `reset_peak_resident`."""
-    peak = _status_bytes("VmHWM")
+    peak = _proc_bytes("self/status", "VmHWM")
     if peak is not None:
         return peak
     unit = 1 if sys.platform == "darwin" else 1024
@@ -92,14 +94,9 @@ class _Mallinfo(ctypes.Structure):
     _fields_: ClassVar = [(name, ctypes.c_uint) for name in _names]
 
 
-def _status_bytes(field: str) -> int | None:
-    try:
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith(f"{field}:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return None
+def _proc_bytes(file: str, field: str) -> int | None:
+    found = proc_field(file, f"{field}:")
+    return None if found is None else int(found.split()[0]) * 1024
 
 
 def host_bytes() -> int:
@@ -108,10 +105,8 @@ def host_bytes() -> int:
 
 def available_host_bytes() -> int:
     """Returns the memory that can be allocated without swapping, within the limit of the container if there is one."""
-    available = host_bytes()
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            available = int(line.split()[1]) * 1024
+    available = _proc_bytes("meminfo", "MemAvailable")
+    available = host_bytes() if available is None else available
     try:
         limit = (_CONTAINER / "memory.max").read_text().strip()
         used = int((_CONTAINER / "memory.current").read_text()) - _cached_bytes()

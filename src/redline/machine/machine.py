@@ -8,6 +8,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -17,21 +18,11 @@ import torch
 
 from redline.errors import MachineError, RedlineError
 from redline.files.untrusted import check_types, field_types, read_json_object, reader
-from redline.machine.cores import cores
+from redline.machine.cores import cores, proc_field
 from redline.machine.cpu_features import cpu_flags, cpu_limit
 from redline.machine.host_memory import host_bytes
 
-LIBRARIES = (
-    "torch",
-    "triton",
-    "torchao",
-    "onnxruntime",
-    "onnxruntime-gpu",
-    "onnx",
-    "torch-tensorrt",
-    "apex",
-    "numpy",
-)
+LIBRARIES = ("torch", "triton", "torchao", "onnxruntime", "onnxruntime-gpu", "onnx", "torch-tensorrt", "apex", "numpy")
 # A dtype whose rate is below this share of the fp32 rate counts as emulated.
 _EMULATED = 0.25
 
@@ -91,21 +82,13 @@ class Machine:
     @property
     def fingerprint(self) -> str:
         """Identifies the machine: measurements with the same fingerprint can be compared."""
-        parts = (
-            self.name,
-            self.device.partition(":")[0],
-            self.cores,
-            self.versions.get("torch"),
-            self.driver,
-        )
+        parts = (self.name, self.device.partition(":")[0], self.cores, self.versions.get("torch"), self.driver)
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
     @property
     def cache_path(self) -> Path:
-        root = (
-            os.environ.get("REDLINE_CACHE")
-            or Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "redline"
-        )
+        given = os.environ.get("REDLINE_CACHE")
+        root = given or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "redline")
         return Path(root) / f"ceilings-5-{self.fingerprint}.json"
 
     def has(self, library: str) -> bool:
@@ -181,12 +164,7 @@ def resolve_device(device: str) -> str:
 
 @cache
 def _detect(device: str, limit: str) -> Machine:
-    common: dict[str, Any] = {
-        "device": device,
-        "cores": cores(),
-        "host_bytes": host_bytes(),
-        "versions": _versions(),
-    }
+    common: dict[str, Any] = {"device": device, "cores": cores(), "host_bytes": host_bytes(), "versions": _versions()}
     if device == "cpu":
         flags = cpu_flags()
         return Machine(
@@ -200,26 +178,14 @@ def _detect(device: str, limit: str) -> Machine:
         )
     properties = torch.cuda.get_device_properties(device)
     capability = (properties.major, properties.minor)
-    dtypes = ["fp32"]
-    for need, names in (
-        ((7, 0), ["fp16"]),
-        ((7, 5), ["int8"]),
-        ((8, 0), ["tf32", "bf16"]),
-        ((8, 9), ["fp8"]),
-    ):
-        if capability >= need:
-            dtypes += names
-    kernels = (
-        ["math", "efficient"]
-        + (["flash"] if capability >= (8, 0) else [])
-        + (["cudnn"] if capability >= (9, 0) else [])
-    )
+    dtypes = {"fp32": (0, 0), "fp16": (7, 0), "int8": (7, 5), "tf32": (8, 0), "bf16": (8, 0), "fp8": (8, 9)}
+    kernels = {"math": (0, 0), "efficient": (0, 0), "flash": (8, 0), "cudnn": (9, 0)}
     return Machine(
         name=properties.name,
         device_bytes=properties.total_memory,
         features=("tensor cores",) if capability >= (7, 0) else (),
-        hardware_dtypes=tuple(dtypes),
-        attention_kernels=tuple(kernels),
+        hardware_dtypes=tuple(name for name, least in dtypes.items() if capability >= least),
+        attention_kernels=tuple(name for name, least in kernels.items() if capability >= least),
         driver=_driver(),
         cuda=torch.version.cuda or "",
         capability=capability,
@@ -240,16 +206,12 @@ def _cpu_dtypes(flags: set[str]) -> list[str]:
 
 
 def _cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-        seen = subprocess.run(["lscpu"], capture_output=True, text=True, timeout=5).stdout
-        for line in seen.splitlines():
+    if (name := proc_field("cpuinfo", "model name")) is not None:
+        return name
+    with suppress(OSError, subprocess.SubprocessError):
+        for line in subprocess.run(["lscpu"], capture_output=True, text=True, timeout=5).stdout.splitlines():
             if line.startswith("Model name:"):
                 return line.partition(":")[2].strip()
-    except (OSError, subprocess.SubprocessError):
-        pass
     return platform.processor() or platform.machine()
 
 

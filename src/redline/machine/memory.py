@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TextIO
 
 import torch
@@ -19,6 +18,7 @@ from redline.machine.host_memory import host_bytes, peak_resident_bytes, reset_p
 from redline.machine.machine import resolve_device
 from redline.notation import format_bytes
 
+_Key = tuple[tuple[int, ...], torch.dtype]
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed")
 
 
@@ -128,9 +128,7 @@ class MemoryMonitor:
             self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._thread is not None:
             self._stop.set()
             self._thread.join()
@@ -208,33 +206,27 @@ class MemoryPool:
         self.dtype = dtype
         self.hits = 0
         self.misses = 0
-        self._free: dict[tuple[tuple[int, ...], torch.dtype, torch.device], list[Tensor]] = {}
+        self._free: dict[_Key, list[Tensor]] = {}
         self._lent: dict[int, Tensor] = {}
         self._lock = threading.Lock()
 
-    def _key(
-        self, shape: Sequence[int], dtype: torch.dtype | None
-    ) -> tuple[tuple[int, ...], torch.dtype, torch.device]:
-        return tuple(shape), dtype or self.dtype, self.device
+    def _empty(self, key: _Key) -> Tensor:
+        return torch.empty(key[0], dtype=key[1], device=self.device)
 
     def reserve(self, shape: Sequence[int], count: int = 1, dtype: torch.dtype | None = None) -> None:
         """Allocates free buffers in advance."""
-        key = self._key(shape, dtype)
-        made = [torch.empty(key[0], dtype=key[1], device=key[2]) for _ in range(count)]
+        key = tuple(shape), dtype or self.dtype
+        made = [self._empty(key) for _ in range(count)]
         with self._lock:
             self._free.setdefault(key, []).extend(made)
 
     def take(self, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
         """Returns a buffer for exclusive use until `give_back`."""
-        key = self._key(shape, dtype)
+        key = tuple(shape), dtype or self.dtype
         with self._lock:
             free = self._free.get(key)
-            if free:
-                self.hits += 1
-                buffer = free.pop()
-            else:
-                self.misses += 1
-                buffer = torch.empty(key[0], dtype=key[1], device=key[2])
+            self.hits, self.misses = self.hits + bool(free), self.misses + (not free)
+            buffer = free.pop() if free else self._empty(key)
             self._lent[id(buffer)] = buffer
         return buffer
 
@@ -242,7 +234,7 @@ class MemoryPool:
         with self._lock:
             if self._lent.pop(id(buffer), None) is None:
                 raise RedlineError("this buffer is not lent: it was already given back, or it belongs to another pool.")
-            self._free.setdefault(self._key(buffer.shape, buffer.dtype), []).append(buffer)
+            self._free.setdefault((tuple(buffer.shape), buffer.dtype), []).append(buffer)
 
     @contextmanager
     def lend(self, shape: Sequence[int], dtype: torch.dtype | None = None) -> Iterator[Tensor]:

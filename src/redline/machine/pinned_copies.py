@@ -12,10 +12,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.cuda import Event
 
 from redline.machine.memory import is_out_of_memory
 
@@ -23,39 +24,11 @@ from redline.machine.memory import is_out_of_memory
 _SMALLEST_BUFFER_BYTES = 4096
 
 
-class Event(Protocol):
-    def record(self, stream: Any) -> None: ...
-    def synchronize(self) -> None: ...
-    def query(self) -> bool: ...
-    def elapsed_time(self, end_event: Any, /) -> float: ...
-
-
-class Device(Protocol):
-    """A device that copies asynchronously. Tests replace it by one that needs no GPU and delays every copy."""
-
-    timing: bool
-
-    @property
-    def computing(self) -> Any:
-        """The stream on which the computation runs."""
-        ...
-
-    def stream(self) -> Any: ...
-    def event(self) -> Any: ...
-    def empty(self, shape: Sequence[int], dtype: torch.dtype, pinned: bool) -> Tensor:
-        """Returns uninitialized memory: pinned on the host, else on the device."""
-        ...
-
-    def wait(self, stream: Any, event: Any) -> None: ...
-    def copy(self, target: Tensor, source: Tensor, stream: Any) -> None:
-        """Starts a copy on the stream and keeps the memory of both tensors reserved until it has finished."""
-        ...
-
-
 class CudaDevice:
     """A GPU. `computing` is the stream of the computation, by default the current stream of the calling thread.
 
     With `blocking`, a thread that waits for an event sleeps instead of spinning. With `timing`, events measure time.
+    Tests replace this class by one that needs no GPU and delays every copy.
     """
 
     def __init__(
@@ -78,6 +51,7 @@ class CudaDevice:
         return torch.cuda.Event(enable_timing=self.timing, blocking=self._blocking)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype, pinned: bool) -> Tensor:
+        """Returns uninitialized memory: pinned on the host, else on the device."""
         computing = self.computing
         # The stream context also selects its device. Inference mode is disabled, because a tensor that is created
         # in it cannot be written outside of it.
@@ -93,6 +67,7 @@ class CudaDevice:
         stream.wait_event(event)
 
     def copy(self, target: Tensor, source: Tensor, stream: torch.cuda.Stream) -> None:
+        """Starts a copy on the stream and keeps the memory of both tensors reserved until it has finished."""
         with torch.cuda.stream(stream):
             target.copy_(source, non_blocking=True)
         for tensor in (target, source):
@@ -171,7 +146,7 @@ class PendingCopy:
     def seconds(self) -> float:
         """The duration of the finished copy if the device has timing events, else 0."""
         began, ended = self._events or (None, None)
-        return began.elapsed_time(ended) / 1e3 if began is not None else 0.0
+        return began.elapsed_time(ended) / 1e3 if began is not None and ended is not None else 0.0
 
 
 class PlainCopies:
@@ -212,7 +187,7 @@ class PinnedCopies(PlainCopies):
 
     def __init__(
         self,
-        device: Device,
+        device: CudaDevice,
         inward: Iterator[Any],
         outward: Iterator[Any],
         limit: int,
@@ -229,7 +204,7 @@ class PinnedCopies(PlainCopies):
 
     @classmethod
     def with_shared_streams(
-        cls, device: Device, streams: int, warn: Callable[[str], None] | None = None
+        cls, device: CudaDevice, streams: int, warn: Callable[[str], None] | None = None
     ) -> "PinnedCopies":
         """Uses `streams` streams: one computes and the others take copies of both directions in turn."""
         copying = [device.stream() for _ in range(streams - 1)] or [device.computing]
@@ -238,7 +213,7 @@ class PinnedCopies(PlainCopies):
 
     @classmethod
     def with_stream_per_direction(
-        cls, device: Device, limit: int, stage: Callable[[Tensor, Tensor], object] = Tensor.copy_
+        cls, device: CudaDevice, limit: int, stage: Callable[[Tensor, Tensor], object] = Tensor.copy_
     ) -> "PinnedCopies":
         inward, outward = (itertools.repeat(device.stream()) for _ in range(2))
         return cls(device, inward, outward, limit, stage=stage)
@@ -250,7 +225,7 @@ class PinnedCopies(PlainCopies):
         try:
             buffer = pool.take(self._capacity(size, ring))
             if is_staged and buffer.host is None:
-                buffer.host = self._pinned(buffer.size_bytes)
+                buffer.host = self.empty_host((buffer.size_bytes,), torch.uint8)
         except Exception as error:
             if self._warn is None or not is_out_of_memory(error):
                 raise
@@ -313,7 +288,7 @@ class PinnedCopies(PlainCopies):
         """Fills the ring with its `limit` buffers, so that no later call allocates."""
         pool = self._pool(size_bytes, to_device, ring)
         for buffer in [pool.take(size_bytes) for _ in range(self.limit)]:
-            buffer.host = self._pinned(size_bytes) if buffer.host is None else buffer.host
+            buffer.host = self.empty_host((size_bytes,), torch.uint8) if buffer.host is None else buffer.host
             pool.put(buffer)
 
     def _copy_computed(self, target: Tensor, source: Tensor) -> tuple[Event | None, Event]:
@@ -343,14 +318,11 @@ class PinnedCopies(PlainCopies):
         def make(capacity: int) -> _Buffer:
             if is_inward:
                 return _Buffer(capacity, device=self.device.empty((capacity,), torch.uint8, pinned=False))
-            return _Buffer(capacity, host=self._pinned(capacity))
+            return _Buffer(capacity, host=self.empty_host((capacity,), torch.uint8))
 
         key = (0 if ring is not None else self._capacity(size_bytes, ring), is_inward, ring)
         with self._lock:
             return self._pools.setdefault(key, _Pool(make, self.limit))
-
-    def _pinned(self, size_bytes: int) -> Tensor:
-        return self.device.empty((size_bytes,), torch.uint8, pinned=True)
 
 
 def copies_for(device: torch.device, streams: int, warn: Callable[[str], None]) -> PlainCopies:

@@ -4,23 +4,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from redline.models.vit import Block
+from redline.models.vit import Attention, Block
 
 
-class CausalAttention(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        if width % heads:
-            raise ValueError(f"width {width} is not a multiple of heads {heads}.")
-        self.heads = heads
-        self.qkv = nn.Linear(width, 3 * width)
-        self.out = nn.Linear(width, width)
+class CausalAttention(Attention):
+    """Attends to earlier tokens only, with PyTorch's fused attention."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        batch, length, width = x.shape
+    def forward(self, x_BNW: Tensor) -> Tensor:
+        batch, length, width = x_BNW.shape
         q, k, v = (
             part.view(batch, length, self.heads, width // self.heads).transpose(1, 2)
-            for part in self.qkv(x).split(width, dim=2)
+            for part in self.qkv(x_BNW).split(width, dim=2)
         )
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.out(mixed.transpose(1, 2).reshape(batch, length, width))

@@ -21,7 +21,7 @@ def _norm(channels: int) -> nn.GroupNorm:
     return nn.GroupNorm(math.gcd(32, channels), channels)
 
 
-def _sinusoids(steps: int, width: int) -> Tensor:
+def sinusoids(steps: int, width: int) -> Tensor:
     frequencies = torch.exp(-math.log(10_000) * torch.arange(width // 2) / (width // 2))
     angles = torch.arange(steps)[:, None] * frequencies
     return torch.cat([angles.sin(), angles.cos()], dim=1)
@@ -77,7 +77,7 @@ class UNet(nn.Module):
         embedding = 2 * base
         # Widths of the blocks in the order in which they run; each takes a slice of one projection of the time step.
         self.widths = (*outer, bottom, *reversed(outer))
-        self.register_buffer("sinusoids", _sinusoids(STEPS, base), persistent=False)
+        self.register_buffer("sinusoids", sinusoids(STEPS, base), persistent=False)
         self.time = nn.Sequential(nn.Linear(base, embedding), nn.SiLU(), nn.Linear(embedding, embedding), nn.SiLU())
         self.film = nn.Linear(embedding, 2 * sum(self.widths))
 

@@ -50,13 +50,7 @@ class VisionTransformer(nn.Module):
     """Maps images (B, 3, size, size) to logits (B, classes), computed from the class token."""
 
     def __init__(
-        self,
-        size: int = 224,
-        patch: int = 16,
-        width: int = 384,
-        depth: int = 12,
-        heads: int = 6,
-        classes: int = 1000,
+        self, size: int = 224, patch: int = 16, width: int = 384, depth: int = 12, heads: int = 6, classes: int = 1000
     ) -> None:
         super().__init__()
         if size % patch:

@@ -1,10 +1,9 @@
 """Self-contained HTML pages: one base template, one style sheet, nothing loaded from elsewhere.
 
 An application keeps a body template that extends `base.html.jinja` and renders it with `render_page`. The macros that
-several pages share (tiles, chart cards, tables) are in `parts.html.jinja`, with their data in `redline.pages.parts`.
+several pages share (tiles, chart cards, tables) are in `parts.html.jinja`.
 """
 
-from redline.pages.parts import CURVE_COLORS, ChartCard, TextTable, Tile
-from redline.pages.render import render_page
+from redline.pages.render import CURVE_COLORS, ChartCard, TextTable, Tile, render_page
 
 __all__ = ["CURVE_COLORS", "ChartCard", "TextTable", "Tile", "render_page"]

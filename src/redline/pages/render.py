@@ -1,8 +1,8 @@
-"""Renders a template into one self-contained HTML file."""
+"""Renders a template into one self-contained HTML file; the data behind the macros of `parts.html.jinja`."""
 
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -17,17 +17,15 @@ _FILTERS = {
     "percent": lambda share: f"{share:.1%}",
 }
 
+# Number of curve colors in the style sheet: the classes c0 to c5.
+CURVE_COLORS = 6
+
 
 def render_page(package: str, template: str, **context: Any) -> str:
-    """Returns the HTML of `template`, a file in `package` that extends `base.html.jinja`.
+    """Returns the HTML of `template`, a file in `package` (such as `redline.stream`) that extends `base.html.jinja`.
 
     Every value in `context` is escaped unless it is `Markup`; an undefined name raises. The page declares a content
     security policy that forbids any request.
-
-    Args:
-        package: the package that contains the template, for example `redline.stream`.
-        template: the file name of the template.
-        context: the variables of the template. The base template adds `css` and `version`.
     """
     return _environment(package).get_template(template).render(css=style_sheet(), version=VERSION, **context)
 
@@ -54,3 +52,29 @@ def _environment(package: str) -> Environment:
     )
     environment.filters |= _FILTERS
     return environment
+
+
+class Tile(NamedTuple):
+    """A figure at the top of a page, with its small print."""
+
+    name: str
+    value: str
+    note: str = ""
+
+
+class ChartCard(NamedTuple):
+    """A chart in a card of its own; `legend` holds (color class, name) pairs."""
+
+    title: str
+    note: str
+    drawing: Markup
+    legend: tuple[tuple[str, str], ...] = ()
+
+
+class TextTable(NamedTuple):
+    """A table whose first `words` columns are text, aligned left; the other columns are numbers, aligned right."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    words: int = 1

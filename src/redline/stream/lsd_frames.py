@@ -9,8 +9,7 @@ from torch import Tensor
 from redline.errors import RedlineError
 from redline.ladder.plan import Plan
 from redline.models.lsd import PREDICTION, PROCESS, Lsd
-from redline.models.samplers import SAMPLERS, StepTable, sampler_table
-from redline.models.samplers.distilled import MOST_STEPS
+from redline.models.samplers import MOST_STEPS, SAMPLERS, StepTable, sampler_table
 from redline.models.samplers.noise_process import STEPS
 from redline.stream.frame_model import FrameProgram, ModelControls, copy_async
 from redline.stream.memory_check import peak_live_bytes

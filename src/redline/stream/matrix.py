@@ -24,7 +24,7 @@ from redline.ladder.plan import Plan
 from redline.machine.machine import Machine
 from redline.machine.memory import free_cuda_caches, is_out_of_memory
 from redline.models.lsd import SIZES, Lsd, load_lsd
-from redline.models.samplers.distilled import MOST_STEPS
+from redline.models.samplers import MOST_STEPS
 from redline.stream.clock import Clock
 from redline.stream.endpoints import EndpointOptions, open_source
 from redline.stream.engine import Engine

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from redline.errors import ModelError, RedlineError
 from redline.ladder.plan import Plan, parse_rung
-from redline.models.samplers import NoiseProcess, StepTable, ddim, distilled, spaced_timesteps
-from redline.models.samplers.distilled import MOST_STEPS
+from redline.models.samplers import MOST_STEPS, NoiseProcess, StepTable, ddim, distilled, spaced_timesteps
 from redline.models.samplers.noise_process import STEPS
 from redline.quiet import quiet
 from redline.stream.frame_model import FrameProgram, ModelControls, copy_async

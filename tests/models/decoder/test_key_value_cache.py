@@ -1,6 +1,7 @@
 """Prefill and steps give what one pass gives, for any split, any rows, and rings that wrap."""
 
 import random
+from copy import deepcopy
 from dataclasses import replace
 from itertools import accumulate
 
@@ -109,7 +110,7 @@ def test_a_copy_is_independent_and_a_reset_empties_the_cache(model: Decoder) -> 
     expected = model(tokens)
     cache = model.new_cache(1, 64)
     model.prefill(tokens[:, :20], torch.tensor([20]), cache)
-    other = cache.copy()
+    other = deepcopy(cache)
     for index in range(20, 30):
         model.step((tokens[:, index] + 1) % 53, other)
     assert torch.allclose(model.step(tokens[:, 20], cache), expected[:, 20], atol=1e-4)

@@ -1,7 +1,7 @@
 """Settings that cannot be are refused in one sentence each, and folders under the former names are still read."""
 
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -41,7 +41,7 @@ def test_what_cannot_be(change: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ModelError, match=re.escape(sentence)):
         replace(TINY, **change)
     with pytest.raises(ModelError, match=re.escape(sentence)):
-        TitanConfig.from_dict({**TINY.to_dict(), **change})
+        TitanConfig.from_dict({**asdict(TINY), **change})
 
 
 def test_many_memory_heads_of_a_given_size_are_a_memory() -> None:

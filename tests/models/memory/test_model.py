@@ -1,6 +1,6 @@
 """What must hold of a memory model: every way through a text gives the same, and the memory is a value."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -290,4 +290,4 @@ def test_what_cannot_be() -> None:
         with pytest.raises(ModelError, match=sentence):
             replace(SMALL, **change)
     with pytest.raises(ModelError, match="unknown setting 'slots'"):
-        TitanConfig.from_dict({**SMALL.to_dict(), "slots": 3})
+        TitanConfig.from_dict({**asdict(SMALL), "slots": 3})

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from redline.models.memory.rotation import Rotation
 from redline.models.memory.short_convolution import new_taps, next_inputs, short_convolution
+from redline.models.memory.token_positions import Rotation
 
 
 def test_unrotate_reverses_rotate() -> None:

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from redline.models.memory import TitanModel
-from redline.models.memory.neural_memory import NeuralMemory, NeuralState
+from redline.models.memory.neural_memory import NeuralMemory, NeuralState, Titans
 from redline.models.memory.token_positions import TokenPositions
-from redline.models.memory.updates import Titans
 
 from .small_models import KINDS, SMALL, built, tokens
 

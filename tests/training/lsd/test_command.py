@@ -14,7 +14,7 @@ from redline.models.lsd import load_lsd
 from redline.training.loop import Progress
 from synthetic_photos import save_synthetic_photos
 
-command = sys.modules["redline.cli.train_progress"]
+command = sys.modules["redline.cli.train"]
 SETTINGS = """
 [model]
 patch = 2

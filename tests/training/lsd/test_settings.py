@@ -7,7 +7,7 @@ import pytest
 
 from redline.datasets.clips.settings import ClipSettings
 from redline.errors import RedlineError
-from redline.models.samplers.distilled import MOST_STEPS
+from redline.models.samplers import MOST_STEPS
 from redline.training.lsd.settings import LsdLoopSettings, LsdSettings, LsdTraining, StageSettings
 from redline.training.settings import decode
 

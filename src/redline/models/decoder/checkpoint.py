@@ -81,10 +81,7 @@ def pieces(config: DecoderConfig) -> Iterator[Piece]:
 
 
 def load_decoder(
-    folder: str | Path,
-    dtype: torch.dtype | None = None,
-    device: torch.device | str = "cpu",
-    strict: bool = False,
+    folder: str | Path, dtype: torch.dtype | None = None, device: torch.device | str = "cpu", strict: bool = False
 ) -> Decoder:
     """Loads a model for inference, in the dtype of its files unless `dtype` is given.
 
@@ -107,7 +104,12 @@ def load_decoder(
     for path in weights.files if tied_too else ():
         with open_safetensors(path) as file:
             if "lm_head.weight" in file.keys():  # noqa: SIM118 (safe_open does not return a dict)
-                _check_tied(file.get_tensor("lm_head.weight"), parameters["embedding.weight"], path)
+                embedding, head = parameters["embedding.weight"], file.get_tensor("lm_head.weight")
+                if not torch.equal(head.to(embedding.device, embedding.dtype), embedding):
+                    raise ModelError(
+                        f"{str(path)!r} has an lm_head.weight that differs from the embedding, "
+                        "but config.json ties them."
+                    )
     return model.eval().requires_grad_(False)
 
 
@@ -199,19 +201,16 @@ class Weights:
         """The dtype of most of the values."""
         return _DTYPES[max(self.numbers, key=lambda name: self.numbers[name])]
 
+    @torch.no_grad()
     def fill(self, targets: Mapping[str, Tensor]) -> None:
         """Copies the stored tensors into the targets of the same names."""
         for path in self.files:
             with open_safetensors(path) as file:
                 for name in file.keys():  # noqa: SIM118
                     if name in targets:
-                        _fill(targets[name], file.get_tensor(name), name, path)
-
-
-def _fill(target: Tensor, tensor: Tensor, name: str, path: Path) -> None:
-    with torch.no_grad():
-        target.copy_(tensor)
-    check_finite(target, tensor, name, path)
+                        tensor = file.get_tensor(name)
+                        targets[name].copy_(tensor)
+                        check_finite(targets[name], tensor, name, path)
 
 
 def check_finite(converted: Tensor, stored: Tensor, name: str, path: Path) -> None:
@@ -221,13 +220,6 @@ def check_finite(converted: Tensor, stored: Tensor, name: str, path: Path) -> No
         dtype = str(converted.dtype).removeprefix("torch.")
         raise ModelError(f"{name!r} in {str(path)!r} has values that are too large for {dtype}.")
     raise ModelError(f"{str(path)!r} is damaged: {name!r} has values that are not finite.")
-
-
-def _check_tied(head: Tensor, embedding: Tensor, path: Path) -> None:
-    if not torch.equal(head.to(embedding.device, embedding.dtype), embedding):
-        raise ModelError(
-            f"{str(path)!r} has an lm_head.weight that differs from the embedding, but config.json ties them."
-        )
 
 
 def save_decoder(
@@ -247,13 +239,14 @@ def save_decoder(
             sizes.append(0)
         shards[-1][piece.name] = piece
         sizes[-1] += size
-    names = [SINGLE] if len(shards) == 1 else [_shard_name(i, len(shards)) for i in range(len(shards))]
+    count = len(shards)
+    names = [SINGLE] if count == 1 else [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
 
     def files() -> Iterator[tuple[str, bytes]]:
         for name, shard in zip(names, shards, strict=True):
             tensors = {key: piece.of(parameters).detach().cpu().contiguous() for key, piece in shard.items()}
             yield name, to_safetensors(tensors, metadata={"format": "pt"})
-        if len(shards) > 1:
+        if count > 1:
             weight_map = {key: name for name, shard in zip(names, shards, strict=True) for key in shard}
             index = {"metadata": {"total_size": sum(sizes)}, "weight_map": weight_map}
             yield INDEX, (json.dumps(index, indent=2, sort_keys=True) + "\n").encode()
@@ -293,7 +286,3 @@ def _move_files(temporary: Path, folder: Path, names: list[str]) -> None:
         os.replace(temporary / path.name, path)
     except OSError as error:
         raise CannotWrite(path, error) from error
-
-
-def _shard_name(index: int, count: int) -> str:
-    return f"model-{index + 1:05d}-of-{count:05d}.safetensors"

@@ -10,39 +10,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from redline.errors import ModelError
+from redline.files.untrusted import shorten
 
-# Keys without effect on a forward pass.
+# Keys without effect on a forward pass. `recall` holds the settings of Redline's recall task.
 _WITHOUT_EFFECT = frozenset(
-    [
-        "_name_or_path",
-        "architectures",
-        "attention_dropout",
-        "bos_token_id",
-        "chunk_size_feed_forward",
-        "dtype",
-        "eos_token_id",
-        "id2label",
-        "initializer_range",
-        "is_decoder",
-        "is_encoder_decoder",
-        "is_llama_config",
-        "label2id",
-        "max_sequence_length",
-        "model_type",
-        "output_attentions",
-        "output_hidden_states",
-        "pad_token_id",
-        "pretraining_tp",
-        "problem_type",
-        "recall",  # settings of Redline's recall task
-        "return_dict",
-        "torch_dtype",
-        "transformers_version",
-        "unk_token_id",
-        "unsloth_fixed",
-        "unsloth_version",
-        "use_cache",
-    ]
+    key
+    for keys in (
+        "_name_or_path architectures attention_dropout bos_token_id chunk_size_feed_forward dtype",
+        "eos_token_id id2label initializer_range is_decoder is_encoder_decoder is_llama_config label2id",
+        "max_sequence_length model_type output_attentions output_hidden_states pad_token_id pretraining_tp",
+        "problem_type recall return_dict torch_dtype transformers_version unk_token_id unsloth_fixed",
+        "unsloth_version use_cache",
+    )
+    for key in keys.split()
 )
 # More names without effect, although some match `_ARITHMETIC`: training (dropout, losses, initial weights), choice of
 # kernel or dtype, token ids, outputs other than logits, and sampling defaults.
@@ -119,13 +99,14 @@ _ARITHMETIC = re.compile(
 _SIZE = re.compile(r"(attn|attention)_head(s|_size|_dim)?$|(ffn|mlp|dim|size|width)_multiplier$")
 # Other names of settings that are read; accepted if the value equals that of the setting.
 _SAME = {
-    **dict.fromkeys(
-        ("layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon", "rmsnorm_eps", "rms_norm_epsilon"),
-        "rms_norm_eps",
-    ),
-    **dict.fromkeys(("rope_base", "rope_freq_base", "rotary_base", "rotary_emb_base"), "rope_theta"),
-    **dict.fromkeys(("context_window", "context_length", "n_positions", "n_ctx"), "max_position_embeddings"),
-    "rotary_dim": "head_dim",
+    other: name
+    for name, others in (
+        ("rms_norm_eps", "layer_norm_eps layer_norm_epsilon norm_eps norm_epsilon rmsnorm_eps rms_norm_epsilon"),
+        ("rope_theta", "rope_base rope_freq_base rotary_base rotary_emb_base"),
+        ("max_position_embeddings", "context_window context_length n_positions n_ctx"),
+        ("head_dim", "rotary_dim"),
+    )
+    for other in others.split()
 }
 _NEUTRAL_AT_ONE = re.compile(r"scal(e|ing)|multiplier|factor|coef|pct|percent|(^|_)ratio|temperature|(^|_)loops?(_|$)")
 # Attention scales have no neutral number, because attention is scaled by the square root of the head dimension.
@@ -142,24 +123,24 @@ def check_keys(document: Mapping[str, Any], read: frozenset[str], family: str, s
         if key in read or key in _WITHOUT_EFFECT:
             continue
         if strict and key not in _USUAL:
-            raise ModelError(f"{origin!r} has the unknown setting {_shown(key)}.")
+            raise ModelError(f"{origin!r} has the unknown setting {shorten(key)}.")
         if accepted := _USUAL.get(key) or _ALIKE.get(key):
             if not _is_accepted(value, accepted):
                 raise ModelError(
-                    f"{origin!r} sets {_shown(key)} to {_shown(value)}, which is not supported "
-                    f"(supported: {', '.join(map(_shown, accepted))})."
+                    f"{origin!r} sets {shorten(key)} to {shorten(value)}, which is not supported "
+                    f"(supported: {', '.join(map(shorten, accepted))})."
                 )
         elif _is_harmless(key, value, document, family):
             continue
         elif _ARITHMETIC.search(key.lower()) and not _SIZE.search(key.lower()):
             raise ModelError(
-                f"{origin!r} sets the unknown key {_shown(key)} to {_shown(value)}, which may change the output: "
+                f"{origin!r} sets the unknown key {shorten(key)} to {shorten(value)}, which may change the output: "
                 "remove it from the file if it does not."
             )
         elif not _BOOKKEEPING.search(key.lower()):
             unknown.append(key)
     if unknown:
-        names = ", ".join(map(_shown, unknown[:_MOST_NAMED]))
+        names = ", ".join(map(shorten, unknown[:_MOST_NAMED]))
         names += f" and {len(unknown) - _MOST_NAMED} more" if len(unknown) > _MOST_NAMED else ""
         warnings.warn(f"{origin!r}: unknown settings are ignored: {names}.", stacklevel=2)
 
@@ -191,9 +172,3 @@ def is_neutral(key: str, value: Any) -> bool:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or _NEVER_NEUTRAL_NUMBER.search(key.lower()):
         return False
     return value == (1 if _NEUTRAL_AT_ONE.search(key.lower()) else 0)
-
-
-def _shown(value: Any) -> str:
-    """Returns the value for a message, shortened to 60 characters."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

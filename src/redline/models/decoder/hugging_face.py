@@ -20,27 +20,14 @@ FAMILIES = {
 }
 
 _READ = frozenset(
-    [
-        "vocab_size",
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "head_dim",
-        "max_position_embeddings",
-        "original_max_position_embeddings",
-        "rms_norm_eps",
-        "rope_theta",
-        "rope_scaling",
-        "rope_parameters",
-        "tie_word_embeddings",
-        "attention_bias",
-        "sliding_window",
-        "use_sliding_window",
-        "max_window_layers",
-        "layer_types",
-    ]
+    key
+    for keys in (
+        "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads",
+        "head_dim max_position_embeddings original_max_position_embeddings rms_norm_eps rope_theta",
+        "rope_scaling rope_parameters tie_word_embeddings attention_bias sliding_window use_sliding_window",
+        "max_window_layers layer_types",
+    )
+    for key in keys.split()
 )
 # A larger number of layers is an error in the file, and would exhaust memory before a missing weight is found.
 _MOST_LAYERS = 10_000
@@ -82,17 +69,14 @@ def _config(family: str, document: Mapping[str, Any], origin: str, strict: bool)
     if family == "qwen2" and head_dim != width // heads:
         raise ModelError(f"{origin!r} sets 'head_dim' to {head_dim}, which qwen2 does not have.")
     base, scaling = _rope(document, origin, strict)
+    shared = 8 if family == "mistral" and "num_key_value_heads" not in document else heads
     return DecoderConfig(
         vocabulary=_whole(document, "vocab_size"),
         width=width,
         layers=layers,
         heads=heads,
         mlp_width=_whole(document, "intermediate_size"),
-        key_value_heads=_whole(
-            document,
-            "num_key_value_heads",
-            8 if family == "mistral" and "num_key_value_heads" not in document else heads,
-        ),
+        key_value_heads=_whole(document, "num_key_value_heads", shared),
         head_dim=head_dim,
         context=_whole(document, "max_position_embeddings"),
         rope_base=base,
@@ -128,12 +112,11 @@ def _rope(document: Mapping[str, Any], origin: str, strict: bool) -> tuple[float
                 f'{key!r} is {document[key]!r}, not null or an object such as {{"rope_type": "linear", "factor": 2.0}}'
             )
     new, old = document.get("rope_parameters"), document.get("rope_scaling")
-    settings = dict(new or old or {})
+    settings = _with_rope_type(new or old or {})
     base = _finite("rope_theta", settings.pop("rope_theta", None) or document.get("rope_theta") or 10_000.0)
-    kind = settings.pop("rope_type", None) or settings.get("type") or "default"
-    settings.pop("type", None)
-    if new and old and {"rope_theta": base, "rope_type": kind} | settings != _scaling_document(base, old):
+    if new and old and {"rope_theta": base} | settings != {"rope_theta": base} | _with_rope_type(old):
         raise ModelError(f"{origin!r} has 'rope_parameters' and 'rope_scaling', and they disagree; remove one.")
+    kind = settings.pop("rope_type")
     takes = {"default": (), "linear": ("factor",), "llama3": _LLAMA3}
     original = "original_max_position_embeddings"
     if kind == "llama3" and document.get(original):
@@ -151,11 +134,10 @@ def _rope(document: Mapping[str, Any], origin: str, strict: bool) -> tuple[float
     return base, Llama3Scaling(factor, low, high, int(length))
 
 
-def _scaling_document(base: float, old: Mapping[str, Any]) -> dict[str, Any]:
-    settings = dict(old)
-    kind = settings.pop("rope_type", None) or settings.get("type") or "default"
-    settings.pop("type", None)
-    return {"rope_theta": base, "rope_type": kind} | settings
+def _with_rope_type(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings with their type under `rope_type`, which early versions of transformers called `type`."""
+    kind = settings.get("rope_type") or settings.get("type") or "default"
+    return {key: value for key, value in settings.items() if key != "type"} | {"rope_type": kind}
 
 
 def _windows(family: str, document: Mapping[str, Any], layers: int, origin: str) -> tuple[int | None, ...]:

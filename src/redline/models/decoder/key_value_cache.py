@@ -8,7 +8,7 @@ written there.
 B: batch, S: new tokens, C: slots of a buffer, H: heads, G: key and value heads, D: head dimension.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -72,14 +72,6 @@ class KeyValueCache:
     def reset(self) -> None:
         """Empties the cache; the buffers keep their addresses."""
         self.lengths_B.zero_()
-
-    def copy(self) -> "KeyValueCache":
-        """Returns an independent copy."""
-        layers = (
-            replace(layer, keys_BCGD=layer.keys_BCGD.clone(), values_BCGD=layer.values_BCGD.clone())
-            for layer in self.layers
-        )
-        return KeyValueCache(tuple(layers), self.lengths_B.clone(), self.room)
 
     def step_pasts(self, dtype: torch.dtype, implementation: str) -> "list[StepPast] | list[FusedStepPast]":
         """Returns the past of each layer for one new token per row; layers with equal rings share the bias."""
@@ -189,16 +181,13 @@ class StartPast:
 
 
 @dataclass(frozen=True)
-class LevelPast:
+class LevelPast(StartPast):
     """The past of new tokens if all rows have the same length and no ring has wrapped around.
 
     Writes the new tokens after the cached ones. Each new token attends to all slots up to its own; `slots` is the
     number of cached tokens and new entries. Padding comes last, so that no token attends to it.
     """
 
-    layer: LayerCache
-    rows_B1: Tensor
-    slots_BS: Tensor
     slots: int
 
     def attend(self, q_BSHD: Tensor, k_BSGD: Tensor, v_BSGD: Tensor) -> Tensor:
@@ -208,12 +197,9 @@ class LevelPast:
 
 
 @dataclass(frozen=True)
-class ChunkPast:
+class ChunkPast(StartPast):
     """The past of new tokens in all other cases: attends to cached and new tokens, then writes the new ones."""
 
-    layer: LayerCache
-    rows_B1: Tensor
-    slots_BS: Tensor
     bound: int
     sees_B1SC: Tensor
 

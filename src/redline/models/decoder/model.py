@@ -7,6 +7,7 @@ B: batch, S: tokens, W: width, V: vocabulary.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,21 +35,18 @@ class Decoder(nn.Module):
         self.norm = RMSNorm(config.width, config.norm_eps)
         self.head = Head(config.width, config.vocabulary)
         self.tie()
-        self._initialize()
-
-    def tie(self) -> None:
-        """Ties embedding and head if the config says so; call it again after moving off the meta device."""
-        if self.config.tied_embeddings:
-            self.head.weight = self.embedding.weight
-
-    def _initialize(self) -> None:
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)
             elif parameter.ndim == 2:
                 # Residual branches start smaller, so that the residual stream does not grow with the depth.
                 branch = name.endswith(("attention.out.weight", "mlp.down.weight"))
-                nn.init.normal_(parameter, std=0.02 / (2 * self.config.layers) ** 0.5 if branch else 0.02)
+                nn.init.normal_(parameter, std=0.02 / (2 * config.layers) ** 0.5 if branch else 0.02)
+
+    def tie(self) -> None:
+        """Ties embedding and head if the config says so; call it again after moving off the meta device."""
+        if self.config.tied_embeddings:
+            self.head.weight = self.embedding.weight
 
     @property
     def vocabulary(self) -> int:
@@ -74,25 +72,13 @@ class Decoder(nn.Module):
         return self._run(tokens_BS, positions_BS, packing, None)
 
     def loss(
-        self,
-        tokens_BS: Tensor,
-        targets_BS: Tensor,
-        documents: Tensor | Packing | None = None,
-        *,
-        ignore_index: int = -100,
-        label_smoothing: float = 0.0,
-        z_loss: float = 0.0,
-        reduction: str = "mean",
+        self, tokens_BS: Tensor, targets_BS: Tensor, documents: Tensor | Packing | None = None, **options: Any
     ) -> Tensor:
-        """Returns the cross-entropy of the targets; the fused kernel never materializes all logits."""
-        return self.head.loss(
-            self.hidden(tokens_BS, documents),
-            targets_BS,
-            ignore_index=ignore_index,
-            label_smoothing=label_smoothing,
-            z_loss=z_loss,
-            reduction=reduction,
-        )
+        """Returns the cross-entropy of the targets, with the options of `Head.loss`.
+
+        The fused kernel never materializes all logits.
+        """
+        return self.head.loss(self.hidden(tokens_BS, documents), targets_BS, **options)
 
     def new_cache(self, batch: int, length: int) -> KeyValueCache:
         weight = self.norm.weight

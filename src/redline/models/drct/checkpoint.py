@@ -5,7 +5,7 @@ weights of the 1×1 convolutions have two more dimensions, and two derived buffe
 """
 
 import re
-from math import isqrt
+from math import isqrt, prod
 from pathlib import Path
 
 import torch
@@ -75,12 +75,9 @@ def find_config(weights: dict[str, Tensor], origin: str) -> DrctConfig:
         blocks = [f"layers.0.swin{index + 1}" for index in range(BLOCKS_PER_GROUP)]
         tables = [weights[f"{block}.attn.relative_position_bias_table"].shape for block in blocks]
         features = weights["conv_before_upsample.0.weight"].shape[0]
-        factors = [isqrt(weights[name].shape[0] // features) for name in _upsampling(weights)]
-        scale = 1
-        for factor in factors:
-            scale *= factor
+        steps = [name for name in weights if re.fullmatch(r"upsample\.\d+\.weight", name)]
         return DrctConfig(
-            scale=scale,
+            scale=prod(isqrt(weights[name].shape[0] // features) for name in steps),
             groups=len({name.split(".")[1] for name in weights if name.startswith("layers.")}),
             width=weights["conv_first.weight"].shape[0],
             growth=weights["layers.0.adjust1.weight"].shape[0],
@@ -91,10 +88,6 @@ def find_config(weights: dict[str, Tensor], origin: str) -> DrctConfig:
         )
     except (KeyError, IndexError, ZeroDivisionError) as error:
         raise ModelError(f"{origin!r} looks like a DRCT model but is incomplete: {error} is missing.") from error
-
-
-def _upsampling(weights: dict[str, Tensor]) -> list[str]:
-    return sorted(name for name in weights if re.fullmatch(r"upsample\.\d+\.weight", name))
 
 
 # Other architectures and the weights that only they have, for error messages; the first match is named.

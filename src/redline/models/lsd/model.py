@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from redline.errors import ModelError
 from redline.models.lsd.config import EIGHT, IMAGE_CHANNELS, IMAGES_BLENDED, LsdConfig
-from redline.models.unet import HEAD_WIDTH, STEPS, Block, SelfAttention
+from redline.models.unet import HEAD_WIDTH, STEPS, Block, SelfAttention, sinusoids
 from redline.nn.checkpointing import checkpointed
 
 # The noise process and the prediction type, for samplers.
@@ -92,11 +92,8 @@ class Lsd(_Recomputing):
 
     def reset_sinusoids(self) -> None:
         """Fills the only buffer that is not saved. The embedding is a table because step 999 is not exact in bf16."""
-        half = self.config.width // 2
-        frequencies = torch.exp(-math.log(10_000) * torch.arange(half) / half)
-        angles = torch.arange(STEPS)[:, None] * frequencies
         with torch.no_grad():
-            self.sinusoids.copy_(torch.cat([angles.sin(), angles.cos()], dim=1))
+            self.sinusoids.copy_(sinusoids(STEPS, self.config.width))
 
     def forward(
         self, noisy: Tensor, frame: Tensor, previous: Tensor, timestep: Tensor, control: Tensor | None = None

@@ -1,5 +1,6 @@
 """Saves and loads a Titans model: `config.json` and `model.safetensors` in a folder, with names and shapes checked."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ def save_memory_model(model: TitanModel, folder: str | Path, about: dict[str, An
     """Writes the model; `about` adds entries to config.json, for example the end-of-text token."""
     # Tied weights are one parameter with two names, which is saved once.
     tensors = {name: weight.detach().contiguous() for name, weight in model.named_parameters()}
-    config = {"model_type": MEMORY_MODEL, **(about or {}), "memory": model.config.to_dict()}
+    config = {"model_type": MEMORY_MODEL, **(about or {}), "memory": asdict(model.config)}
     write_model(Path(folder), [(SINGLE, to_safetensors(tensors))], config)
 
 
@@ -27,7 +28,12 @@ def load_memory_model(
 ) -> TitanModel:
     """Loads a model for inference, in the dtype of its file unless `dtype` is given."""
     folder = Path(folder)
-    config = read_memory_config(folder)
+    path = folder / "config.json"
+    found = read_json(path)
+    if found.get("model_type") != MEMORY_MODEL or not isinstance(found.get("memory"), dict):
+        raise ModelError(f"{str(path)!r} is not the config of a Titans model.")
+    with reading(path, "config of a Titans model", ModelError):
+        config = TitanConfig.from_dict(found["memory"])
     weights = Weights.of(folder)
     weights.check_layers(config.layers)
     try:
@@ -35,18 +41,9 @@ def load_memory_model(
             model = TitanModel(config)
     except (RuntimeError, TypeError, OverflowError) as error:
         # Sizes from a damaged config.json can exceed 64 bits.
-        raise ModelError(f"{str(folder / 'config.json')!r} has sizes that are too large for any model.") from error
+        raise ModelError(f"{str(path)!r} has sizes that are too large for any model.") from error
     weights.check({name: tuple(weight.shape) for name, weight in model.named_parameters()})
     model.to(dtype or weights.dtype).to_empty(device=device)
     model.tie()
     weights.fill(dict(model.named_parameters()))
     return model.eval().requires_grad_(False)
-
-
-def read_memory_config(folder: Path) -> TitanConfig:
-    path = folder / "config.json"
-    found = read_json(path)
-    if found.get("model_type") != MEMORY_MODEL or not isinstance(found.get("memory"), dict):
-        raise ModelError(f"{str(path)!r} is not the config of a Titans model.")
-    with reading(path, "config of a Titans model", ModelError):
-        return TitanConfig.from_dict(found["memory"])

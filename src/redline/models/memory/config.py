@@ -1,7 +1,7 @@
 """The hyper-parameters of a Titans model, a decoder with neural memory; shared ones are named as in `DecoderConfig`."""
 
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from redline.errors import ModelError
@@ -118,9 +118,6 @@ class TitanConfig:
 
     def is_attention(self, layer: int) -> bool:
         return self.attention_every > 0 and (layer + 1) % self.attention_every == 0
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "TitanConfig":

@@ -14,11 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from redline.errors import ModelError
-from redline.models.memory.cache import MemoryCache
 from redline.models.memory.config import TitanConfig
 from redline.models.memory.neural_memory import NeuralMemory
 from redline.models.memory.slot_attention import SlotAttention, WindowState
-from redline.models.memory.state import LayerState, MemoryState, Origin
+from redline.models.memory.state import LayerState, MemoryCache, MemoryState, Origin
 from redline.models.memory.token_positions import TokenPositions
 from redline.nn.checkpointing import GRANULARITIES, checkpointed
 from redline.nn.head import Head
@@ -202,11 +201,7 @@ class TitanModel(nn.Module):
         return self.head(hidden[:, -1]), state
 
     def loss(
-        self,
-        tokens_BS: Tensor,
-        targets_BS: Tensor,
-        documents: Tensor | Packing | None = None,
-        z_loss: float = 0.0,
+        self, tokens_BS: Tensor, targets_BS: Tensor, documents: Tensor | Packing | None = None, z_loss: float = 0.0
     ) -> Tensor:
         """Returns the cross-entropy over targets other than −100; in training adds `score_weight · kept_share`."""
         hidden, scores = self._hidden(tokens_BS, documents, keep_all=True)
@@ -253,14 +248,15 @@ class TitanModel(nn.Module):
         """Recomputes activations in the backward pass: per block, per layer, or only the cheap ones ("selective")."""
         if granularity not in GRANULARITIES:
             raise ModelError(f"unknown granularity {granularity!r}: use one of {', '.join(GRANULARITIES)}.")
+        self._recompute(granularity)
+
+    def gradient_checkpointing_disable(self) -> None:
+        self._recompute("")
+
+    def _recompute(self, granularity: str) -> None:
         self.recompute = granularity
         for block in self._each_block():
             block.recompute = granularity
-
-    def gradient_checkpointing_disable(self) -> None:
-        self.recompute = ""
-        for block in self._each_block():
-            block.recompute = ""
 
     def _each_block(self) -> Iterator[Block]:
         for block in self.blocks:

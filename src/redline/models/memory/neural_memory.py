@@ -10,16 +10,88 @@ Shapes: B sequences of S tokens, width D; H heads with keys of K and values of V
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from redline.models.memory.config import TitanConfig
 from redline.models.memory.short_convolution import new_taps, next_inputs
 from redline.models.memory.token_positions import TokenPositions
-from redline.models.memory.updates import UPDATES, GatedDelta, UpdateState
 from redline.nn.linear import Linear
 from redline.nn.switchable import DispatchedModule
 from redline.ops.convolved_heads import convolved_heads
+from redline.ops.gated_delta_rule import gated_delta_rule
 from redline.ops.memory_step import Learned, Projected, memory_step
+from redline.ops.titans_memory import TitansState, titans_memory
+
+_SLOWEST_DECAY, _FASTEST_DECAY = 0.001, 0.1
+# At initialization little is forgotten and half of the momentum is kept.
+_FORGETTING_BIAS = -5.0
+# The largest sum of the steps of a chunk whose keys are all equal, momentum included. All steps of a chunk use the
+# gradient at its start, so with a sum of 2 or more they overshoot by at least the error, and the memory diverges.
+_LARGEST_CORRECTION = 1.5
+
+# Queries (B, S, H, K), keys (B, S, H, K) and values (B, S, H, V).
+Heads = tuple[Tensor, Tensor, Tensor]
+UpdateState = Tensor | TitansState
+
+
+class GatedDelta(nn.Module):
+    """The gated delta rule: corrects the value stored under a key, and decays all values at a learned rate."""
+
+    def __init__(self, width: int, heads: int, chunk: int) -> None:
+        super().__init__()
+        self.chunk = chunk
+        self.decay = Linear(width, heads, bias=False)
+        self.strength = Linear(width, heads, bias=False)
+        self.log_rate = nn.Parameter(torch.zeros(heads))
+        # At initialization the decay rates of the heads are spaced evenly on a log scale.
+        speed = _SLOWEST_DECAY * (_FASTEST_DECAY / _SLOWEST_DECAY) ** (torch.arange(heads) / max(1, heads - 1))
+        self.decay_bias = nn.Parameter(torch.log(torch.expm1(speed)))
+
+    def new_state(self, batch: int, key_dim: int, value_dim: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+        return torch.zeros(batch, len(self.log_rate), key_dim, value_dim, device=device, dtype=dtype)
+
+    def forward(
+        self, x_BSD: Tensor, heads: Heads, state: Tensor, documents_BS: Tensor | None, implementation: str
+    ) -> tuple[Tensor, Tensor]:
+        # At least fp32, because the decay of a token is small and accumulates over thousands of tokens.
+        exact = torch.promote_types(x_BSD.dtype, torch.float32)
+        # -softplus(x) = logsigmoid(-x). F.softplus is avoided because its traced gradient has other strides than the
+        # computed one (torch 2.13), which broke the backward pass of a compiled block on the CPU.
+        negative_speed_BSH = F.logsigmoid(-(self.decay(x_BSD).to(exact) + self.decay_bias.to(exact)))
+        g_BSH, beta_BSH = self.log_rate.to(exact).exp() * negative_speed_BSH, self.strength(x_BSD).sigmoid()
+        return gated_delta_rule(*heads, g_BSH, beta_BSH, state, documents_BS, self.chunk, implementation)
+
+
+class Titans(nn.Module):
+    """The Titans update: gradient descent from the memory at the chunk's start, with momentum and forgetting."""
+
+    def __init__(self, width: int, heads: int, chunk: int) -> None:
+        super().__init__()
+        self.heads, self.chunk = heads, chunk
+        self.gates = Linear(width, 3 * heads, bias=False)
+        self.forgetting_bias = nn.Parameter(torch.full((heads,), _FORGETTING_BIAS))
+
+    def new_state(
+        self, batch: int, key_dim: int, value_dim: int, device: torch.device, dtype: torch.dtype
+    ) -> TitansState:
+        def nothing() -> Tensor:
+            return torch.zeros(batch, self.heads, key_dim, value_dim, device=device, dtype=dtype)
+
+        return TitansState(nothing(), nothing(), nothing(), torch.zeros(batch, dtype=torch.int32, device=device))
+
+    def forward(
+        self, x_BSD: Tensor, heads: Heads, state: TitansState, documents_BS: Tensor | None, implementation: str
+    ) -> tuple[Tensor, TitansState]:
+        exact = torch.promote_types(x_BSD.dtype, torch.float32)
+        forgetting, momentum, step = self.gates(x_BSD).to(exact).unflatten(-1, (3, self.heads)).unbind(-2)
+        alpha_BSH, eta_BSH = (forgetting + self.forgetting_bias.to(exact)).sigmoid(), momentum.sigmoid()
+        theta_BSH = _LARGEST_CORRECTION / self.chunk * (1 - eta_BSH) * step.sigmoid()
+        gates = (alpha_BSH, eta_BSH, theta_BSH)
+        return titans_memory(*heads, *gates, state, documents_BS, self.chunk, implementation)
+
+
+UPDATES = {"gated_delta": GatedDelta, "titans": Titans}
 
 
 @dataclass(frozen=True)
@@ -63,11 +135,11 @@ class NeuralMemory(DispatchedModule):
             return self._token(x_BSD, state, self.update)
         given = self.query_key_value(x_BSD)
         before = state.recent_BTC.to(given.dtype)
-        query, key, value = convolved_heads(
+        heads = convolved_heads(
             given, self.convolution, before, self.heads, self.key_dim, documents_BS, self.implementation
         )
         recent = next_inputs(given, before, documents_BS)
-        read, memory = self.update(x_BSD, query, key, value, state.memory, documents_BS, self.implementation)
+        read, memory = self.update(x_BSD, heads, state.memory, documents_BS, self.implementation)
         gated = self.norm(read) * self.gate(x_BSD).unflatten(-1, (self.heads, -1)).sigmoid()
         return self.out(gated.flatten(-2)), NeuralState(recent, memory), None
 

@@ -8,18 +8,21 @@ then the noisy image of the next step,
 
     next x = noisy · x + clean · clean image + before · clean image of the previous step + fresh · fresh noise.
 
-The six factors are the fields of `Row`.
+The six factors are the fields of `Row`. Each sampler is a function that returns its table.
 """
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from redline.errors import ModelError
-from redline.models.samplers.noise_process import NoiseProcess
-from redline.models.samplers.timesteps import check_times
+from redline.models.samplers.noise_process import STEPS, NoiseProcess, noise_process
 
 # What a model can predict: the clean image, the noise, the v of diffusion, or the velocity of a flow.
 PREDICTIONS = ("sample", "epsilon", "v", "velocity")
+# The largest number of steps of the sampler `distilled`.
+MOST_STEPS = 4
 
 
 class Row(NamedTuple):
@@ -58,7 +61,6 @@ def make_table(
     is_random: bool = False,
 ) -> StepTable:
     """Builds a table from the weights (noisy, clean, before, fresh) of each step."""
-    check_times(times)
     reading = [clean_weights(process, prediction, time) for time in times]
     rows = tuple(Row(*one, *other) for one, other in zip(reading, weights, strict=True))
     start = (process.alpha[times[0]], process.sigma[times[0]])
@@ -81,3 +83,107 @@ def clean_weights(process: NoiseProcess, prediction: str, time: int) -> tuple[fl
     if prediction in PREDICTIONS:
         raise ModelError(f"the noise process {process.name!r} does not support the prediction {prediction!r}.")
     raise ModelError(f"unknown prediction {prediction!r} (available: {', '.join(PREDICTIONS)}).")
+
+
+def spaced_timesteps(steps: int, strength: float = 1.0) -> tuple[int, ...]:
+    """Returns evenly spaced time steps, the noisiest first; a lower strength starts with less noise.
+
+    The number of steps does not depend on the strength, so that a captured CUDA graph works for every strength.
+    """
+    if not 1 <= steps <= STEPS:
+        raise ModelError(f"the number of steps must be from 1 to {STEPS}, not {steps}.")
+    if not 0 < strength <= 1:
+        raise ModelError(f"strength must be above 0 and at most 1, not {strength}.")
+    noisiest = strength * STEPS
+    times = tuple(max(round(noisiest - index * noisiest / steps) - 1, 0) for index in range(steps))
+    if len(set(times)) < steps:
+        raise ModelError(f"a strength of {strength} is too low for {steps} distinct time steps.")
+    return times
+
+
+def intervals(times: tuple[int, ...]) -> list[tuple[int, int | None]]:
+    """Returns pairs of consecutive time steps; the last is paired with None, which stands for the clean image."""
+    check_times(times)
+    return list(zip(times, (*times[1:], None), strict=True))
+
+
+def check_times(times: tuple[int, ...]) -> None:
+    if not times or any(not 0 <= time < STEPS for time in times):
+        raise ModelError(f"time steps must be from 0 to {STEPS - 1}, not {times}.")
+    if any(later >= time for time, later in zip(times, times[1:], strict=False)):
+        raise ModelError(f"time steps must decrease, not {times}.")
+
+
+def ddim(process: NoiseProcess, prediction: str, times: tuple[int, ...]) -> StepTable:
+    """Deterministic DDIM (Song, Meng and Ermon, 2021; eta = 0).
+
+    Each step scales the predicted noise down to the noise level of the next step; the last ends at the clean image.
+    """
+    weights = []
+    for time, later in intervals(times):
+        alpha, sigma = process.alpha[time], process.sigma[time]
+        next_alpha, next_sigma = (1.0, 0.0) if later is None else (process.alpha[later], process.sigma[later])
+        # The predicted noise is (noisy − alpha · clean) / sigma.
+        weights.append((next_sigma / sigma, next_alpha - alpha * next_sigma / sigma))
+    return make_table("ddim", process, prediction, times, weights)
+
+
+def dpm_solver(process: NoiseProcess, prediction: str, times: tuple[int, ...]) -> StepTable:
+    """DPM-Solver++ 2M (Lu et al., 2022): second-order steps from the predictions of this step and the previous one.
+
+    The first step has no previous prediction, and in the last step, to zero noise, the second-order term is undefined.
+    Both are first-order, which is DDIM.
+    """
+    weights: list[tuple[float, ...]] = []
+    for index, (time, later) in enumerate(intervals(times)):
+        if later is None:
+            weights.append((0.0, 1.0))
+            continue
+        step = process.log_snr(later) - process.log_snr(time)
+        towards_clean = -process.alpha[later] * math.expm1(-step)
+        back = 0.0
+        if index > 0:
+            step_before = process.log_snr(time) - process.log_snr(times[index - 1])
+            # A step from pure noise is infinitely long in log-SNR, so the second-order term vanishes.
+            back = 0.0 if math.isinf(step_before) else step / step_before / 2
+        noisy = process.sigma[later] / process.sigma[time]
+        weights.append((noisy, towards_clean * (1 + back), -towards_clean * back))
+    return make_table("dpm_solver", process, prediction, times, weights, looks_back=len(times) > 2)
+
+
+def flow_euler(process: NoiseProcess, prediction: str, times: tuple[int, ...]) -> StepTable:
+    """Flow matching (Lipman et al., 2023): integrates the velocity from noise to image with Euler steps."""
+    if not process.is_flow:
+        raise ModelError(f"the sampler 'flow_euler' needs the noise process 'flow', not {process.name!r}.")
+    weights = []
+    for time, later in intervals(times):
+        sigma = process.sigma[time]
+        change = (0.0 if later is None else process.sigma[later]) - sigma
+        # The velocity is (noisy − clean) / sigma.
+        weights.append((1 + change / sigma, -change / sigma))
+    return make_table("flow_euler", process, prediction, times, weights)
+
+
+def distilled(process: NoiseProcess, prediction: str, times: tuple[int, ...]) -> StepTable:
+    """Samples a distilled model in one to four steps: each takes the predicted clean image and adds fresh noise to it.
+
+    This is consistency sampling (Song et al., 2023; Luo et al., 2023): each step corrects the prediction of the
+    previous one, instead of following an ODE trajectory, for which so few steps are too coarse.
+    """
+    check_times(times)
+    if len(times) > MOST_STEPS:
+        raise ModelError(f"the sampler 'distilled' supports 1 to {MOST_STEPS} steps, not {len(times)}.")
+    weights: list[tuple[float, ...]] = [(0.0, process.alpha[later], 0.0, process.sigma[later]) for later in times[1:]]
+    weights.append((0.0, 1.0, 0.0, 0.0))
+    return make_table("distilled", process, prediction, times, weights, is_random=len(times) > 1)
+
+
+_MakeTable = Callable[[NoiseProcess, str, tuple[int, ...]], StepTable]
+SAMPLERS: dict[str, _MakeTable] = {make.__name__: make for make in (ddim, dpm_solver, flow_euler, distilled)}
+
+
+def sampler_table(name: str, process: str, prediction: str, steps: int, strength: float = 1.0) -> StepTable:
+    """Returns the table of a sampler by name; `strength` is the share of the noise at the start."""
+    if name not in SAMPLERS:
+        raise ModelError(f"unknown sampler {name!r} (available: {', '.join(SAMPLERS)}).")
+    return SAMPLERS[name](noise_process(process), prediction, spaced_timesteps(steps, strength))

@@ -9,7 +9,7 @@ from msgspec import Meta
 from redline.datasets.clips.settings import ClipSettings
 from redline.errors import RedlineError
 from redline.models.lsd import LsdConfig
-from redline.models.samplers.distilled import MOST_STEPS
+from redline.models.samplers import MOST_STEPS
 from redline.training.settings import (
     ConfigSource,
     LoopSettings,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from redline.models.memory.updates import GatedDelta, Titans
+from redline.models.memory.neural_memory import GatedDelta, Titans
 
 
 @pytest.mark.parametrize(("heads", "speeds"), [(1, [0.001]), (2, [0.001, 0.1]), (3, [0.001, 0.01, 0.1])])
@@ -21,10 +21,10 @@ def one_step(update: GatedDelta | Titans, monkeypatch: pytest.MonkeyPatch, funct
         seen.extend(given[3:6])
         return None, None
 
-    monkeypatch.setattr(f"redline.models.memory.updates.{function}", op)
+    monkeypatch.setattr(f"redline.models.memory.neural_memory.{function}", op)
     x, q = torch.zeros(1, 2, 8), torch.zeros(1, 2, 3, 4)
     state = update.new_state(1, 4, 4, torch.device("cpu"), torch.float32)
-    update(x, q, q, q, state, None, "reference")  # pyright: ignore[reportArgumentType]
+    update(x, (q, q, q), state, None, "reference")  # pyright: ignore[reportArgumentType]
     return seen
 
 

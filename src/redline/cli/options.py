@@ -1,0 +1,75 @@
+"""Options and arguments that several commands share, and the functions that read their values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Argument, Option
+
+from redline.choices import SAMPLER_NAMES
+from redline.errors import RedlineError
+
+if TYPE_CHECKING:
+    from redline.ladder.plan import Plan
+
+WORKLOAD_HELP = "module:function, file.py:function, train:CONFIG, or a bundled name (see `redline rungs --workloads`)."
+MODEL_HELP = "LSD weights, the output folder of their training, or a diffusers folder"
+PLAN_HELP = "A plan file, or a plan in one line: 'bf16 + compile'."
+
+Workload = Annotated[str, Argument(help=WORKLOAD_HELP)]
+Shapes = Annotated[
+    list[str] | None, Option("--shapes", "--shape", help="An input shape, for example batch=8,size=224; repeatable.")
+]
+WorkloadOptions = Annotated[
+    list[str] | None, Option("--shape", "--shapes", help="Options of the workload, for example size=224; repeatable.")
+]
+Objective = Annotated[str, Option(help="latency, throughput or memory.")]
+Timeout = Annotated[str, Option(help="Time limit of one trial.")]
+Sampling = Annotated[str, Option(help="Duration of the timed runs of one comparison.")]
+Device = Annotated[str, Option(help="cpu, cuda, cuda:1 or auto (a GPU if there is one).")]
+Scale = Annotated[int | None, Option("--scale", "-s", help="The factor (default: that of the weights, or 4).")]
+Strict = Annotated[bool, Option("--strict", help="Raise an error for every unknown key of config.json.")]
+Page = Annotated[Path | None, Option(help="Write a self-contained HTML page to this file.")]
+Steps = Annotated[int | None, Option(help="Sampling steps per frame (default: the model's).")]
+Strength = Annotated[
+    float | None, Option(help="How far the output departs from the input, 0 to 1 (default: the model's).")
+]
+Sampler = Annotated[str | None, Option(help=f"Sampler: {', '.join(SAMPLER_NAMES)} (default: distilled).")]
+AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
+
+
+def parse_shape(text: str) -> dict[str, Any]:
+    """`batch=8,size=224` -> {"batch": 8, "size": 224}."""
+    options: dict[str, Any] = {}
+    for part in text.split(","):
+        key, equals, value = part.partition("=")
+        if not equals or not key.strip() or not value.strip():
+            raise RedlineError(f"{text!r} is not a shape: write option=value, with commas between several options.")
+        options[key.strip()] = _value(value.strip())
+    return options
+
+
+def parse_shapes(texts: list[str] | None) -> dict[str, dict[str, Any]]:
+    """Returns each shape under its text; without any, the workload's own shape under the empty text."""
+    return {text: parse_shape(text) for text in texts or []} or {"": {}}
+
+
+def parse_workload_options(texts: list[str] | None) -> dict[str, Any]:
+    return {name: value for text in texts or [] for name, value in parse_shape(text).items()}
+
+
+def _value(text: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return {"true": True, "false": False}.get(text.lower(), text)
+
+
+def read_plan(text: str) -> Plan:
+    """Reads a plan file, or a plan in one line. Imports torch only when it is called."""
+    from redline.ladder.plan import read_plan
+
+    return read_plan(text)
