@@ -13,9 +13,9 @@ from redline.stream.endpoints import EndpointOptions, open_endpoints, open_sink,
 from redline.stream.frame_model import ModelControls
 from redline.stream.latency import Latency
 from redline.stream.settings import LiveSettings
+from redline.stream.sinks import NullSink
 from redline.stream.sinks.image_folder import ImageFolderSink
 from redline.stream.sinks.mjpeg import MjpegSink
-from redline.stream.sinks.null import NullSink
 from redline.stream.sinks.video_file import VideoFileSink
 from redline.stream.sources.image_folder import ImageFolder
 from redline.stream.sources.live_input import Address, LiveInput

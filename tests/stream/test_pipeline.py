@@ -16,7 +16,7 @@ from redline.errors import RedlineError
 from redline.stream.frames import Frame
 from redline.stream.pipeline import COMPUTE_BUSY, SINK_BUSY, Pipeline
 from redline.stream.settings import LiveSettings, Settings
-from redline.stream.sinks.null import NullSink
+from redline.stream.sinks import NullSink
 from redline.stream.sinks.video_file import VideoFileSink
 from redline.stream.sources.paced import Paced
 from redline.stream.sources.synthetic import SyntheticClip

@@ -20,7 +20,7 @@ from redline.errors import RedlineError
 from redline.notation import format_bytes, format_seconds, parse_seconds
 from redline.stream.access import KEY_VARIABLE
 from redline.stream.metrics_file import check_output_path
-from redline.stream.settings_reader import parse_numbers
+from redline.stream.settings import parse_numbers
 
 if TYPE_CHECKING:
     from redline.stream.monitor import Sample

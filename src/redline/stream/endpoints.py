@@ -14,10 +14,9 @@ from redline.errors import RedlineError
 from redline.stream.frame_model import ModelControls
 from redline.stream.latency import Latency
 from redline.stream.settings import LiveSettings
-from redline.stream.sinks import Sink
+from redline.stream.sinks import NullSink, Sink
 from redline.stream.sinks.image_folder import ImageFolderSink
 from redline.stream.sinks.mjpeg import PORT, MjpegSink
-from redline.stream.sinks.null import NullSink
 from redline.stream.sinks.video_file import VideoFileSink
 from redline.stream.sinks.virtual_camera import VirtualCameraSink
 from redline.stream.sinks.window import WindowSink

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import ceil
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from redline.ladder.rungs.tf32 import strict_fp32
 from redline.machine.machine import Machine
 from redline.machine.memory import is_out_of_memory
 from redline.machine.pinned_copies import PendingCopy, copies_for
-from redline.upscale.blend import enlarge_by_tiles
+from redline.upscale.blend import enlarge_by_tiles, enlarge_each_by_tiles
 from redline.upscale.image_tiles import squares_to_judge
 from redline.upscale.network import Network, first_line
 from redline.upscale.tiling import TileShape, Tiling, smallest_tile
@@ -32,6 +33,7 @@ from redline.upscale.tiling import TileShape, Tiling, smallest_tile
 GATE = Gate("picture_psnr", 40.0)
 # The precision that replaces one that failed; "" is fp32.
 _SAFER = {"int8": "bf16", "fp8": "bf16", "fp16": "bf16", "autocast": "bf16", "bf16": ""}
+A = TypeVar("A")
 
 
 @dataclass(frozen=True)
@@ -223,3 +225,44 @@ def _without_tf32(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Te
             return function(tiles)
 
     return run
+
+
+class WholeImages:
+    """Upscales images (B, 3, H, W) in [0, 1] and applies a function to the result (B, 3, scale · H, scale · W).
+
+    The result is on the device, or in main memory after the device ran out of memory. When memory runs out, both the
+    upscaling and the function are repeated.
+    """
+
+    def __init__(self, tile_runner: TileRunner, wrap: bool = False) -> None:
+        self._tile_runner, self._wrap, self._place = tile_runner, wrap, tile_runner.device
+        self._can_leave = tile_runner.copies.has_device_memory
+
+    def __call__(self, images: Tensor, finish: Callable[[Tensor], A]) -> A:
+        while True:
+            try:
+                return finish(self._enlarge(images.to(self._place)))
+            except Exception as error:
+                if not is_out_of_memory(error) and not (isinstance(error, OutOfMemory) and self._can_leave):
+                    raise
+            # Called outside of the handler, because the traceback keeps the tensors of the failed attempt alive.
+            self._make_room(images)
+
+    def _enlarge(self, images: Tensor) -> Tensor:
+        tile_runner = self._tile_runner
+        shape = tile_runner.tiling.shape_for((images.shape[-1], images.shape[-2]), self._wrap)
+
+        def enlarge_each(batches: Iterable[Tensor]) -> Iterator[Tensor]:
+            return (enlarged.to(self._place) for enlarged in tile_runner.checked_each(batches))
+
+        return enlarge_each_by_tiles(
+            images, enlarge_each, tile_runner.network.scale, shape, tile_runner.batch, self._wrap
+        )
+
+    def _make_room(self, images: Tensor) -> None:
+        if not self._can_leave:
+            shape = self._tile_runner.tiling.shape_for((images.shape[-1], images.shape[-2]), self._wrap)
+            self._tile_runner.shrink(shape.rows.tile, shape.columns.tile)
+            return
+        self._place, self._can_leave = torch.device("cpu"), False
+        self._tile_runner.say("out of memory: from now on, tiles are blended in main memory")

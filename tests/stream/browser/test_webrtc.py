@@ -18,7 +18,7 @@ from redline.stream.frames import Frame
 from redline.stream.latency import Latency
 from redline.stream.pipeline import Pipeline
 from redline.stream.settings import LiveSettings
-from redline.stream.sinks.null import NullSink
+from redline.stream.sinks import NullSink
 from redline.stream.sources.paced import Paced
 from redline.stream.sources.synthetic import SyntheticClip
 from stream.browser.clients import ColourTrack, open_page, picture_of

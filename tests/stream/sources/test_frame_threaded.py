@@ -14,7 +14,7 @@ from av.codec.context import ThreadType
 from redline.errors import RedlineError
 from redline.stream.endpoints import EndpointOptions, open_source
 from redline.stream.frames import Frame
-from redline.stream.sources import frame_threaded
+from redline.stream.sources import video_file
 from redline.stream.sources.video_file import VideoFile, _Progress
 from redline.video import reading as films
 from stream.clocks import ManualClock
@@ -135,7 +135,7 @@ def test_the_decoder_of_a_whole_video_works_on_several_frames(tmp_path: Path, mo
     streams = list[Any]()
     monkeypatch.setattr(films, "cores", lambda: 16)
     monkeypatch.setattr(
-        frame_threaded,
+        video_file,
         "enable_frame_threads",
         lambda stream: (streams.append(stream), films.enable_frame_threads(stream))[1],
     )

@@ -5,17 +5,19 @@ of the previous step, and fresh noise. A sampler is therefore a table of weights
 kept on the device. Running it needs no synchronization, and a change of strength only rewrites the table.
 """
 
-from redline.models.samplers.noise_process import PROCESSES, NoiseProcess, noise_process
 from redline.models.samplers.sampler import Sampler, State
 from redline.models.samplers.step_table import (
     MOST_STEPS,
     PREDICTIONS,
+    PROCESSES,
     SAMPLERS,
+    NoiseProcess,
     StepTable,
     ddim,
     distilled,
     dpm_solver,
     flow_euler,
+    noise_process,
     sampler_table,
     spaced_timesteps,
 )

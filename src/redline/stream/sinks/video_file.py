@@ -10,6 +10,7 @@ import math
 import os
 from contextlib import suppress
 from fractions import Fraction
+from itertools import count
 from pathlib import Path
 
 import av
@@ -21,11 +22,12 @@ from av.video.stream import VideoStream
 
 from redline.choices import VIDEO_CONTAINERS
 from redline.errors import RedlineError
-from redline.files.partial import hidden_path, recording_path, remove_abandoned
+from redline.files.partial import abandoned_recordings, hidden_path, recording_path, remove_abandoned
 from redline.stream.frames import Frame
 from redline.stream.sinks import Sink
 from redline.stream.sinks.audio import AudioCopy, check_audio_copy
-from redline.stream.sinks.recovery import recover_recordings, trim_to_playable
+from redline.video.reading import first_frame, main_stream, opened
+from redline.video.truncated import complete_bytes
 
 _BT709 = 1
 _FINEST_CLOCK = (1 << 31) - 1
@@ -238,3 +240,38 @@ def _open(path: Path, container: str, time_base: Fraction, is_live: bool) -> Out
             "frag_duration": str(_FRAGMENT_S * av.time_base),
         }
     return av.open(f"file:{path}", "w", format=container, container_options=options)
+
+
+def recover_recordings(folder: Path) -> tuple[str, ...]:
+    """Renames the recordings of killed processes in the folder to `NAME.recovered.mp4`, and deletes those without a
+    frame. Returns a note for each."""
+    notes = list[str]()
+    for left, target in abandoned_recordings(folder):
+        if target.suffix.lower() not in VIDEO_CONTAINERS:
+            continue
+        with suppress(OSError):  # another process was faster, or permission is denied
+            if not trim_to_playable(left):
+                left.unlink()
+                notes.append(f"deleted {left.name!r}, a recording that was killed before its first frame.")
+                continue
+            kept = _unused_name(target)
+            os.rename(left, kept)
+            notes.append(f"recovered {kept.name!r}, a recording that was killed.")
+    return tuple(notes)
+
+
+def trim_to_playable(path: Path) -> bool:
+    """Removes the incomplete part at the end of the file. Returns whether the rest has a frame."""
+    os.truncate(path, complete_bytes(path))
+    try:
+        with opened(path) as video:
+            first_frame(video, main_stream(video, path), path)
+    except RedlineError:
+        return False
+    return True
+
+
+def _unused_name(target: Path) -> Path:
+    """Returns a path beside the target that does not exist."""
+    names = (f"{target.stem}.recovered{f'-{number}' if number > 1 else ''}{target.suffix}" for number in count(1))
+    return next(path for name in names if not (path := target.with_name(name)).exists())

@@ -1,6 +1,7 @@
 """A video file as a source: every frame once, at its exact time, also with a variable frame rate."""
 
 import threading
+from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,9 +24,17 @@ from redline.errors import RedlineError
 from redline.stream.clock import Clock
 from redline.stream.continuous_timestamps import ARBITRARY_START_FORMATS, ContinuousTimestamps
 from redline.stream.frames import Frame
-from redline.stream.sources.frame_threaded import DamageSuspected, decode_frame_threaded
 from redline.stream.sources.gaps import Gap, GapDetector
-from redline.video.reading import conversion_threads, first_frame, frame_rate, main_stream, opened, packets, reason
+from redline.video.reading import (
+    conversion_threads,
+    enable_frame_threads,
+    first_frame,
+    frame_rate,
+    main_stream,
+    opened,
+    packets,
+    reason,
+)
 from redline.video.truncated import missing_bytes
 
 # Causes of dropped frames: they cannot be decoded, or the file has a gap.
@@ -35,6 +44,58 @@ _UNSPECIFIED = 2
 _HDR = {16: "PQ", 18: "HLG"}
 # By default swscale repeats chroma samples instead of interpolating them, which a model would see as steps.
 _SMOOTH_COLOUR = Interpolation.FULL_CHR_H_INT | Interpolation.ACCURATE_RND
+
+
+class DamageSuspected(Exception):
+    """The video may be damaged, or does not support frame threads."""
+
+
+def decode_frame_threaded(packets: Iterator[Packet], stream: VideoStream, gaps: GapDetector) -> Iterator[VideoFrame]:
+    """Decodes several frames at a time, as long as no damage is found.
+
+    In most videos a frame is one slice, so only frame threads use several cores. Their handling of damage depends on
+    the timing of the threads, and near the end they may lose frames. Therefore this raises DamageSuspected at the first
+    sign of damage, before anything is reported or skipped, and the caller continues with a sequential decoder.
+
+    The signs are a decoding error, a frame or packet marked as corrupt, a gap, and frames that are missing at the end.
+    FFmpeg marks some damage only later, or never (much damage of HEVC): such frames are returned spoiled, as by the
+    sequential decoder, but their pixels may differ from its pixels.
+    """
+    threads = enable_frame_threads(stream)
+    if threads < 2:
+        raise DamageSuspected
+    with_content, shown, are_timed, newest = 0, 0, True, deque[int | None](maxlen=threads)
+    while (packet := _next(packets)) is not None:
+        if packet.is_corrupt or gaps.is_gap_possible:
+            raise DamageSuspected
+        if packet.size and not packet.is_discard:  # trimmed videos have packets that are not to be shown
+            with_content, are_timed = with_content + 1, are_timed and packet.pts is not None
+            newest.append(packet.pts)
+        try:
+            decoded = packet.decode()
+        except (av.FFmpegError, OSError) as error:
+            raise DamageSuspected from error
+        for frame in decoded:
+            if not isinstance(frame, VideoFrame):
+                continue
+            if frame.is_corrupt:
+                raise DamageSuspected
+            shown += 1
+            if frame.pts in newest:
+                newest.remove(frame.pts)
+            yield frame
+    # An error among the last frames is not reported, and loses the frames after it. Earlier in the file a packet may
+    # legitimately have no frame to show.
+    if newest if are_timed else shown < with_content:
+        raise DamageSuspected
+
+
+def _next(packets: Iterator[Packet]) -> Packet | None:
+    try:
+        return next(packets, None)
+    except RedlineError as error:
+        # The sequential decoder reports this error after the frames that are still in the decoder.
+        raise DamageSuspected from error
 
 
 class DamagedVideo(RedlineError):

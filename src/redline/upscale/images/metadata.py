@@ -1,7 +1,8 @@
 """Copies metadata from one image file to another.
 
 When libvips encodes, it updates orientation, resolution and size in EXIF and drops the old thumbnail. It does not do
-so for TIFF, which `tiff.py` handles. `png.py`, `jpeg.py` and `avif.py` add other metadata that libvips does not write.
+so for TIFF, which `exif.py` handles. `png.py`, `jpeg.py` and `colour_tags.py` add other metadata that libvips does not
+write.
 """
 
 import re
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from redline.upscale.images.colour_tags import fit_colour_tags, numbers_of, read_colour_tags, set_cicp
-from redline.upscale.images.exif import resolution, upright
+from redline.upscale.images.exif import add_to_tiff, read_from_tiff, resolution, upright
 from redline.upscale.images.formats import Format
 from redline.upscale.images.jpeg import add_comments, read_comments, unwrap, wrap
 from redline.upscale.images.png import (
@@ -21,7 +22,6 @@ from redline.upscale.images.png import (
     read_texts,
     xmp_chunk,
 )
-from redline.upscale.images.tiff import add_to_tiff, read_from_tiff
 from redline.upscale.images.vips import VipsImage, field, has_grey_profile, load_vips, to_srgb
 
 _MM_PER_INCH = 25.4
