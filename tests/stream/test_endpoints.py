@@ -19,10 +19,9 @@ from redline.stream.sinks.mjpeg import MjpegSink
 from redline.stream.sinks.video_file import VideoFileSink
 from redline.stream.sources.image_folder import ImageFolder
 from redline.stream.sources.live_input import Address, LiveInput
-from redline.stream.sources.paced import Paced
-from redline.stream.sources.resized import Resized
 from redline.stream.sources.synthetic import SyntheticClip
 from redline.stream.sources.video_file import VideoFile
+from redline.stream.sources.wrappers import Paced, Resized
 from upscale.video.clips import make_clip
 
 

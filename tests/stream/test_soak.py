@@ -32,8 +32,8 @@ from redline.stream.reader import Backoff
 from redline.stream.settings import LiveSettings, Settings
 from redline.stream.sinks.mjpeg import MjpegSink
 from redline.stream.sources import SourceFault
-from redline.stream.sources.paced import Paced
 from redline.stream.sources.synthetic import SyntheticClip
+from redline.stream.sources.wrappers import Paced
 from stream.small_models import small_lsd
 
 LASTS_S = float(os.environ.get("REDLINE_SOAK_S", "90"))

@@ -35,8 +35,9 @@ from redline.stream.lsd_frames import LsdFrames
 from redline.stream.pipeline import Pipeline
 from redline.stream.settings import LiveSettings, Settings
 from redline.stream.sinks import NullSink
-from redline.stream.sources import Source, SourceWrapper
+from redline.stream.sources import Source
 from redline.stream.sources.synthetic import SyntheticClip
+from redline.stream.sources.wrappers import SourceWrapper
 
 # The first frames are not timed, because caches are cold and clock rates are low.
 WARM_UP_FRAMES = 30

@@ -25,8 +25,8 @@ from redline.stream.reader import Backoff, Reader
 from redline.stream.sinks.mjpeg import MjpegSink
 from redline.stream.sources import SourceFault, live_input
 from redline.stream.sources.live_input import Address, Backlog, LiveInput, open_network
-from redline.stream.sources.paced import Paced
 from redline.stream.sources.synthetic import SyntheticClip
+from redline.stream.sources.wrappers import Paced
 from stream.clocks import ManualClock
 from stream.doubles import Kept
 from upscale.video.clips import make_clip

@@ -22,6 +22,7 @@ from redline.stream.latency import Latency
 from redline.stream.settings import LiveSettings
 from redline.stream.sinks import Sink
 from redline.stream.sources import Source
+from redline.stream.sources.wrappers import Previewed
 
 if TYPE_CHECKING:
     from redline.stream.browser.broadcast import Broadcast
@@ -46,8 +47,6 @@ class Page:
 
     def preview(self, source: Source, waits: bool = False) -> Source:
         """Returns a source that also shows its frames on the page. If `waits`, it starts with the first viewer."""
-        from redline.stream.browser.source import Previewed
-
         begin = self._broadcasts["output"].wanted if waits else None
         return Previewed(source, self._broadcasts["input"].publish, begin)
 

@@ -6,7 +6,6 @@ full disk or a killed process. The next recording in the folder recovers the fil
 B-frames are disabled, so that frames leave the encoder in display order and timestamps may be irregular.
 """
 
-import math
 import os
 from contextlib import suppress
 from fractions import Fraction
@@ -28,9 +27,9 @@ from redline.stream.sinks import Sink
 from redline.stream.sinks.audio import AudioCopy, check_audio_copy
 from redline.video.reading import first_frame, main_stream, opened
 from redline.video.truncated import complete_bytes
+from redline.video.writing import exact_clock, open_encoder, open_output
 
 _BT709 = 1
-_FINEST_CLOCK = (1 << 31) - 1
 # The length of the fragments of a live recording. With no frames held back by the encoder, at most two seconds are lost
 # when the process is killed or the disk is full.
 _FRAGMENT_S = 1
@@ -212,21 +211,12 @@ class _VideoWriter:
         context.color_range = ColorRange.MPEG
         # Frame threads hold frames back; slice threads do not, at the cost of a slightly larger file.
         context.thread_type = "SLICE" if sink._is_live else "AUTO"
-        try:
-            context.open()
-        except (ValueError, av.FFmpegError) as error:
-            raise RedlineError(f"libx264 cannot encode {width}×{height} frames with {sink._options}.") from error
+        open_encoder(stream, sink._options)
         return stream
 
 
 def _open(path: Path, container: str, time_base: Fraction, is_live: bool) -> OutputContainer:
-    if container == "matroska":
-        # Audio that starts slightly before 0, as AAC does in MP4, would shift all timestamps.
-        options = {"avoid_negative_ts": "disabled"}
-    else:
-        # MP4 stores the time of the first frame in this time scale.
-        clock = math.lcm(1000, time_base.denominator)
-        options = {"movie_timescale": str(clock if clock <= _FINEST_CLOCK else 1000)}
+    options: dict[str, str] = {}
     if is_live:
         # Frames must not wait for an audio stream that has ended.
         options |= {"flush_packets": "1", "max_interleave_delta": str(_FRAGMENT_S * av.time_base // 4)}
@@ -239,7 +229,8 @@ def _open(path: Path, container: str, time_base: Fraction, is_live: bool) -> Out
             "movflags": "+hybrid_fragmented+delay_moov",
             "frag_duration": str(_FRAGMENT_S * av.time_base),
         }
-    return av.open(f"file:{path}", "w", format=container, container_options=options)
+    # MP4 stores the time of the first frame in this time scale.
+    return open_output(path, container, exact_clock([time_base.denominator], otherwise=1000), **options)
 
 
 def recover_recordings(folder: Path) -> tuple[str, ...]:

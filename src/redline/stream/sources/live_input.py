@@ -26,14 +26,13 @@ from redline.errors import RedlineError
 from redline.stream.clock import Clock
 from redline.stream.frames import Frame
 from redline.stream.sources import Source, SourceFault
-from redline.stream.sources.paced import Paced
 from redline.stream.sources.video_file import DAMAGED, hdr_notes, pixel_aspect, to_pixels, upright
-from redline.video.reading import declared_rate, reason
+from redline.stream.sources.wrappers import Paced
+from redline.video.reading import TICK_90KHZ, declared_rate, intact_frame, reason
 
 _DEFAULT_RATE = Fraction(30)
 # FFmpeg's flag of formats without timestamps, such as Motion JPEG, for which it assumes 25 frames per second.
 _UNTIMED = 0x80
-_TICK = Fraction(1, 90_000)
 # For these formats and codecs, FFmpeg returns a frame only when the next one begins.
 _DELAYED, _DELAYED_CODECS = ("rtsp", "mpegts"), ("h264", "hevc", "mpeg4", "mpeg2video", "mpeg1video")
 # A video may end this much before its declared duration, because of rounding.
@@ -141,7 +140,7 @@ class LiveInput:
         with closing(container or self._reopened()) as container:
             stream = _video_stream(container, self._address)
             is_untimed = not is_video and bool(container.format.flags & _UNTIMED)
-            time_base = _TICK if is_untimed else Fraction(stream.time_base or Fraction(1, av.time_base))
+            time_base = TICK_90KHZ if is_untimed else Fraction(stream.time_base or Fraction(1, av.time_base))
             default_duration = max(1, round(1 / self.rate / time_base))
             to_rgb, before_s, shown = VideoReformatter(), self._clock.now_s(), self._last
             for decoded, captured_s in self._decoded(container, stream, first):
@@ -223,7 +222,7 @@ class LiveInput:
             if backlog is not None:
                 backlog.read(waited_s)
             try:
-                decoded = packet.decode()
+                decoded = stream.decode(packet)
             except (av.FFmpegError, OSError) as error:
                 # After packet loss, frames are intact again from the next key frame.
                 undecodable += 1
@@ -233,10 +232,9 @@ class LiveInput:
                     raise SourceFault(f"the frames of {self.name} cannot be decoded: {reason(error)}.") from error
                 continue
             for frame in decoded:
-                if isinstance(frame, VideoFrame):
-                    undecodable = 0
-                    if backlog is None or backlog.is_over:
-                        yield frame, captured_s
+                undecodable = 0
+                if backlog is None or backlog.is_over:
+                    yield frame, captured_s
             if waited_s >= read_s:
                 # FFmpeg returned its last packet because the read timed out.
                 raise SourceFault(f"{self.name} is lost: no answer within {read_s:g} s.")
@@ -286,17 +284,11 @@ def _video_stream(container: InputContainer, address: Address) -> VideoStream:
 
 def _first_frame(container: InputContainer, stream: VideoStream, address: Address) -> VideoFrame:
     packets = container.demux(stream)
-    for _ in range(_MAX_UNDECODABLE):
-        if (packet := _next(packets, f"{address.name} sends no frame", address.read_s)) is None:
-            break
-        try:
-            decoded = packet.decode()
-        except (av.FFmpegError, OSError):
-            continue
-        for frame in decoded:
-            if isinstance(frame, VideoFrame) and not frame.is_corrupt:
-                return frame
-    raise RedlineError(f"no frame of {address.name} can be decoded ({stream.codec_context.name}).")
+    read = iter(lambda: _next(packets, f"{address.name} sends no frame", address.read_s), None)
+    frame = intact_frame(stream, read, _MAX_UNDECODABLE)
+    if frame is None:
+        raise RedlineError(f"no frame of {address.name} can be decoded ({stream.codec_context.name}).")
+    return frame
 
 
 def _next(packets: Iterator[Packet], fault: str, read_s: float) -> Packet | None:

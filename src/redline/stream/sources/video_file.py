@@ -22,10 +22,11 @@ from torch import Tensor
 
 from redline.errors import RedlineError
 from redline.stream.clock import Clock
-from redline.stream.continuous_timestamps import ARBITRARY_START_FORMATS, ContinuousTimestamps
+from redline.stream.continuous_timestamps import ContinuousTimestamps
 from redline.stream.frames import Frame
 from redline.stream.sources.gaps import Gap, GapDetector
 from redline.video.reading import (
+    arbitrary_start_s,
     conversion_threads,
     enable_frame_threads,
     first_frame,
@@ -34,12 +35,12 @@ from redline.video.reading import (
     opened,
     packets,
     reason,
+    side_data,
 )
 from redline.video.truncated import missing_bytes
 
 # Causes of dropped frames: they cannot be decoded, or the file has a gap.
 DAMAGED, MISSING = "damaged", "missing"
-_TICK_90KHZ = Fraction(1, 90_000)
 _UNSPECIFIED = 2
 _HDR = {16: "PQ", 18: "HLG"}
 # By default swscale repeats chroma samples instead of interpolating them, which a model would see as steps.
@@ -72,12 +73,10 @@ def decode_frame_threaded(packets: Iterator[Packet], stream: VideoStream, gaps: 
             with_content, are_timed = with_content + 1, are_timed and packet.pts is not None
             newest.append(packet.pts)
         try:
-            decoded = packet.decode()
+            decoded = stream.decode(packet)
         except (av.FFmpegError, OSError) as error:
             raise DamageSuspected from error
         for frame in decoded:
-            if not isinstance(frame, VideoFrame):
-                continue
             if frame.is_corrupt:
                 raise DamageSuspected
             shown += 1
@@ -138,8 +137,7 @@ class VideoFile:
             self.height, self.width = size or upright(first.rotation, first.height, first.width)
             self.rate, self.pixel_aspect = frame_rate(stream, path), pixel_aspect(stream, first.rotation)
             # With an arbitrary start time, the output would begin with a gap.
-            start = container.start_time if container.format.name in ARBITRARY_START_FORMATS else None
-            self.origin_s = round(Fraction(start or 0, av.time_base) / _TICK_90KHZ) * _TICK_90KHZ
+            self.origin_s = arbitrary_start_s(container)
             self.has_audio = bool(container.streams.audio)
         missing = missing_bytes(path)
         truncated = f"{self.name!r} is truncated: {missing:,} bytes are missing at its end."
@@ -170,7 +168,7 @@ class VideoFile:
             default_duration = max(1, round(1 / self.rate / time_base))
             captured_s, gaps = self._clock.now_s(), GapDetector(container, stream, self.rate)
             video = self._packets(container, stream, gaps)
-            decoded = decode_frame_threaded(video, stream, gaps) if is_threaded else self._decode(video)
+            decoded = decode_frame_threaded(video, stream, gaps) if is_threaded else self._decode(video, stream)
             for frame in decoded:
                 if self._closed.is_set():
                     return
@@ -212,11 +210,11 @@ class VideoFile:
             if packet.stream.index == stream.index:
                 yield packet
 
-    def _decode(self, packets: Iterator[Packet]) -> Iterator[VideoFrame]:
+    def _decode(self, packets: Iterator[Packet], stream: VideoStream) -> Iterator[VideoFrame]:
         has_frame = False
         for packet in packets:
             try:
-                decoded = packet.decode()
+                decoded = stream.decode(packet)
             except (av.FFmpegError, OSError) as error:
                 # The partial frame at the end of a truncated file is covered by the note.
                 is_end = self._is_truncated and (packet.is_corrupt or not packet.size)
@@ -225,9 +223,8 @@ class VideoFile:
                 # A recording may start between two key frames, whose first packets cannot be decoded.
                 continue
             for frame in decoded:
-                if isinstance(frame, VideoFrame):
-                    has_frame = has_frame or not frame.is_corrupt
-                    yield frame
+                has_frame = has_frame or not frame.is_corrupt
+                yield frame
 
     def _skip(self, message: str, cause: str = DAMAGED, frames: int = 1) -> None:
         if self._drop is None:
@@ -276,12 +273,7 @@ def _turned(pixels: np.ndarray, frame: VideoFrame) -> np.ndarray:
     """Returns the pixels upright. The display matrix is used because a rotation alone cannot express mirroring."""
     if frame.rotation % 90:
         return pixels
-    try:
-        kept: Any = frame.side_data
-        matrix = kept.get(Type.DISPLAYMATRIX)
-    except ValueError:
-        # PyAV fails to list side data if it does not know one of the kinds.
-        matrix = None
+    matrix: Any = side_data(frame).get(Type.DISPLAYMATRIX)
     if matrix is None:
         return np.rot90(pixels, frame.rotation // 90)
     # A pixel at (x, y) is shown at (across_x · x + across_y · y, down_x · x + down_y · y).

@@ -17,6 +17,7 @@ from redline.upscale.video.parts import Part, PartsFolder, digest_file
 from redline.upscale.video.pixels import to_frame
 from redline.upscale.video.probe import VideoInfo
 from redline.video.reading import reason
+from redline.video.writing import open_encoder, open_output
 
 _MILLISECOND = Fraction(1, 1000)
 # By how much decode times precede display times. No codec holds back more frames than this.
@@ -124,11 +125,7 @@ class _OpenPart:
         encoder.colour.tag(context)
         if video.pixel_aspect:
             context.sample_aspect_ratio = video.pixel_aspect
-        try:
-            context.open()
-        except (ValueError, av.FFmpegError) as error:
-            size = f"{encoder.width}×{encoder.height}"
-            raise RedlineError(f"{encoder.name} cannot encode {size} frames with {encoder.options}.") from error
+        open_encoder(stream, encoder.options)
         return stream
 
     def _mux(self, packets: list[Packet]) -> None:
@@ -139,16 +136,6 @@ class _OpenPart:
             packet.time_base = _MILLISECOND
             self._packets += 1
             self._container.mux(packet)
-
-
-def open_output(path: Path, container: str, clock: int = 1000) -> OutputContainer:
-    """Opens a file for writing. `clock` is the time scale of the MP4 header, in ticks per second."""
-    if container in ("matroska", "webm"):
-        # AAC audio in MP4 starts slightly before 0, which would shift all times in Matroska.
-        options = {"avoid_negative_ts": "disabled"}
-    else:
-        options = {"movie_timescale": str(clock)}
-    return av.open(f"file:{path}", "w", format=container, container_options=options, metadata_errors="surrogateescape")
 
 
 def why_not_written(path: Path, error: Exception) -> str:
