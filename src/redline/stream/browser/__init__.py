@@ -3,7 +3,6 @@
 Frames travel over WebRTC. Importing this package needs neither aiortc nor aiohttp; `serve` does.
 """
 
-import socket
 import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from redline.errors import RedlineError
-from redline.stream.access import Access, listening, urls
+from redline.stream.access import Access, listen, urls
 from redline.stream.clock import Clock
 from redline.stream.frame_model import ModelControls
 from redline.stream.latency import Latency
@@ -54,7 +53,7 @@ class Page:
         """Ends the page for all viewers; call it when the stream has ended."""
         if self.source is not None:
             self.source.close()
-        self._server.close()
+        self._server.web.close()
 
 
 def serve(
@@ -119,19 +118,13 @@ def serve(
         "control_least": (controls.minimum,) * named + (-1.0,) * len(unnamed),
     }
     tls = _tls(certificate)
-    with listening(host, port):
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        listener = socket.create_server(address[:2], family=family)
+    listener = listen(host, port)
 
     def measure() -> dict[str, Any]:
         return collect_metrics(latency, broadcasts, clock.now_s(), torch.device(device), busy_share())
 
     server = PageServer(access, listener, tls, source, broadcasts, settings, measure, info)
-    try:
-        server.start()
-    except BaseException:
-        listener.close()
-        raise
+    server.web.start()
     scheme, bound_port = "http" if tls is None else "https", listener.getsockname()[1]
     return Page(urls(scheme, host, bound_port, "/", key), source, sink, server, broadcasts)
 

@@ -1,11 +1,13 @@
-"""Malformed requests cannot flood the log."""
+"""Malformed requests cannot flood the log, and connections that wait cannot keep viewers out."""
 
 import logging
 import sys
 
+import pytest
 from aiohttp.http_exceptions import BadHttpMessage
 
-from redline.stream.browser.server import LOG_EVERY_S, RequestLogFilter
+from redline.stream import web_server
+from redline.stream.web_server import LOG_EVERY_S, PendingConnections, RequestLogFilter
 
 
 def record(error: Exception) -> logging.LogRecord:
@@ -31,3 +33,17 @@ def test_a_fault_of_the_server_itself_keeps_its_traceback() -> None:
     fault = record(ZeroDivisionError("ours"))
     assert RequestLogFilter().filter(fault) and fault.exc_info and fault.levelno == logging.ERROR
     assert fault.getMessage() == "Error handling request from ::1"
+
+
+def test_one_address_ends_its_own_and_one_too_many_ends_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web_server, "MAX_PENDING", 4)
+    monkeypatch.setattr(web_server, "MAX_PENDING_PER_ADDRESS", 2)
+    waiting = PendingConnections()
+    assert [waiting.add(name, "a") for name in ("a1", "a2")] == [None, None]
+    assert waiting.add("b1", "b") is None
+    assert waiting.add("a3", "a") == "a1"
+    assert waiting.add("c1", "c") is None
+    assert waiting.add("d1", "d") == "a2"
+    waiting.remove("b1")
+    waiting.remove("b1")
+    assert waiting.add("a4", "a") is None
