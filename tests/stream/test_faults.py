@@ -11,8 +11,7 @@ import torch
 
 from patience import HANGS_S, PATIENCE_S
 from redline.errors import RedlineError
-from redline.stream.pipeline import Limits, Pipeline
-from redline.stream.reader import Backoff
+from redline.stream.pipeline import Backoff, Limits, Pipeline
 from redline.stream.sinks import NullSink
 from redline.stream.sinks.video_file import VideoFileSink
 from redline.stream.sources.synthetic import SyntheticClip

@@ -27,8 +27,7 @@ from redline.stream.engine import CUT_THRESHOLD, Engine
 from redline.stream.frames import Frame
 from redline.stream.latency import Latency
 from redline.stream.lsd_frames import LsdFrames
-from redline.stream.pipeline import Pipeline
-from redline.stream.reader import Backoff
+from redline.stream.pipeline import Backoff, Pipeline
 from redline.stream.settings import LiveSettings, Settings
 from redline.stream.sinks.mjpeg import MjpegSink
 from redline.stream.sources import SourceFault

@@ -25,9 +25,9 @@ from redline.stream.monitor import Monitor, Sample
 from redline.stream.pipeline import Pipeline
 from redline.stream.report_page import StreamInfo, StreamResult
 from redline.stream.settings import LiveSettings, Settings, SettingsReader
+from redline.stream.sinks.displays import WindowSink
 from redline.stream.sinks.image_folder import ImageFolderSink
 from redline.stream.sinks.video_file import VideoFileSink
-from redline.stream.sinks.window import WindowSink
 
 _logger = logging.getLogger(__name__)
 # Windows has no SIGHUP.

@@ -21,7 +21,7 @@ from PIL import Image
 from patience import HANGS_S, PATIENCE_S
 from redline.errors import RedlineError
 from redline.stream.frames import Frame
-from redline.stream.reader import Backoff, Reader
+from redline.stream.pipeline import Backoff, Reader
 from redline.stream.sinks.mjpeg import MjpegSink
 from redline.stream.sources import SourceFault, live_input
 from redline.stream.sources.live_input import Address, Backlog, LiveInput, open_network

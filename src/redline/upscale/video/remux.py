@@ -16,11 +16,10 @@ from av.video.stream import VideoStream
 
 from redline.errors import RedlineError
 from redline.upscale.video.encoders import Encoder
-from redline.upscale.video.parts import Part, PartsFolder
+from redline.upscale.video.parts import Part, PartsFolder, why_not_written
 from redline.upscale.video.probe import VideoInfo
 from redline.upscale.video.settings import target_format
 from redline.upscale.video.streams import Carrier, carry_streams, container_tags, copy_tags, stream_tags
-from redline.upscale.video.writer import why_not_written
 from redline.video.reading import arbitrary_start_s, main_stream, opened
 from redline.video.writing import exact_clock, open_output
 

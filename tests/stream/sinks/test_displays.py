@@ -12,8 +12,7 @@ import pytest
 from patience import HANGS_S, PATIENCE_S
 from redline.errors import RedlineError
 from redline.stream.pipeline import Pipeline
-from redline.stream.sinks.virtual_camera import VirtualCameraSink
-from redline.stream.sinks.window import WindowSink
+from redline.stream.sinks.displays import VirtualCameraSink, WindowSink
 from redline.stream.sources.synthetic import SyntheticClip
 from stream.doubles import Identity, ScriptedSource
 
@@ -49,8 +48,8 @@ def tk(monkeypatch: pytest.MonkeyPatch) -> FakeTk:
     fake = FakeTk()
     pictures = SimpleNamespace(PhotoImage=lambda picture, master: picture.copy())
     found = {"tkinter": fake, "PIL.ImageTk": pictures}
-    monkeypatch.setattr("redline.stream.sinks.window.import_module", lambda name: found[name])
-    monkeypatch.setattr("redline.stream.sinks.window.find_spec", lambda name: object())
+    monkeypatch.setattr("redline.stream.sinks.displays.import_module", lambda name: found[name])
+    monkeypatch.setattr("redline.stream.sinks.displays.find_spec", lambda name: object())
     return fake
 
 
@@ -113,7 +112,7 @@ def test_a_missing_screen_and_a_missing_library_are_reported(tk: FakeTk, monkeyp
     tk.has_screen = False
     with pytest.raises(RedlineError, match=r"^cannot open a window \(no display.*\): use browser"):
         WindowSink()
-    monkeypatch.setattr("redline.stream.sinks.window.find_spec", lambda name: None)
+    monkeypatch.setattr("redline.stream.sinks.displays.find_spec", lambda name: None)
     with pytest.raises(RedlineError, match=r"^window needs Python's tkinter"):
         WindowSink()
 
@@ -158,6 +157,6 @@ def test_a_virtual_camera_takes_frames(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_the_extra_a_virtual_camera_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("redline.stream.sinks.virtual_camera.find_spec", lambda name: None)
+    monkeypatch.setattr("redline.stream.sinks.displays.find_spec", lambda name: None)
     with pytest.raises(RedlineError, match=r"pip install 'redline\[virtual-camera\]'\.$"):
         VirtualCameraSink(Fraction(25))
