@@ -37,8 +37,8 @@ def read_resource(package: str, name: str) -> Markup:
 
 @cache
 def style_sheet() -> Markup:
-    """Returns the style sheet that all pages share."""
-    return read_resource("redline.pages", "page.css")
+    """Returns the style sheet that all reports share."""
+    return read_resource("redline.pages", "base.css") + read_resource("redline.pages", "page.css")
 
 
 @cache

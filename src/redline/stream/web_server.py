@@ -41,7 +41,7 @@ class WebServer:
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._app, self._listener, self._work, self._tls = app, listener, work, tls
-        app.middlewares.append(self._release_when_sent)
+        app.middlewares.insert(0, self._release_when_sent)  # the first one is the outermost
         self.stop, self._ready = asyncio.Event(), threading.Event()
         self.loop: asyncio.AbstractEventLoop | None = None
         self._error: BaseException | None = None

@@ -45,6 +45,7 @@ def test_the_page_loads_nothing_from_elsewhere(open_server: Callable[..., Page])
         page = open_server()
         for path, kind in (
             ("", "text/html"),
+            ("base.css", "text/css"),
             ("page.css", "text/css"),
             ("page.js", "text/javascript"),
             ("settings.js", ""),

@@ -28,7 +28,9 @@ MAX_PAGES, MAX_CONNECTIONS = 8, 4
 _METRICS_EVERY_S = 0.5
 _HEARTBEAT_S = 5.0
 _ENDED = "The stream has ended."
-_FILES = {"/": "page.html"} | {f"/{name}": name for name in ("page.css", "page.js", "settings.js", "charts.js")}
+_FILES = {"/": "page.html"} | {
+    f"/{name}": name for name in ("base.css", "page.css", "page.js", "settings.js", "charts.js")
+}
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -168,7 +170,8 @@ class PageServer:
 
     async def _file(self, request: web.Request) -> web.Response:
         name = _FILES[request.path]
-        text = (files("redline.stream.browser") / "static" / name).read_text("utf-8")
+        folder = files("redline.pages") if name == "base.css" else files("redline.stream.browser") / "static"
+        text = (folder / name).read_text("utf-8")
         return web.Response(text=text, content_type=_TYPES[name.rpartition(".")[2]], charset="utf-8")
 
     async def _socket(self, request: web.Request) -> web.StreamResponse:
