@@ -24,7 +24,7 @@ from redline.upscale.session import Upscaling
 from redline.upscale.settings import ImageSettings, Tiles, UpscaleSettings, with_preset
 from redline.upscale.tasks import Listener, Task, find_tasks
 from redline.upscale.tile_choice import TileCost, TilePlanner, choose_tiles
-from redline.upscale.tiling import Cut, pad_side, smallest_tile
+from redline.upscale.tiling import Cut, cut_side, smallest_tile
 
 
 def save(path: Path, height: int = 24, width: int = 31, seed: int = 0) -> Path:
@@ -121,7 +121,7 @@ def test_a_texture_that_wraps_is_one_tile_with_what_stands_around_it(
     sizes = upscaling.planner.sizes_of([Task(tmp_path / "a.png", tmp_path / "b.png")])
     tiling, _ = upscaling.planner.choose(sizes)
     shape = tiling.shape_for((64, 64), wrap=True)
-    assert len(pad_side(64, shape.rows, True).side.starts) == len(pad_side(64, shape.columns, True).side.starts) == 1
+    assert len(cut_side(64, shape.rows, True).starts) == len(cut_side(64, shape.columns, True).starts) == 1
     assert shape.rows.tile == sizes[0][0] == 64 + 2 * shape.rows.around
 
 

@@ -27,7 +27,7 @@ from redline.upscale.overlap import overlap
 from redline.upscale.settings import ImageSettings
 from redline.upscale.tasks import Outcome, Task
 from redline.upscale.tile_runner import OutOfMemory, TileRunner
-from redline.upscale.tiling import PaddedSide, pad_side
+from redline.upscale.tiling import Side, cut_side
 from redline.upscale.workers.split_image import Part, PartSink, first_needed
 
 # Bands that may queue between two stages.
@@ -51,12 +51,12 @@ class ImageJob:
             # Checked before any work is done.
             check_can_hold(format_for(task.target), self.width, self.height, self.channels, self.bits)
         shape = tile_runner.tiling.shape_for((self.source.width, self.source.height), settings.wrap)
-        self.rows: PaddedSide = pad_side(self.source.height, shape.rows, settings.wrap)
-        self.columns: PaddedSide = pad_side(self.source.width, shape.columns, settings.wrap)
-        self.blender = Blender(self.rows.side, self.columns.side, self.scale, tile_runner.device)
+        self.rows: Side = cut_side(self.source.height, shape.rows, settings.wrap)
+        self.columns: Side = cut_side(self.source.width, shape.columns, settings.wrap)
+        self.blender = Blender(self.rows, self.columns, self.scale, tile_runner.device)
         # The rows of tiles to write, and the row from which they have to be computed.
-        self.first, self.last = (task.first, task.last) if isinstance(task, Part) else (0, len(self.rows.side.starts))
-        self.begin = first_needed(self.rows.side, self.first, self.scale)
+        self.first, self.last = (task.first, task.last) if isinstance(task, Part) else (0, len(self.rows.starts))
+        self.begin = first_needed(self.rows, self.first, self.scale)
         self.sink: ImageSink | PartSink | ArraySink | None = None
         self.error = ""
         # If set, no more rows are read or computed. The thread that writes reports the error.
@@ -66,14 +66,14 @@ class ImageJob:
     @property
     def band_pixels(self) -> int:
         """The number of pixels of one row of tiles, which is blended as a whole."""
-        return self.rows.side.cut.tile * self.columns.side.padded
+        return self.rows.cut.tile * self.columns.padded
 
     def blend_in_main_memory(self) -> None:
         self.in_main_memory, self.blender.device = True, torch.device("cpu")
 
     def band(self, row: int) -> np.ndarray:
-        top = self.rows.side.starts[row]
-        positions = self.rows.positions_on("cpu")[top : top + self.rows.side.cut.tile]
+        top = self.rows.starts[row]
+        positions = self.rows.positions_on("cpu")[top : top + self.rows.cut.tile]
         first, last = int(positions.min()), int(positions.max())
         return self.source.rows(first, last + 1)[(positions - first).numpy()]
 
@@ -81,7 +81,7 @@ class ImageJob:
         """Returns the slice of the rows finished by a row of tiles that belongs to the image, or to this part of it."""
         if row < self.first:
             return slice(0, 0)
-        begin, count = self.rows.side.starts[row] * self.scale, self.blender.finished_rows(row)
+        begin, count = self.rows.starts[row] * self.scale, self.blender.finished_rows(row)
         whole = self.rows.inside(self.scale)
         return slice(max(whole.start - begin, 0), max(min(whole.stop - begin, count), 0))
 
@@ -221,7 +221,7 @@ class ImageRun:
 
     def _counted(self, band: _Band, tiles: Iterable[Tensor], share: float) -> Iterator[Tensor]:
         """Yields the tiles of a row and reports progress. `share` is the fraction of the row's work in these tiles."""
-        count = len(band.image.columns.side.starts)
+        count = len(band.image.columns.starts)
         for number, tile in enumerate(tiles, 1):
             yield tile
             if number < count:  # the last one is counted with the whole row
@@ -277,7 +277,7 @@ class ImageRun:
     def _make_room(self, image: ImageJob) -> None:
         """Moves the blending to main memory first, which costs least; then shrinks the batch or the tiles."""
         if image.in_main_memory or not self._tile_runner.copies.has_device_memory:
-            self._tile_runner.shrink(image.rows.side.cut.tile, image.columns.side.cut.tile)
+            self._tile_runner.shrink(image.rows.cut.tile, image.columns.cut.tile)
             return
         image.blend_in_main_memory()
         self._too_large = min(self._too_large, image.band_pixels)
@@ -289,13 +289,13 @@ class ImageRun:
         colour, alpha = to_planes(samples)
         return (colour if alpha is None else colour * alpha), alpha
 
-    def _tiles(self, planes: Tensor, columns: PaddedSide) -> Iterable[Tensor]:
+    def _tiles(self, planes: Tensor, columns: Side) -> Iterable[Tensor]:
         return enlarged_tiles([planes], columns, self._tile_runner.checked_each, self._tile_runner.batch)
 
     def _alpha_tiles(self, alpha: Tensor, image: ImageJob, is_flat: bool) -> Iterable[Tensor]:
         if is_flat:
-            height, width = (side.side.cut.tile * image.scale for side in (image.rows, image.columns))
-            return [alpha[0, 0, 0].expand(1, 3, height, width)] * len(image.columns.side.starts)
+            height, width = (side.cut.tile * image.scale for side in (image.rows, image.columns))
+            return [alpha[0, 0, 0].expand(1, 3, height, width)] * len(image.columns.starts)
         enlarged = self._tiles(alpha.expand(3, -1, -1)[None], image.columns)
         return bounded_alpha(enlarged, alpha, image.columns, image.scale)
 
