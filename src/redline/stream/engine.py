@@ -112,7 +112,11 @@ class _Prepared:
 
 
 class Engine:
-    """A `Transform` that runs a model.
+    """Computes a new image from each frame. Used only by the thread that runs the pipeline.
+
+    A frame may begin before the previous one is finished, so that copies and computation overlap: at most
+    `max_in_flight` frames have begun and are not finished. `copies_s` are the seconds that the last finished frame
+    spent in copies to the device and back.
 
     `settings` are used for the warm-up. With `cut_threshold`, the previous output is cleared when the scene changes.
     """
@@ -197,11 +201,15 @@ class Engine:
         self._in_flight.append(None)
 
     def is_done(self) -> bool:
+        """Returns whether `finish` would return without waiting."""
         assert self._transfers is not None
         return self._in_flight[0] is not None or self._transfers.is_done()
 
     def finish(self) -> Tensor:
-        """Returns the pixels of the oldest frame in flight."""
+        """Returns new pixels of the oldest frame in flight, uint8 (H, W, 3) on the CPU.
+
+        Another thread writes them to the sink later, so the next frame must not reuse their buffer.
+        """
         assert self._transfers is not None
         passed_through = self._in_flight.popleft()
         if passed_through is not None:

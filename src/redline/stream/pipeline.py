@@ -14,13 +14,12 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import KW_ONLY, dataclass, field, replace
 from fractions import Fraction
-from typing import NamedTuple, Protocol
-
-from torch import Tensor
+from typing import NamedTuple
 
 from redline.errors import RedlineError
 from redline.machine.channels import STOPPED, Channel
 from redline.stream.clock import Clock
+from redline.stream.engine import Engine
 from redline.stream.frames import Frame, check_pixels
 from redline.stream.latency import FrameTimes, Latency, Report
 from redline.stream.settings import LiveSettings
@@ -111,37 +110,6 @@ class _ContinuousFrames:
         return frame
 
 
-class Transform(Protocol):
-    """Computes a new image from each frame. Called only by the thread that runs the pipeline.
-
-    A frame may begin before the previous one is finished, so that copies and computation overlap. `max_in_flight`
-    limits how many frames have begun and are not finished. `copies_s` are the seconds that the last finished frame
-    spent in copies to the device and back.
-    """
-
-    max_in_flight: int
-    copies_s: tuple[float, float]
-
-    def prepare(self, height: int, width: int) -> None:
-        """Called before the first frame of a size: allocates, compiles, warms up.
-
-        Raises RedlineError if the size is not supported. Frames of an earlier size do not affect those that follow.
-        """
-
-    def begin(self, frame: Frame) -> None: ...
-
-    def is_done(self) -> bool:
-        """Returns whether `finish` would return without waiting."""
-        ...
-
-    def finish(self) -> Tensor:
-        """Returns new pixels of the oldest frame in flight, uint8 (H, W, 3) on the CPU, of any size.
-
-        Another thread writes them to the sink later, so the next frame must not reuse their buffer.
-        """
-        ...
-
-
 @dataclass(frozen=True)
 class Limits:
     """How long the sink may take for one frame, and the source to end, before they count as hung."""
@@ -177,7 +145,7 @@ class Pipeline:
     """
 
     source: Source
-    transform: Transform
+    transform: Engine
     sink: Sink
     _: KW_ONLY
     settings: LiveSettings = field(default_factory=LiveSettings)
