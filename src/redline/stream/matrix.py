@@ -25,10 +25,9 @@ from redline.machine.machine import Machine
 from redline.machine.memory import free_cuda_caches, is_out_of_memory
 from redline.models.lsd import SIZES, Lsd, load_lsd
 from redline.models.samplers import MOST_STEPS
-from redline.stream.clock import Clock
 from redline.stream.endpoints import EndpointOptions, open_source
 from redline.stream.engine import Engine
-from redline.stream.frames import Frame
+from redline.stream.frames import Clock, Frame
 from redline.stream.latency import FrameTimes, Latency
 from redline.stream.loading import SHIPPED
 from redline.stream.lsd_frames import LsdFrames

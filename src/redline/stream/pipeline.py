@@ -18,9 +18,8 @@ from typing import NamedTuple
 
 from redline.errors import RedlineError
 from redline.machine.channels import STOPPED, Channel
-from redline.stream.clock import Clock
 from redline.stream.engine import Engine
-from redline.stream.frames import Frame, check_pixels
+from redline.stream.frames import Clock, Frame, check_pixels
 from redline.stream.latency import FrameTimes, Latency, Report
 from redline.stream.settings import LiveSettings
 from redline.stream.sinks import Sink

@@ -248,15 +248,12 @@ class TitanModel(nn.Module):
         """Recomputes activations in the backward pass: per block, per layer, or only the cheap ones ("selective")."""
         if granularity not in GRANULARITIES:
             raise ModelError(f"unknown granularity {granularity!r}: use one of {', '.join(GRANULARITIES)}.")
-        self._recompute(granularity)
+        for module in (self, *self._each_block()):
+            module.recompute = granularity
 
     def gradient_checkpointing_disable(self) -> None:
-        self._recompute("")
-
-    def _recompute(self, granularity: str) -> None:
-        self.recompute = granularity
-        for block in self._each_block():
-            block.recompute = granularity
+        for module in (self, *self._each_block()):
+            module.recompute = ""
 
     def _each_block(self) -> Iterator[Block]:
         for block in self.blocks:

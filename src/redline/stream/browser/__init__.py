@@ -15,8 +15,8 @@ import torch
 
 from redline.errors import RedlineError
 from redline.stream.access import Access, listen, urls
-from redline.stream.clock import Clock
 from redline.stream.frame_model import ModelControls
+from redline.stream.frames import Clock
 from redline.stream.latency import Latency
 from redline.stream.settings import LiveSettings
 from redline.stream.sinks import Sink

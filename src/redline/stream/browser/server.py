@@ -14,8 +14,7 @@ from aiohttp import web
 
 from redline.machine.host_memory import resident_bytes
 from redline.stream.access import Access
-from redline.stream.browser.broadcast import Broadcast
-from redline.stream.browser.images import shown_size
+from redline.stream.browser.broadcast import Broadcast, shown_size
 from redline.stream.browser.messages import LONGEST_MESSAGE_BYTES, MessageError, Offer
 from redline.stream.browser.page_session import PageSession
 from redline.stream.browser.source import BrowserSource

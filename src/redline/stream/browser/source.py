@@ -13,9 +13,8 @@ from av import VideoFrame
 
 from redline.errors import RedlineError
 from redline.machine.channels import Channel
-from redline.stream.browser.images import MAX_CAMERA_PIXELS, crop_and_scale
-from redline.stream.clock import Clock
-from redline.stream.frames import Frame
+from redline.stream.browser.broadcast import MAX_CAMERA_PIXELS, crop_and_scale
+from redline.stream.frames import Clock, Frame
 from redline.stream.latency import Latency
 from redline.stream.sources import SourceFault
 from redline.video.reading import TICK_90KHZ

@@ -25,8 +25,7 @@ from av.video.reformatter import VideoReformatter
 from av.video.stream import VideoStream
 
 from redline.errors import RedlineError
-from redline.stream.clock import Clock
-from redline.stream.frames import Frame
+from redline.stream.frames import Clock, Frame
 from redline.stream.sources import Source, SourceFault
 from redline.stream.sources.video_file import DAMAGED, hdr_notes, pixel_aspect, to_pixels, upright
 from redline.stream.sources.wrappers import Paced

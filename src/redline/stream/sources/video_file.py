@@ -21,9 +21,8 @@ from av.video.stream import VideoStream
 from torch import Tensor
 
 from redline.errors import RedlineError
-from redline.stream.clock import Clock
 from redline.stream.continuous_timestamps import ContinuousTimestamps
-from redline.stream.frames import Frame
+from redline.stream.frames import Clock, Frame
 from redline.stream.sources.gaps import Gap, GapDetector
 from redline.video.reading import (
     arbitrary_start_s,

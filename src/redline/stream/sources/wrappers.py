@@ -11,8 +11,7 @@ import torch
 from PIL import Image
 
 from redline.errors import RedlineError
-from redline.stream.clock import Clock
-from redline.stream.frames import Frame
+from redline.stream.frames import Clock, Frame
 from redline.stream.sources import LARGEST_PX, Source
 
 SOURCE_LATE = "source late"
