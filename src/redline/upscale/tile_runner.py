@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from redline.errors import ModelError, RedlineError
 from redline.ladder.gate import Gate
@@ -25,12 +26,12 @@ from redline.machine.machine import Machine
 from redline.machine.memory import is_out_of_memory
 from redline.machine.pinned_copies import PendingCopy, copies_for
 from redline.upscale.blend import enlarge_by_tiles, enlarge_each_by_tiles
-from redline.upscale.image_tiles import squares_to_judge
 from redline.upscale.network import Network, first_line
 from redline.upscale.tiling import TileShape, Tiling, smallest_tile
 
 # Below this, the effect of a lower precision could be visible.
 GATE = Gate("picture_psnr", 40.0)
+_JUDGED, _JUDGED_PX = 2, 64
 # The precision that replaces one that failed; "" is fp32.
 _SAFER = {"int8": "bf16", "fp8": "bf16", "fp16": "bf16", "autocast": "bf16", "bf16": ""}
 A = TypeVar("A")
@@ -217,6 +218,23 @@ class TileRunner:
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def squares_to_judge(tiles: Tensor, window: int) -> Tensor:
+    """Returns the two most detailed squares of these tiles (N, 3, H, W), about 64 pixels a side."""
+    height, width = (min(side, ceil(_JUDGED_PX / window) * window) for side in tiles.shape[-2:])
+    across, down = tiles.diff(dim=-1).abs().mean(1), tiles.diff(dim=-2).abs().mean(1)
+    # How much each pixel differs from its right and its lower neighbour.
+    detail = F.pad(across, (0, 1)) + F.pad(down, (0, 0, 0, 1))
+    sums = F.avg_pool2d(detail[:, None], (height, width), stride=(max(height // 2, 1), max(width // 2, 1)))[:, 0]
+    squares = []
+    for place in sums.flatten().topk(min(_JUDGED, sums.numel())).indices.tolist():
+        tile, rest = divmod(place, sums[0].numel())
+        top, left = (
+            index * max(side // 2, 1) for index, side in zip(divmod(rest, sums.shape[2]), (height, width), strict=True)
+        )
+        squares.append(tiles[tile, :, top : top + height, left : left + width])
+    return torch.stack(squares)
 
 
 def _without_tf32(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
