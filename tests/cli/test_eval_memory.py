@@ -131,7 +131,7 @@ def test_bad_input(symbolic: Path, textual: Path, tmp_path: Path, command: Calla
         (("missing",), "there is no folder 'missing'"),
         ((tmp_path / "odd",), "unknown architecture 'mamba'"),
         ((nothing,), "trained on no recall task"),
-        ((tmp_path / "run",), "is the folder of a training: use the model in"),
+        ((tmp_path / "run",), "is the output folder of a training run: use the model in"),
         ((symbolic, "--task", "needle"), "was not trained on needle"),
         ((symbolic, "--task", "word"), "the task word is made of text"),
         ((symbolic, "--task", "uuid"), "unknown recall task 'uuid'"),

@@ -31,9 +31,7 @@ def climb(
     target: Annotated[str | None, Option(help="Stop at this time per step (16ms) or peak memory (8GiB).")] = None,
     budget: Annotated[
         str | None,
-        Option(
-            help="Time for the whole climb (10m). Part of it is reserved for the final race, which always finishes."
-        ),
+        Option(help="Time limit of the climb (10m). Part of it is reserved for the final race, which always finishes."),
     ] = None,
     rungs: Annotated[list[str] | None, Option(help="Only try these, as in 'bf16, compile'; repeatable.")] = None,
     without: Annotated[list[str] | None, Option(help="Leave these out: 'int8, onnxruntime'; repeatable.")] = None,
@@ -42,7 +40,9 @@ def climb(
     reference: Annotated[str, Option(help="Precision of the outputs that gates compare with: fp32, fp64.")] = "fp32",
     timeout: Timeout = "5m",
     sampling: Sampling = "6s",
-    ablation: Annotated[bool, Option("--ablation/--no-ablation", help="Remove each kept rung once at the end.")] = True,
+    ablation: Annotated[
+        bool, Option("--ablation/--no-ablation", help="At the end, measure the plan without each of its rungs.")
+    ] = True,
     resume: Annotated[bool, Option("--resume", help="Continue the climb in the output folder.")] = False,
     out: Annotated[Path | None, Option("--out", "-o", help="Output folder. Default: redline-out/WORKLOAD.")] = None,
     as_json: AsJson = False,

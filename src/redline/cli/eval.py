@@ -38,8 +38,10 @@ def _eval() -> None:
 @eval.command("sr")
 def evaluate_sr(
     weights: Annotated[str, Argument(help="Weights of a DRCT, or the word bicubic.")],
-    folder: Annotated[Path, Argument(metavar="DIR", help="Folder of large images, with or without small ones.")],
-    scale: Annotated[int | None, Option(help="The scale factor. Default: that of the weights.")] = None,
+    folder: Annotated[
+        Path, Argument(metavar="DIR", help="Folder of high-resolution images, optionally with low-resolution ones.")
+    ],
+    scale: Annotated[int | None, Option(help="Upscaling factor (default: the factor of the weights).")] = None,
     bicubic: Annotated[bool, Option("--bicubic", help="Also score bicubic interpolation.")] = False,
     precision: Annotated[str, Option(help="fp32 or bf16.")] = "fp32",
     device: Device = "auto",
@@ -182,7 +184,7 @@ def _print_memory(rows: list[RecallRow], losses: list[LossRow]) -> None:
 @eval.command("drift")
 def evaluate_drift(
     model: Annotated[Path, Argument(help=f"{MODEL_HELP}.")],
-    clip: Annotated[Path, Argument(help="A video, or a folder of photos, over which a camera is moved.")],
+    clip: Annotated[Path, Argument(help="A video, or a folder of photos over which a virtual camera moves.")],
     frames: Annotated[int, Option(help="Frames of each case.")] = 1000,
     size: Annotated[int, Option(help="Side of clips made from photos, in pixels.")] = 256,
     steps: Steps = None,
@@ -191,7 +193,7 @@ def evaluate_drift(
     seed: Annotated[int, Option(help="The same seed makes the same clips and noise.")] = 0,
     plan: Annotated[str, Option(help=PLAN_HELP)] = "eager",
     device: Device = "auto",
-    controls: Annotated[bool, Option(help="Check that constant, noise and identity fail.")] = True,
+    controls: Annotated[bool, Option(help="Check that trivial models (constant, noise, identity) fail.")] = True,
     page: Page = None,
     out: Annotated[Path | None, Option(help="Write the metrics of every frame as JSON lines.")] = None,
     as_json: AsJson = False,

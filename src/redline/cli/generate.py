@@ -36,7 +36,7 @@ def generate(
     top_k: Annotated[int, Option(help="Sample from this many most likely tokens; 0 for all.")] = 0,
     top_p: Annotated[float, Option(help="Sample from the most likely tokens with this total probability.")] = 1.0,
     min_p: Annotated[float, Option(help="Sample from tokens with at least this share of the top probability.")] = 0.0,
-    repetition_penalty: Annotated[float, Option(help="Above 1 makes tokens less likely that occurred before.")] = 1.0,
+    repetition_penalty: Annotated[float, Option(help="Values above 1 make repeated tokens less likely.")] = 1.0,
     seed: Annotated[int, Option(help="The same seed gives the same text.")] = 0,
     device: Device = "auto",
     precision: Annotated[str, Option(help=f"{', '.join(GENERATION_PRECISIONS)}.")] = "auto",

@@ -50,7 +50,7 @@ def stream(
     strength: Strength = None,
     seed: Annotated[int, Option(help="Seed of the noise, which is the same for every frame.")] = 0,
     control: Annotated[str, Option(help="The control vector, for example 0.5,1.")] = "",
-    size: Annotated[str | None, Option(help="Scale frames to this size, such as 512x512, first.")] = None,
+    size: Annotated[str | None, Option(help="Resize input frames to this size, for example 512x512.")] = None,
     live: Annotated[bool, Option("--live", help="Play a file at its own pace, as from a camera.")] = False,
     keep_going: Annotated[bool, Option("--keep-going", help="Skip damaged parts of a video and count them.")] = False,
     reset_at_cuts: Annotated[

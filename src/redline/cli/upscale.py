@@ -52,12 +52,14 @@ def upscale(
     memory: Annotated[str | None, Option(help="A limit on the memory for tiles, for example 6GiB.")] = None,
     device: Device = "auto",
     workers: Annotated[str, Option(help="How many processes share the files, or auto: one per GPU.")] = "auto",
-    wrap: Annotated[bool, Option("--wrap", help="Images: textures whose edges continue on the opposite side.")] = False,
+    wrap: Annotated[
+        bool, Option("--wrap", help="Images: seamless textures, which continue on the opposite edge.")
+    ] = False,
     format: Annotated[str | None, Option(help="Images: png, jpeg, webp, tiff, avif (default: the source's).")] = None,
     quality: Annotated[int | None, Option(help="Images: the quality of JPEG, WebP and AVIF, 1 to 100.")] = None,
     strip: Annotated[bool, Option("--strip", help="Leave out metadata; colour profiles are kept.")] = False,
     resume: Annotated[bool, Option("--resume", help="Skip complete files, and continue incomplete videos.")] = False,
-    max_pixels: Annotated[int, Option(help="Images: refuse those with more pixels than this.")] = PIXEL_LIMIT,
+    max_pixels: Annotated[int, Option(help="Images: maximum number of pixels; larger ones are refused.")] = PIXEL_LIMIT,
     codec: Annotated[str, Option(help="Videos: auto, h264, hevc, av1, ffv1 …")] = "auto",
     crf: Annotated[
         float | None, Option(help="Videos: the quality of the encoder; lower is better; at most 51, or 63 (av1, vp9).")

@@ -90,7 +90,8 @@ def evaluate_memory(
 
 def _name(model: str | Path, folder: ModelFolder) -> str:
     place = folder.path.resolve()
-    # A training writes its model to RUN/model; a snapshot in the Hugging Face cache has a commit for a name.
+    # A training run writes its model to RUN/model; a snapshot folder in the Hugging Face cache is named after its
+    # commit.
     if place.name == "model":
         return place.parent.name
     return place.name if Path(model).is_dir() else str(model)

@@ -1,6 +1,6 @@
 """Runs a model on a case, feeding its output back as a stream does, and measures every frame.
 
-The last frames are processed a second time by models that started only a few frames before. The content is the same
+The last frames are processed a second time by models that started only a few frames earlier. The content is the same
 for both, so any difference between them is drift.
 """
 
@@ -60,7 +60,7 @@ class CaseRun:
 
 @torch.inference_mode()
 def run_case(new_model: NewModel, case: Case, progress: Callable[[int], None] = lambda frame: None) -> CaseRun:
-    """Runs a model over all frames. The response is measured on some frames by a second, slightly changed input."""
+    """Runs a model over all frames. On some frames, a second run with a changed input measures the response."""
     collected: list[Tensor] = []
     # At least one frame in 16 is probed, because a video may end long before the requested number of frames.
     every = max(1, min(case.frames // _PROBES, LEAST_FRAMES // 4))

@@ -122,7 +122,7 @@ def _open_racers(
             raise WorkloadError(
                 f"{spec.label}: the untouched model fails its own gate on fresh inputs ({arm.failed_score})."
             )
-        log.record(log.row("final", arm.plan, "refused", f"outside the gate on fresh inputs: {arm.failed_score}", arm))
+        log.record(log.row("final", arm.plan, "refused", f"outside the gate on new inputs: {arm.failed_score}", arm))
     return arms, notes
 
 

@@ -141,7 +141,9 @@ class MemoryState:
         for state, one in zip(states[1:], tensors[1:], strict=True):
             _check_alike(tensors[0], one)
             if difference := states[0].origin.difference(state.origin.config):
-                raise ModelError(f"states of different models cannot be stacked: of the first, {difference}.")
+                raise ModelError(
+                    f"states of different models cannot be stacked: the first differs from another ({difference})."
+                )
         return states[0].map(lambda name, _: torch.cat([one[name] for one in tensors]))
 
     def save(self, path: str | Path) -> None:
