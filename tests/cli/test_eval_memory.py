@@ -133,7 +133,7 @@ def test_bad_input(symbolic: Path, textual: Path, tmp_path: Path, command: Calla
         ((nothing,), "trained on no recall task"),
         ((tmp_path / "run",), "is the output folder of a training run: use the model in"),
         ((symbolic, "--task", "needle"), "was not trained on needle"),
-        ((symbolic, "--task", "word"), "the task word is made of text"),
+        ((symbolic, "--task", "word"), "the task word needs a tokenizer"),
         ((symbolic, "--task", "uuid"), "unknown recall task 'uuid'"),
         ((symbolic, "--text", tmp_path / "latin.txt"), "no tokenizer.json"),
         ((symbolic, "--lengths", "1k"), "lengths must be whole numbers"),

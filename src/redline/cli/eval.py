@@ -63,7 +63,7 @@ def evaluate_sr(
     made = sum(image.made for image in seen.images)
     if made:
         which = "all" if made == len(seen.images) else f"{made} of {len(seen.images)}"
-        note(f"small images: {which} made from the large ones by bicubic")
+        note(f"low-resolution images: {which} made from the high-resolution ones by bicubic downscaling")
     if as_json:
         print_json(_as_dict(weights, folder, seen, baseline))
     else:
@@ -112,12 +112,14 @@ def evaluate_memory(
     ],
     task: Annotated[
         list[str] | None,
-        Option(help="mqar, needle, passkey, number, word, or none for only --text; repeatable. Default: the model's."),
+        Option(
+            help="mqar, needle, passkey, number, word, or none for only --text; repeatable (default: the trained task)."
+        ),
     ] = None,
     lengths: Annotated[list[str] | None, Option(help="Text lengths in tokens, such as 1024,4096; repeatable.")] = None,
     samples: Annotated[int, Option(help="Number of texts of each length.")] = 64,
-    batch: Annotated[int | None, Option(help="Texts per batch. Default: by length and model.")] = None,
-    text: Annotated[Path | None, Option(help="Text file: also measure its loss by position.")] = None,
+    batch: Annotated[int | None, Option(help="Texts per batch (default: depends on length and model).")] = None,
+    text: Annotated[Path | None, Option(help="Also measure the loss by position on this text file.")] = None,
     seed: Annotated[int, Option(help="Seed of the questions.")] = 0,
     precision: Annotated[str, Option(help="auto, fp32, bf16 or fp16.")] = "auto",
     device: Device = "auto",
@@ -185,7 +187,7 @@ def _print_memory(rows: list[RecallRow], losses: list[LossRow]) -> None:
 def evaluate_drift(
     model: Annotated[Path, Argument(help=f"{MODEL_HELP}.")],
     clip: Annotated[Path, Argument(help="A video, or a folder of photos over which a virtual camera moves.")],
-    frames: Annotated[int, Option(help="Frames of each case.")] = 1000,
+    frames: Annotated[int, Option(help="Number of frames per case.")] = 1000,
     size: Annotated[int, Option(help="Side of clips made from photos, in pixels.")] = 256,
     steps: Steps = None,
     sampler: Sampler = None,

@@ -47,11 +47,11 @@ def upscale(
     plan: Annotated[Path | None, Option(help="The TOML file of a plan (default: one of the bundled plans).")] = None,
     provider: Annotated[str, Option(help="Execution provider for ONNX weights: cpu, cuda or tensorrt.")] = "cpu",
     tile: Annotated[str, Option(help="Tile size in pixels: 256, 384x256 (width × height), or auto.")] = "auto",
-    tile_batch: Annotated[int | None, Option(help="Number of tiles in a batch (default: from the memory).")] = None,
+    tile_batch: Annotated[int | None, Option(help="Tiles per batch (default: from the available memory).")] = None,
     streams: Annotated[int | None, Option(help="CUDA streams: one computes, the others copy (default: 2).")] = None,
     memory: Annotated[str | None, Option(help="A limit on the memory for tiles, for example 6GiB.")] = None,
     device: Device = "auto",
-    workers: Annotated[str, Option(help="How many processes share the files, or auto: one per GPU.")] = "auto",
+    workers: Annotated[str, Option(help="Number of worker processes, or auto for one per GPU.")] = "auto",
     wrap: Annotated[
         bool, Option("--wrap", help="Images: seamless textures, which continue on the opposite edge.")
     ] = False,
@@ -65,7 +65,7 @@ def upscale(
         float | None, Option(help="Videos: the quality of the encoder; lower is better; at most 51, or 63 (av1, vp9).")
     ] = None,
     keep_going: Annotated[
-        bool, Option("--keep-going", help="Videos: write what can be read of a damaged one instead of failing.")
+        bool, Option("--keep-going", help="Videos: write the readable part of a damaged video instead of failing.")
     ] = False,
     compare: Annotated[
         Path | None, Option(help="Also write a page, out.html, with a before/after slider for each image.")

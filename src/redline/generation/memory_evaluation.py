@@ -124,7 +124,7 @@ def _choose_tasks(names: Sequence[str] | None, trained: Recall | None, folder: M
         if name in SYMBOLIC:
             raise RedlineError(f"{where} was not trained on {name}, whose symbols have no meaning to other models.")
         if folder.tokenizer is None:
-            raise RedlineError(f"the task {name} is made of text, and {where} has no tokenizer.json.")
+            raise RedlineError(f"the task {name} needs a tokenizer, and {where} has no tokenizer.json.")
     return found
 
 

@@ -34,8 +34,8 @@ NewModel = Callable[[], Model]  # returns a model without a previous output
 class CaseRun:
     """One row of metrics per frame; NaN if a metric is unknown.
 
-    `restarted` has the metrics of the last frames for models that started 8 to 16 frames before, and `alone` has those
-    of some of these frames for a model without a previous frame.
+    `restarted` has the metrics of the last frames from models that started 8 to 16 frames earlier, and `alone` has the
+    metrics of some of these frames from a model without a previous frame.
     """
 
     case: str

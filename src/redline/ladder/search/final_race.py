@@ -64,7 +64,7 @@ def run_race(
 
 
 def _drift_note(log: RunLog, eager: Samples) -> tuple[str, ...]:
-    """A note if the machine's speed changed since the baseline was timed."""
+    """Returns a note if the machine's speed changed since the baseline was timed."""
     before = next((row.samples for row in log.rows if row.role == "baseline" and row.samples), None)
     if before is None:
         return ()
@@ -122,7 +122,7 @@ def _open_racers(
             raise WorkloadError(
                 f"{spec.label}: the untouched model fails its own gate on fresh inputs ({arm.failed_score})."
             )
-        log.record(log.row("final", arm.plan, "refused", f"outside the gate on new inputs: {arm.failed_score}", arm))
+        log.record(log.row("final", arm.plan, "refused", f"outside the gate on fresh inputs: {arm.failed_score}", arm))
     return arms, notes
 
 

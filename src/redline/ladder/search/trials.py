@@ -42,7 +42,7 @@ class Trials:
         return self.incumbent.plan
 
     def candidate(self, added: Plan) -> Plan:
-        """The incumbent plan with these rungs added."""
+        """Returns the incumbent plan with these rungs added."""
         plan = self.plan
         for rung in added.rungs:
             plan = plan.with_rung(rung)

@@ -59,7 +59,7 @@ class Origin:
     def has_weights_of(self, other: "Origin") -> bool:
         """Returns whether the weights agree: exactly for equal dtypes, else up to rounding.
 
-        Skips weights that only one of the two has as a plain tensor of this shape; at least one must be comparable.
+        Compares the weights that both have as plain tensors of the same shape; returns False if there are none.
         """
         ours, theirs = self._numbers(), other._numbers()
         compared = [name for name in ours.keys() & theirs.keys() if self.weights[name][1] == other.weights[name][1]]
