@@ -70,7 +70,7 @@ def _in_order(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 
 
 class FlatModel(nn.Module):
-    """The model as a function of tensors, for one structure of inputs. Runs once to find the output structure."""
+    """The model as a function of tensors, for one input form. Runs once to find the form of its output."""
 
     def __init__(self, rung: str, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         super().__init__()
