@@ -25,7 +25,7 @@ from redline.machine.cores import cores
 
 # The subfolder of synthetic images.
 DRAWN_FOLDER = "drawn"
-# The ratio of the factors for height and width differs from 1 by at most about this much.
+# Photos are stretched: the factors for height and width differ by up to about 15%.
 _LARGEST_DISTORTION = 0.15
 
 

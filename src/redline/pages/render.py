@@ -55,7 +55,7 @@ def _environment(package: str) -> Environment:
 
 
 class Tile(NamedTuple):
-    """A figure at the top of a page, with its small print."""
+    """A number at the top of a page, with a caption."""
 
     name: str
     value: str
@@ -63,7 +63,7 @@ class Tile(NamedTuple):
 
 
 class ChartCard(NamedTuple):
-    """A chart in a card of its own; `legend` holds (color class, name) pairs."""
+    """A chart in a separate card; `legend` holds (color class, name) pairs."""
 
     title: str
     note: str

@@ -328,7 +328,7 @@ def test_tasks_are_written_and_found_again() -> None:
         ({"batch": 0}, "batch must be at least 1, not 0"),
         ({"seed": 10**23}, f"seed must be a whole number from 0 to {2**63 - 1}, not {10**23}"),
         ({"seed": -1}, "seed must be a whole number from 0"),
-        ({"tasks": [Passkey()]}, "the task passkey is made of text, and the model has no tokenizer.json"),
+        ({"tasks": [Passkey()]}, "the task passkey needs a tokenizer, and the model has no tokenizer.json"),
         ({"tasks": [Mqar()]}, "mqar has 64 symbols, and the model's vocabulary is 23"),
         ({"tasks": [Passkey()], "tokenizer": load_bytes()}, "a needle and its question need"),
         ({"tasks": [Passkey()], "lengths": [180], "tokenizer": load_bytes()}, "vocabulary of 23"),

@@ -102,7 +102,7 @@ def check_tasks(model: Cached, tasks: Sequence[Recall], lengths: Sequence[int], 
     for task in tasks:
         if isinstance(task, Passkey):
             if tokenizer is None:
-                raise ModelError(f"the task {name_of(task)} is made of text, and the model has no tokenizer.json.")
+                raise ModelError(f"the task {name_of(task)} needs a tokenizer, and the model has no tokenizer.json.")
         elif task.vocabulary > model.vocabulary:
             raise ModelError(
                 f"{name_of(task)} has {task.vocabulary:,} symbols, and the model's vocabulary is {model.vocabulary:,}."

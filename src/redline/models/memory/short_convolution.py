@@ -21,7 +21,7 @@ def short_convolution(
 
 
 def next_inputs(x_BSC: Tensor, recent_BTC: Tensor, documents_BS: Tensor | None = None) -> Tensor:
-    """Returns the last inputs, which the convolution of the next tokens needs; zero for all but the last document."""
+    """Returns the last inputs, which the convolution of the next tokens needs; zeros for earlier documents."""
     (length, count), recent_BTC = (x_BSC.shape[1], recent_BTC.shape[1]), recent_BTC.to(x_BSC.dtype)
     # A copy, because a view would keep the activations of all tokens alive as long as the state.
     held = torch.cat((recent_BTC[:, length:], x_BSC[:, max(0, length - count) :]), 1)
