@@ -12,10 +12,10 @@ import json
 import os
 import pickle
 import struct
-import tempfile
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,7 +24,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from redline.errors import RedlineError
-from redline.files.untrusted import check_types, parse_json, reader, reading
+from redline.files.untrusted import check_types, field_types, parse_json, reader, reading
 from redline.training.arithmetic import Arithmetic
 from redline.training.compact import expanded
 from redline.training.ema import Ema
@@ -36,21 +36,6 @@ _MAGIC = b"RLCKPT02"
 _DIGEST_BYTES = 32
 # Exceptions of torch.load for a damaged file.
 _TORCH = (RuntimeError, pickle.UnpicklingError, AssertionError, struct.error)
-_CONTENT: dict[str, Any] = {
-    "identity": str,
-    "step": int,
-    "elapsed_s": float,
-    "skipped": int,
-    "skipped_in_a_row": int,
-    "overflowed_in_a_row": int,
-    "unlogged_steps": int,
-    "unlogged_sums": tuple[float, float, float],
-    "model": dict,
-    "ema": dict | None,
-    "optimizer": dict,
-    "arithmetic": dict,
-    "random": dict,
-}
 
 
 @dataclass(frozen=True)
@@ -65,6 +50,14 @@ class Position:
     # Steps since the last log line; the sums of their losses and gradient norms, and the number of finite steps.
     unlogged_steps: int = 0
     unlogged_sums: tuple[float, float, float] = (0.0, 0.0, 0.0)
+
+
+_CONTENT: dict[str, Any] = {
+    "identity": str,
+    **field_types(Position),
+    **dict.fromkeys(("model", "optimizer", "arithmetic", "random"), dict),
+    "ema": dict | None,
+}
 
 
 @dataclass(frozen=True)
@@ -83,13 +76,7 @@ class State:
     def content(self, position: Position) -> dict[str, Any]:
         return {
             "identity": json.dumps(self.identity, sort_keys=True),
-            "step": position.step,
-            "elapsed_s": position.elapsed_s,
-            "skipped": position.skipped,
-            "skipped_in_a_row": position.skipped_in_a_row,
-            "overflowed_in_a_row": position.overflowed_in_a_row,
-            "unlogged_steps": position.unlogged_steps,
-            "unlogged_sums": position.unlogged_sums,
+            **asdict(position),
             "model": self.model.state_dict(),
             "ema": self.ema.model.state_dict() if self.ema else None,
             "optimizer": self.optimizer.state_dict(),
@@ -157,27 +144,13 @@ class Checkpoints:
         return SavedTraining(path, _identity(content, path))
 
     def save(self, state: State, position: Position, keep_all: bool = False) -> Path:
-        path = self._path(position.step)
-        temporary = ""
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            # First free the disk space of files that a killed process left.
+        path, files = self._path(position.step), self.files()
+        # First free the disk space of files that a killed process left.
+        with suppress(OSError):
             for left in self.folder.glob(".step-*"):
                 left.unlink(missing_ok=True)
-            handle, temporary = tempfile.mkstemp(dir=self.folder, prefix=".step-")
-            with os.fdopen(handle, "wb") as file:
-                _write(file, state.content(position))
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-            _sync_folder(self.folder)
-        except BaseException as error:
-            Path(temporary).unlink(missing_ok=True) if temporary else None
-            if isinstance(error, (OSError, RuntimeError)):
-                last = self.files()
-                kept = f"{last[-1].name!r} is untouched" if last else "there is no earlier one"
-                reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
-                raise RedlineError(f"cannot write the checkpoint {str(path)!r}: {reason}; {kept}.") from error
-            raise
+        kept = f"{files[-1].name!r} is untouched" if files else "there is no earlier one"
+        write_checkpoint(path, state.content(position), f"; {kept}")
         for old in () if keep_all else self.files()[: -self.keep]:
             old.unlink(missing_ok=True)
         return path
@@ -215,16 +188,22 @@ class Checkpoints:
         raise AssertionError
 
 
-def write_checkpoint(path: Path, content: dict[str, Any]) -> None:
-    """Writes a checkpoint's content with its checksum; the file appears once it is complete."""
+def write_checkpoint(path: Path, content: dict[str, Any], kept: str = "") -> None:
+    """Writes a checkpoint's content with its checksum; the file appears once it is complete and on disk."""
     temporary = path.with_name(f".{path.name}.partial")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "wb") as file:
             _write(file, content)
         os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise RedlineError(f"cannot write the checkpoint {str(path)!r}: {error.strerror or error}.") from error
+        _sync_folder(path.parent)
+    except BaseException as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, (OSError, RuntimeError)):
+            reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+            raise RedlineError(f"cannot write the checkpoint {str(path)!r}: {reason}{kept}.") from error
+        raise
 
 
 @reader("checkpoint", also=_TORCH)
