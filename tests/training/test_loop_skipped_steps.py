@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from redline.errors import RedlineError
+from redline.training.arithmetic import WorkingCopy
 from redline.training.checkpoints import FOLDER
 from redline.training.loop import train
 from redline.training.settings import LoopSettings
-from redline.training.working_copy import WorkingCopy
 
 from .test_loop import CPU, Lines, interrupt_at, settings
 

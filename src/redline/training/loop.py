@@ -27,7 +27,6 @@ from redline.training.interrupts import stop_requests
 from redline.training.journal import NAME as JOURNAL
 from redline.training.journal import Journal
 from redline.training.optimizers import set_rate, step_unless
-from redline.training.schedule import Schedule
 from redline.training.settings import LoopSettings
 from redline.training.task import Task
 
@@ -133,7 +132,7 @@ class _Loop:
         self.task, self.settings, self.state, self.device = task, settings, state, device
         self.on_progress, self.clock, self.ceiling_flops_per_s = on_progress, clock, ceiling_flops_per_s
         self.record = record(before.step)
-        self.checkpoints, self.schedule = checkpoints, Schedule.of(settings)
+        self.checkpoints = checkpoints
         self.journal = Journal(checkpoints.folder.parent / JOURNAL, before.step)
         self.step, self.skipped = before.step, before.skipped
         self._base_s, self._began_s = before.elapsed_s, clock()
@@ -162,7 +161,7 @@ class _Loop:
 
     @property
     def result(self) -> nn.Module:
-        return self.state.ema.model if self.state.ema else self.state.model
+        return self.state.ema.model if self.state.ema else self.task.averaged
 
     @property
     def peak_bytes(self) -> int:
@@ -171,7 +170,7 @@ class _Loop:
     def run(self, stop: Callable[[], bool]) -> bool:
         """Returns whether the training was stopped before its end."""
         settings = self.settings
-        while self.schedule.progress(self.step, self.elapsed_s) < 1 and not stop():
+        while self.settings.progress(self.step, self.elapsed_s) < 1 and not stop():
             self._one_step()
             if self.step % settings.log_every == 0:
                 self._log()
@@ -181,7 +180,7 @@ class _Loop:
                 self._validate()
             if self.elapsed_s - self._saved_s >= settings.checkpoint_minutes * 60:
                 self._save_if_good()
-        interrupted = self.schedule.progress(self.step, self.elapsed_s) < 1
+        interrupted = self.settings.progress(self.step, self.elapsed_s) < 1
         if interrupted:
             self._check_finite(float(self._row[2]))
         else:
@@ -204,7 +203,7 @@ class _Loop:
 
     def _step(self) -> None:
         model, optimizer, arithmetic = self.state.model, self.state.optimizer, self.state.arithmetic
-        set_rate(optimizer, self.settings.learning_rate * self.schedule.rate(self.step, self.elapsed_s))
+        set_rate(optimizer, self.settings.learning_rate * self.settings.rate_factor(self.step, self.elapsed_s))
         total = torch.zeros((), device=self.device)
         with self.task.around():
             for part in range(self.task.parts):
@@ -249,7 +248,7 @@ class _Loop:
         progress = Progress(
             self.step,
             now_s,
-            self.schedule.left_s(self.step, now_s, steps_per_s),
+            self.settings.left_s(self.step, now_s, steps_per_s),
             loss,
             norm,
             rate,

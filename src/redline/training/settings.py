@@ -40,8 +40,9 @@ class LoopSettings:
 
     `decode` enforces the types and limits of the fields; the constructor does not.
 
-    With `minutes`, the schedule follows the clock; with `steps`, it follows the step number. Exactly one of the two is
-    set. A step whose loss or gradient is not finite is skipped; `skip_limit` of them in a row end the training.
+    Exactly one of `minutes` and `steps` is set. With `minutes`, the learning rate follows the clock and a training
+    takes the same time on every machine; with `steps`, it follows the step number. A step whose loss or gradient is
+    not finite is skipped; `skip_limit` of them in a row end the training.
     """
 
     steps: PositiveInt | None = None
@@ -65,6 +66,24 @@ class LoopSettings:
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.minutes is None):
             raise RedlineError("set either steps or minutes under [training].")
+
+    def progress(self, step: int, elapsed_s: float) -> float:
+        """Returns the share of the training that is done, from 0 to 1."""
+        share = elapsed_s / (60 * (self.minutes or math.inf)) if self.steps is None else step / self.steps
+        return min(share, 1.0)
+
+    def rate_factor(self, step: int, elapsed_s: float) -> float:
+        """Returns the factor of the learning rate for this step: a linear warm-up, then a cosine decay."""
+        # The warm-up always counts steps: compilation in the first step could take longer than a warm-up in minutes.
+        warm = min((step + 1) / (self.warmup_steps + 1), 1.0)
+        cosine = (1 + math.cos(math.pi * self.progress(step, elapsed_s))) / 2
+        return warm * (self.final_share + (1 - self.final_share) * cosine)
+
+    def left_s(self, step: int, elapsed_s: float, steps_per_s: float) -> float:
+        """Estimates the seconds until the end."""
+        if self.steps is None:
+            return max(60 * (self.minutes or 0) - elapsed_s, 0.0)
+        return (self.steps - step) / steps_per_s if steps_per_s else math.inf
 
 
 @contextmanager

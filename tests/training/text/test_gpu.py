@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from redline.training.arithmetic import DTYPES, WorkingCopy
 from redline.training.checkpoints import Checkpoints, Position, State
 from redline.training.loop import Progress, _Loop, train
 from redline.training.text.batch_choice import find_batch
@@ -14,7 +15,6 @@ from redline.training.text.config import TextTraining
 from redline.training.text.corpus import prepare
 from redline.training.text.sources import Sources
 from redline.training.text.task import TextTask
-from redline.training.working_copy import DTYPES, WorkingCopy
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda")

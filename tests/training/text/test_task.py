@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from redline.errors import RedlineError
 from redline.machine.machine import Machine
+from redline.training.arithmetic import WorkingCopy
 from redline.training.loop import train
 from redline.training.text import trained_model as trained_model_module
 from redline.training.text.config import TextTraining
@@ -18,7 +19,6 @@ from redline.training.text.corpus import prepare
 from redline.training.text.packing import NO_TARGET
 from redline.training.text.sources import Sources
 from redline.training.text.task import TextTask
-from redline.training.working_copy import WorkingCopy
 
 CPU = torch.device("cpu")
 

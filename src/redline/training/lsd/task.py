@@ -3,6 +3,8 @@
 Images are in [-1, 1]. B: clips.
 """
 
+import copy
+import json
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -11,23 +13,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from redline.datasets.clips import Clips, Frame, warp
-from redline.datasets.photo_pairs import PhotoPairs
 from redline.errors import RedlineError
-from redline.models.lsd import PREDICTION, PROCESS, Lsd
+from redline.models.lsd import PREDICTION, PROCESS, Lsd, save_lsd
 from redline.models.samplers import Sampler, noise_process, sampler_table
-from redline.training.arithmetic import Arithmetic
+from redline.training.arithmetic import Arithmetic, WorkingCopy
+from redline.training.ema import add_to_average
 from redline.training.lsd.history import corrupted
 from redline.training.lsd.loss import difference, soft_abs, weights_by_input
-from redline.training.lsd.settings import LsdTraining
-from redline.training.lsd.student_teacher import StudentTeacher
+from redline.training.lsd.settings import STAGES, LsdTraining
 from redline.training.lsd.validation import Restoration, judge, restorer
-from redline.training.optimizers import build_optimizer
+from redline.training.photos import PhotoTask, folder_name
 from redline.training.precision import computing_in, resolve_precision
-from redline.training.task import FREE_TO_CHANGE, Task
-from redline.training.working_copy import WorkingCopy
+from redline.training.task import settings_except
 
 # The share of clips that are restored from pure noise, as in the first sampling step.
 _FROM_NOISE = 0.5
@@ -39,17 +38,39 @@ _START = 0.05
 _SEED_OF_VALIDATION = 900_001
 
 
-class LsdTask(Task):
+class StudentTeacher(nn.Module):
+    """`student` is trained; `teacher` averages its weights until distillation begins. `seconds` counts the time.
+
+    It is one module, so that checkpoints hold both networks.
+    """
+
+    seconds: Tensor
+
+    def __init__(self, student: Lsd, has_teacher: bool = True) -> None:
+        super().__init__()
+        self.student = student
+        self.teacher = copy.deepcopy(student).requires_grad_(False) if has_teacher else None
+        self.register_buffer("seconds", torch.zeros((), dtype=torch.float64))
+
+    def update_teacher(self, step: int, decay: float) -> None:
+        if self.teacher is None:
+            return
+        add_to_average(list(self.teacher.parameters()), list(self.student.parameters()), decay, step)
+
+
+class LsdTask(PhotoTask):
     """Trains an LSD."""
 
     unit = "clip"
-    start = None  # LSD training has no initial weights
+    card = "lsd-card.md.jinja"
+    save = staticmethod(save_lsd)
 
     def __init__(self, settings: LsdTraining, device: torch.device) -> None:
         self.settings, self.device = settings, device
         self.items_per_step = settings.data.batch
         self.precision = resolve_precision(settings.loop.precision, device)
         self.clips = Clips(settings.data, device, settings.loop.seed)
+        self.crops = self.clips.crops
         data = replace(settings.data, batch=settings.loop.validation_clips, cuts=0.0)
         self.tests = {
             folder: Clips(data, device, _SEED_OF_VALIDATION, photos=folder) for folder in settings.data.validation
@@ -87,21 +108,12 @@ class LsdTask(Task):
         return self._arithmetic
 
     @property
-    def pairs(self) -> PhotoPairs:
-        return self.clips.crops.pairs
-
-    @property
     def identity(self) -> Mapping[str, Any]:
         """Duration, logging and the location of the photos may change on resume."""
-        free = {*FREE_TO_CHANGE, "compile", "checkpointing", "photos", "validation", "weights", "size"}
+        free = {"compile", "checkpointing", "photos", "validation", "weights", "size"}
         free |= {"validation_clips", "validation_frames", "final_frames"}
-        parts = (self.settings.data, self.settings.stages, self.settings.loop)
-        settings = {name: value for part in parts for name, value in asdict(part).items() if name not in free}
-        pairs = self.pairs
-        return {**self.settings.model.config.to_dict(), **settings, "photos": pairs.photos, "pixels": pairs.pixels}
-
-    def optimizer(self) -> Optimizer:
-        return build_optimizer(self.networks.student, self.settings.loop)
+        settings = settings_except(free, self.settings.data, self.settings.stages, self.settings.loop)
+        return {**self.settings.model.config.to_dict(), **settings, **self.photos_identity}
 
     def loss(self, step: int, part: int = 0) -> Tensor:
         stages = self.settings.stages
@@ -135,10 +147,21 @@ class LsdTask(Task):
 
     def judge(self, model: nn.Module, frames: int) -> dict[str, Restoration]:
         """Evaluates in fp32, so that the scores do not depend on the precision of training."""
-        student = model.student if isinstance(model, StudentTeacher) else model
         steps, data = self.settings.stages.sample_steps, self.settings.data
-        restore = restorer(student, steps, self.settings.loop.validation_clips, data.frame_px, self.device)
+        restore = restorer(model, steps, self.settings.loop.validation_clips, data.frame_px, self.device)
         return {folder: judge(restore, clips.clip(0, frames), steps) for folder, clips in self.tests.items()}
+
+    @property
+    def reached(self) -> tuple[str, ...]:
+        """The stages up to the current one."""
+        return STAGES[: STAGES.index(self.stage) + 1]
+
+    def score_result(self, model: nn.Module) -> tuple[dict[str, Any], dict[str, str]]:
+        judged = self.judge(model, self.settings.loop.final_frames)
+        scores = {folder_name(folder): seen for folder, seen in judged.items()}
+        figures = json.dumps({name: asdict(seen) for name, seen in scores.items()})
+        about = {"sample_steps": str(self.settings.stages.sample_steps), "stage": self.stage, "scores": figures}
+        return {"scores": scores, "stage": self.stage}, about
 
     def _rollout(
         self,
@@ -256,17 +279,17 @@ class LsdTask(Task):
         """Returns the share of the training done, by steps or by the clock; the clock includes earlier runs."""
         loop = self.settings.loop
         if loop.steps is not None:
-            return step / loop.steps
+            return loop.progress(step, 0.0)
         if self._began_s is None:
             self._before_s, self._began_s = float(self.networks.seconds), time.monotonic()
         elapsed_s = self._before_s + time.monotonic() - self._began_s
         for networks in {id(one): one for one in (self.networks, self.computing)}.values():
             networks.seconds.fill_(elapsed_s)
-        return elapsed_s / (60 * (loop.minutes or 1.0))
+        return loop.progress(step, elapsed_s)
 
     def _check_disjoint(self) -> None:
         for folder, clips in self.tests.items():
-            if clips.crops.pairs.hashes & self.clips.crops.pairs.hashes:
+            if clips.crops.pairs.hashes & self.pairs.hashes:
                 raise RedlineError(
                     f"the test set {folder!r} contains a training photo: remove it from one of the two folders."
                 )

@@ -7,7 +7,6 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +15,20 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from redline.nn.packing import Packing
-from redline.training.arithmetic import Arithmetic
+from redline.training.arithmetic import Arithmetic, WorkingCopy
 from redline.training.determinism import deterministic
-from redline.training.task import FREE_TO_CHANGE, Task
+from redline.training.task import Task, settings_except
 from redline.training.text.config import TextTraining
 from redline.training.text.loss_module import LossModule, as_inputs
 from redline.training.text.packing import Batch
 from redline.training.text.trained_model import make_trained_model
-from redline.training.working_copy import WorkingCopy
 
 
 def identity_of_settings(training: TextTraining) -> dict[str, Any]:
     """Returns the part of a training's identity that does not depend on its text, most decisive settings first."""
-    free = {*FREE_TO_CHANGE, "plan", "rate_scaling", "rate_tokens", "sources", "shards", "batch", "accumulate"}
-    free |= {"text_field", "separator", "validation_rows", "vocabulary", "precision", "deterministic"}
-    parts = (training.model, training.data, training.loop)
-    settings = {name: value for part in parts for name, value in asdict(part).items() if name not in free}
-    return {"kind": training.kind, **settings}
+    free = {"plan", "rate_scaling", "rate_tokens", "sources", "shards", "batch", "accumulate", "text_field"}
+    free |= {"separator", "validation_rows", "vocabulary", "precision", "deterministic"}
+    return {"kind": training.kind, **settings_except(free, training.model, training.data, training.loop)}
 
 
 class LanguageTask(Task):

@@ -16,13 +16,12 @@ from redline.ladder.plans.choose import choose_plan
 from redline.ladder.rung import Rung, Stage
 from redline.ladder.rungs.fused_ops import FusedOps
 from redline.machine.machine import Machine
-from redline.training.arithmetic import Arithmetic
+from redline.training.arithmetic import Arithmetic, WorkingCopy
 from redline.training.fp8 import to_fp8, why_no_fp8
 from redline.training.optimizers import build_optimizer, check_optimizer, describe
 from redline.training.precision import resolve_precision
 from redline.training.text.config import AUTO, TextTraining
 from redline.training.text.loss_module import LossModule, own_loss
-from redline.training.working_copy import WorkingCopy
 
 # `check_machine` builds the model with this vocabulary; its checks do not depend on the size.
 _ANY_VOCABULARY = 512

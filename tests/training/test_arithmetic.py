@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from redline.training.working_copy import WorkingCopy
+from redline.training.arithmetic import WorkingCopy
 
 
 class Counted(nn.Module):
