@@ -36,9 +36,9 @@ from redline.nn.packing import Packing
 from redline.training.optimizers import step_unless
 from redline.training.text.config import TextTraining
 from redline.training.text.decoder_settings import DecoderSettings
-from redline.training.text.language_task import LanguageTask
 from redline.training.text.memory_settings import MemorySettings
 from redline.training.text.packing import Batch
+from redline.training.text.task import LanguageTask
 
 CONFIG = Path(redline.training.__file__).parent / "configs/decoder-124m.toml"
 PLAN = "fused_ops + compile(regional=true)"

@@ -8,7 +8,7 @@ in a row end the training. While steps are being skipped, no periodic checkpoint
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,15 +29,10 @@ from redline.training.journal import Journal
 from redline.training.optimizers import set_rate, step_unless
 from redline.training.settings import LoopSettings
 from redline.training.task import Task
+from redline.training.tensorboard import TensorBoard
 
 # The lock file in the output folder, which only one training may use at a time.
 _OWNER = ".training"
-Entry = Mapping[str, Any]
-Record = Callable[[int], Callable[[Entry], None]]
-
-
-def no_record(_: int) -> Callable[[Entry], None]:
-    return lambda entry: None
 
 
 @dataclass(frozen=True)
@@ -86,12 +81,11 @@ def train(
     on_progress: Callable[[Progress], None] = lambda progress: None,
     clock: Callable[[], float] = time.monotonic,
     ceiling_flops_per_s: float | None = None,
-    record: Record = no_record,
+    board: TensorBoard | None = None,
 ) -> Outcome:
     """Trains until the steps or minutes are over or a signal stops it; checkpoints and the journal go to `out`.
 
-    `on_progress` is called with every log line. `record` is called once with the first step and returns a function that
-    is called with every entry of the journal.
+    `on_progress` is called with every log line, `board` with every entry of the journal.
     """
     with claimed(out / _OWNER, f"a training is running in {str(out)!r}: wait for it, or choose another folder."):
         if device.type == "cuda":
@@ -105,9 +99,7 @@ def train(
         ema = Ema(task.averaged, settings.ema_decay) if settings.ema_decay else None
         state = State(task.model, ema, task.optimizer(), task.arithmetic, task.identity)
         before = checkpoints.load(state) if resume else Position()
-        loop = _Loop(
-            task, settings, state, checkpoints, device, on_progress, clock, before, ceiling_flops_per_s, record
-        )
+        loop = _Loop(task, settings, state, checkpoints, device, on_progress, clock, before, ceiling_flops_per_s, board)
         with unadvised(), warnings.catch_warnings(), stop_requests() as stop:
             # This warning is a page of C++ output, and the training has already warned about slow dtypes.
             warnings.filterwarnings("ignore", "mkldnn_matmul failed")
@@ -115,27 +107,26 @@ def train(
         return Outcome(loop.result, loop.position, loop.figures, loop.peak_bytes, interrupted, stop.signal)
 
 
+@dataclass
 class _Loop:
-    def __init__(
-        self,
-        task: Task,
-        settings: LoopSettings,
-        state: State,
-        checkpoints: Checkpoints,
-        device: torch.device,
-        on_progress: Callable[[Progress], None],
-        clock: Callable[[], float],
-        before: Position,
-        ceiling_flops_per_s: float | None,
-        record: Record = no_record,
-    ) -> None:
-        self.task, self.settings, self.state, self.device = task, settings, state, device
-        self.on_progress, self.clock, self.ceiling_flops_per_s = on_progress, clock, ceiling_flops_per_s
-        self.record = record(before.step)
-        self.checkpoints = checkpoints
-        self.journal = Journal(checkpoints.folder.parent / JOURNAL, before.step)
+    task: Task
+    settings: LoopSettings
+    state: State
+    checkpoints: Checkpoints
+    device: torch.device
+    on_progress: Callable[[Progress], None]
+    clock: Callable[[], float]
+    before: Position
+    ceiling_flops_per_s: float | None
+    board: TensorBoard | None = None
+
+    def __post_init__(self) -> None:
+        before, device = self.before, self.device
+        if self.board:
+            self.board.starting_after(before.step)
+        self.journal = Journal(self.checkpoints.folder.parent / JOURNAL, before.step)
         self.step, self.skipped = before.step, before.skipped
-        self._base_s, self._began_s = before.elapsed_s, clock()
+        self._base_s, self._began_s = before.elapsed_s, self.clock()
         self.figures, self._validated = self._last_figures()
         # Both tensors stay on the device. `_sums` holds the sums of losses, gradient norms and finite steps since the
         # last log line. `_row` holds the steps skipped in a row, the overflows in a row (the loss scale adapts to
@@ -334,7 +325,8 @@ class _Loop:
     def _write(self, **values: Any) -> None:
         entry = {"step": self.step, "elapsed_s": round(self.elapsed_s, 3), **values}
         self.journal.write(entry)
-        self.record(entry)
+        if self.board:
+            self.board(entry)
 
     def _last_figures(self) -> tuple[dict[str, float], int]:
         """Returns the figures and the step of the last validation in the journal."""

@@ -3,7 +3,7 @@
 import typing
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
@@ -44,7 +44,7 @@ class PhotoTraining:
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Returns the settings for JSON, with the names of files and folders instead of their paths."""
-        tables = {_table(field.name): asdict(getattr(self, field.name)) for field in fields(self)}
+        tables = {_table(name): asdict(getattr(self, name)) for name in typing.get_type_hints(type(self))}
         tables["data"]["photos"] = folder_name(self.data.photos)
         tables["data"]["validation"] = [folder_name(folder) for folder in self.data.validation]
         if start := tables["model"].get("start"):

@@ -19,11 +19,10 @@ from redline.models.drct import Drct, DrctConfig, save_drct
 from redline.nn import SwitchableModule
 from redline.training.arithmetic import Arithmetic
 from redline.training.captured_gradients import CapturedGradients
-from redline.training.interpolating_start import start_as_interpolation
+from redline.training.drct_start import start_as_interpolation, start_from
 from redline.training.photos import PhotoTask, PhotoTraining, folder_name
 from redline.training.precision import computing_in, resolve_precision
 from redline.training.settings import LoopSettings, NonNegativeFloat, Share, StoredDtype
-from redline.training.starting_weights import start_from
 from redline.training.task import settings_except
 
 

@@ -198,7 +198,7 @@ def test_z_loss_is_for_training_alone(config: Callable[..., Path]) -> None:
     plain, penal = make(config()), make(config(), z_loss=0.1)
     assert float(penal.loss(0).detach()) > float(plain.loss(0).detach()) + 0.01
     assert penal.validate(penal.model) == plain.validate(plain.model)
-    inputs = plain._inputs(plain.rows.batch(0, 3), 0, 3)
+    inputs = plain.rows.batch(0, 3).inputs(plain.device)
     judged = [float(task.trained.module.eval()(**inputs).detach()) for task in (plain, penal)]
     assert judged[0] == judged[1]
 

@@ -10,7 +10,6 @@ from redline.quiet import quiet
 from redline.training.ema import Ema
 from redline.training.optimizers import step_unless
 from redline.training.text.config import TextTraining
-from redline.training.text.loss_module import as_inputs
 from redline.training.text.synthetic import synthetic_batch
 from redline.training.text.trained_model import make_trained_model
 
@@ -34,8 +33,7 @@ class TrainingCase:
             trained = make_trained_model(self.training.with_batch(batch), self.vocabulary, where)
         optimizer = trained.optimizer()
         ema = Ema(trained.model, self.training.loop.ema_decay) if self.training.loop.ema_decay else None
-        made = synthetic_batch(batch, length, self.vocabulary, 0)
-        inputs = as_inputs(made.tokens_BS, made.targets_BS, made.packing, where)
+        inputs = synthetic_batch(batch, length, self.vocabulary, 0).inputs(where)
 
         # From the second part on, gradients are in memory during the forward pass.
         parts = min(self.training.data.accumulate, 2)

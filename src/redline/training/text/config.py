@@ -25,9 +25,13 @@ from redline.training.settings import (
     override,
     read_config,
 )
-from redline.training.text.architectures import ARCHITECTURES, Architecture
+from redline.training.text.architecture import Architecture
 from redline.training.text.corpus import TokenizerSettings
+from redline.training.text.decoder_settings import DecoderSettings
+from redline.training.text.memory_settings import MemorySettings
 
+# By `kind` under [model].
+ARCHITECTURES: dict[str, type[Architecture]] = {"decoder": DecoderSettings, "memory": MemorySettings}
 AUTO = "auto"
 # Keys of [data] that a recall task does not use.
 _TEXT_KEYS = ("sources", "text_field", "separator", "validation", "shards")

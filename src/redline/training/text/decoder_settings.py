@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,22 +45,8 @@ class DecoderSettings(Architecture):
         return self.context
 
     def config(self, vocabulary: int) -> DecoderConfig:
-        return DecoderConfig(
-            vocabulary,
-            self.width,
-            self.layers,
-            self.heads,
-            self.mlp_width,
-            key_value_heads=self.key_value_heads,
-            head_dim=self.head_dim,
-            context=self.context,
-            rope_base=self.rope_base,
-            norm_eps=self.norm_eps,
-            qkv_bias=self.qkv_bias,
-            query_key_norm=self.query_key_norm,
-            tied_embeddings=self.tied_embeddings,
-            windows=(self.window or None,) * self.layers,
-        )
+        chosen = {name: value for name, value in asdict(self).items() if name not in ("vocabulary", "window")}
+        return DecoderConfig(vocabulary, windows=(self.window or None,) * self.layers, **chosen)
 
     def build(self, vocabulary: int) -> nn.Module:
         return Decoder(self.config(vocabulary))

@@ -33,6 +33,19 @@ class Batch:
         """The number of tokens with a target."""
         return int((self.targets_BS != NO_TARGET).sum())
 
+    def part(self, first: int, rows: int) -> "Batch":
+        chosen = slice(first, first + rows)
+        whole = rows == len(self.tokens_BS)
+        packing = self.packing if whole else Packing.of(self.packing.documents_BS[chosen])
+        return Batch(self.tokens_BS[chosen], self.targets_BS[chosen], packing)
+
+    def inputs(self, device: torch.device) -> dict[str, Tensor]:
+        """Returns the arguments of `LossModule`, copied to the device asynchronously."""
+        parts = {"tokens_BS": self.tokens_BS, "targets_BS": self.targets_BS, **vars(self.packing)}
+        if device.type == "cpu":
+            return parts
+        return {name: part.pin_memory().to(device, non_blocking=True) for name, part in parts.items()}
+
 
 class PackedRows:
     """The chosen documents of the shards as rows of `length` tokens, shuffled anew in each epoch."""

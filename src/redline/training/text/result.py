@@ -16,7 +16,7 @@ from redline.training.journal import NAME as JOURNAL
 from redline.training.journal import median_of, read_journal
 from redline.training.loop import Outcome
 from redline.training.model_card import device_name
-from redline.training.text.language_task import LanguageTask
+from redline.training.text.task import LanguageTask
 
 MODEL, PAGE = "model", "summary.html"
 

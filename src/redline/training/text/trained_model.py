@@ -20,8 +20,8 @@ from redline.training.arithmetic import Arithmetic, WorkingCopy
 from redline.training.fp8 import to_fp8, why_no_fp8
 from redline.training.optimizers import build_optimizer, check_optimizer, describe
 from redline.training.precision import resolve_precision
+from redline.training.text.architecture import LossModule, own_loss
 from redline.training.text.config import AUTO, TextTraining
-from redline.training.text.loss_module import LossModule, own_loss
 
 # `check_machine` builds the model with this vocabulary; its checks do not depend on the size.
 _ANY_VOCABULARY = 512
