@@ -25,12 +25,9 @@ class Ema:
         self._weights: list[Tensor] = list(model.parameters())
 
     @torch.no_grad()
-    def update(self, model: nn.Module, step: int) -> None:
+    def update(self, step: int) -> None:
         """Adds the weights after `step` steps to the average."""
-        if model is not self._followed:
-            self._followed = model
-            self._weights = list(model.parameters())
         add_to_average(self._averaged, self._weights, self.decay, step)
         # Buffers are collected each time, because a module may replace them.
-        for kept, new in zip(self.model.buffers(), model.buffers(), strict=True):
+        for kept, new in zip(self.model.buffers(), self._followed.buffers(), strict=True):
             kept.copy_(new)

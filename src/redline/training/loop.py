@@ -6,9 +6,10 @@ in a row end the training. While steps are being skipped, no periodic checkpoint
 """
 
 import math
+import statistics
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,7 @@ class Progress:
 class Outcome:
     """How a training ended. `model` has the averaged weights if the training averages them.
 
-    `stop_signal` is the number of the signal that interrupted the training.
+    `entries` are those of the whole journal. `stop_signal` is the number of the signal that interrupted the training.
     """
 
     model: nn.Module
@@ -70,6 +71,17 @@ class Outcome:
     peak_bytes: int
     interrupted: bool
     stop_signal: int | None = None
+    entries: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def loss(self) -> float | None:
+        """The last training loss in the journal."""
+        return next((entry["loss"] for entry in reversed(self.entries) if "loss" in entry), None)
+
+    def median(self, key: str) -> float | None:
+        """Returns the median of a figure, without the first entry, which includes compilation and start-up."""
+        values = [entry[key] for entry in self.entries if entry.get(key) is not None]
+        return statistics.median(values[1:] or values) if values else None
 
 
 def train(
@@ -104,7 +116,15 @@ def train(
             # This warning is a page of C++ output, and the training has already warned about slow dtypes.
             warnings.filterwarnings("ignore", "mkldnn_matmul failed")
             interrupted = loop.run(lambda: stop.requested)
-        return Outcome(loop.result, loop.position, loop.figures, loop.peak_bytes, interrupted, stop.signal)
+        return Outcome(
+            loop.result,
+            loop.position,
+            loop.figures,
+            loop.peak_bytes,
+            interrupted,
+            stop.signal,
+            loop.journal.entries,
+        )
 
 
 @dataclass
@@ -207,7 +227,7 @@ class _Loop:
         arithmetic.publish()
         self.step += 1
         if self.state.ema:
-            self.state.ema.update(self.task.averaged, self.step)
+            self.state.ema.update(self.step)
         self._count(total, norm, bad, overflowed)
 
     def _count(self, loss: Tensor, norm: Tensor, bad: Tensor, overflowed: bool) -> None:

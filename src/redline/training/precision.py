@@ -10,8 +10,11 @@ from redline.machine.machine import Machine
 
 
 def resolve_precision(precision: str, device: torch.device) -> str:
-    """Returns `precision` if the device is fast in it; otherwise warns and returns fp32."""
-    if precision != "fp32" and (reason := _why_not(precision, device)):
+    """Returns `precision` if the device is fast in it; otherwise warns and returns fp32. "auto" is bf16 on a GPU."""
+    if precision == "auto":
+        machine = Machine.detect(str(device))
+        return "bf16" if "bf16" in machine.hardware_dtypes and machine.is_cuda else "fp32"
+    if precision in ("bf16", "fp16") and (reason := _why_not(precision, device)):
         warnings.warn(f"{reason}: this training uses fp32.", stacklevel=2)
         return "fp32"
     return precision

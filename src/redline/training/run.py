@@ -12,8 +12,6 @@ from redline.machine.machine import resolve_device
 from redline.notation import format_megapixels, parse_seconds
 from redline.training import loop
 from redline.training.bundled import find_config, kind_of
-from redline.training.journal import NAME as JOURNAL
-from redline.training.journal import median_of, read_journal
 from redline.training.loop import Progress
 from redline.training.settings import ConfigSource
 
@@ -156,16 +154,15 @@ def _paths(given: StrPath | Sequence[StrPath] | None) -> list[str] | None:
 
 
 def _result(task: Any, folder: Path, outcome: loop.Outcome, output: Any) -> TrainingResult:
-    logged = [entry for entry in read_journal(folder / JOURNAL) if "loss" in entry]
     position = outcome.position
     return TrainingResult(
         folder,
         position.step,
         position.skipped,
         position.elapsed_s,
-        logged[-1]["loss"] if logged else None,
+        outcome.loss,
         outcome.figures,
-        median_of(logged, "items_per_s"),
+        outcome.median("items_per_s"),
         task.unit,
         outcome.peak_bytes,
         output,

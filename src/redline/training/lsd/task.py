@@ -7,7 +7,7 @@ import copy
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +52,22 @@ class StudentTeacher(nn.Module):
         self.teacher = copy.deepcopy(student).requires_grad_(False) if has_teacher else None
         self.register_buffer("seconds", torch.zeros((), dtype=torch.float64))
 
+    def forward(self, *inputs: Tensor | None) -> Tensor:
+        return self.student(*inputs)
+
     def update_teacher(self, step: int, decay: float) -> None:
         if self.teacher is None:
             return
         add_to_average(list(self.teacher.parameters()), list(self.student.parameters()), decay, step)
+
+
+@dataclass(frozen=True)
+class _Draw:
+    """The control vector of a step, and the generators of its noise and of its choices, which are made on the host."""
+
+    control: Tensor | None
+    noise: torch.Generator
+    choices: torch.Generator
 
 
 class LsdTask(PhotoTask):
@@ -121,20 +133,22 @@ class LsdTask(PhotoTask):
         if self.stage != "distillation":
             self.networks.update_teacher(step, stages.teacher_decay)
         # These seeds differ from those of the clips, so that the noise of diffusion is independent of the clips.
-        generator = torch.Generator(self.device).manual_seed((self.settings.loop.seed + 101) * 1_000_000_007 + step)
-        draws = torch.Generator().manual_seed((self.settings.loop.seed + 202) * 1_000_000_007 + step)
+        seed = self.settings.loop.seed
+        generator = torch.Generator(self.device).manual_seed((seed + 101) * 1_000_000_007 + step)
+        choices = torch.Generator().manual_seed((seed + 202) * 1_000_000_007 + step)
         with torch.no_grad():
             clip = self.clips.clip(step, 2 if self.stage == "diffusion" else stages.frames)
             frames = list(clip)
             control, keep = self._control(generator)
+            draw = _Draw(control, generator, choices)
             targets = [clip.degradation.target(frame.clean, keep) * 2 - 1 for frame in frames]
             seen = [frame.seen * 2 - 1 for frame in frames]
         if self.stage == "diffusion":
             history = self._drop_some_history(targets[0], seen[1], generator)
             times = torch.randint(_NOISIEST + 1, (len(history),), generator=generator, device=self.device)
-            output = self._denoise(times, seen[1], history, targets[1], control, generator)
+            output = self._denoise(times, seen[1], history, targets[1], draw)
             return difference(output, targets[1], weights_by_input(seen[1], targets[1]))
-        return self._rollout(frames, seen, targets, control, generator, draws)
+        return self._rollout(frames, seen, targets, draw)
 
     def validate(self, model: nn.Module) -> dict[str, float]:
         """Returns the gain over the input, the warp error with and without history, and the drift, by folder name."""
@@ -163,28 +177,20 @@ class LsdTask(PhotoTask):
         about = {"sample_steps": str(self.settings.stages.sample_steps), "stage": self.stage, "scores": figures}
         return {"scores": scores, "stage": self.stage}, about
 
-    def _rollout(
-        self,
-        frames: list[Frame],
-        seen: list[Tensor],
-        targets: list[Tensor],
-        control: Tensor | None,
-        generator: torch.Generator,
-        draws: torch.Generator,
-    ) -> Tensor:
+    def _rollout(self, frames: list[Frame], seen: list[Tensor], targets: list[Tensor], draw: "_Draw") -> Tensor:
         """Returns the loss of a clip with the model's own output as history, without gradients through the history."""
         stages, distils = self.settings.stages, self.stage == "distillation"
         batch, history, losses = len(seen[0]), seen[0], []
-        times = torch.randint(_NOISIEST + 1, (batch,), generator=generator, device=self.device)
-        from_noise = torch.rand(batch, generator=generator, device=self.device) < _FROM_NOISE
+        times = torch.randint(_NOISIEST + 1, (batch,), generator=draw.noise, device=self.device)
+        from_noise = torch.rand(batch, generator=draw.noise, device=self.device) < _FROM_NOISE
         times = torch.where(from_noise, _NOISIEST, times)
         for index, (frame, image, target) in enumerate(zip(frames, seen, targets, strict=True)):
             weights_B = weights_by_input(image, target)
-            given = corrupted(history, stages.corruption if index else 0.0, generator)
+            given = corrupted(history, stages.corruption if index else 0.0, draw.noise)
             if distils:
-                output, handed_on, loss = self._distill(image, given, target, weights_B, control, generator, draws)
+                output, handed_on, loss = self._distill(image, given, target, weights_B, draw)
             else:
-                output = handed_on = self._denoise(times, image, given, target, control, generator)
+                output = handed_on = self._denoise(times, image, given, target, draw)
                 loss = difference(output, target, weights_B)
             if index and stages.steadiness:
                 with torch.no_grad():
@@ -197,27 +203,20 @@ class LsdTask(PhotoTask):
         return torch.stack(losses).mean()
 
     def _distill(
-        self,
-        image: Tensor,
-        given: Tensor,
-        target: Tensor,
-        weights_B: Tensor,
-        control: Tensor | None,
-        generator: torch.Generator,
-        draws: torch.Generator,
+        self, image: Tensor, given: Tensor, target: Tensor, weights_B: Tensor, draw: "_Draw"
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Trains one random sampling step on the output of the steps before it.
 
         Returns the output of that step, the output of the last step, and the loss.
         """
-        sampler = self._few[int(torch.randint(len(self._few), (), generator=draws))]
-        trained = int(torch.randint(sampler.steps, (), generator=draws))
-        noise = [self._noise(image, generator) for _ in range(sampler.steps + 1)]
+        sampler = self._few[int(torch.randint(len(self._few), (), generator=draw.choices))]
+        trained = int(torch.randint(sampler.steps, (), generator=draw.choices))
+        noise = [self._noise(image, draw.noise) for _ in range(sampler.steps + 1)]
         state, output = sampler.begin(noise[0], image), image
         for index in range(sampler.steps):
             with torch.set_grad_enabled(index == trained):
                 predicted = self._predict(
-                    self.computing.student, state.noisy, image, given, sampler.times[index], control
+                    self.computing.student, state.noisy, image, given, sampler.times[index], draw.control
                 )
             output = predicted if index == trained else output
             with torch.no_grad():
@@ -227,26 +226,18 @@ class LsdTask(PhotoTask):
         if (teacher := self.computing.teacher) is not None:
             with torch.no_grad():
                 taught = self._many.sample(
-                    lambda noisy, times: self._predict(teacher, noisy, image, given, times, control),
+                    lambda noisy, times: self._predict(teacher, noisy, image, given, times, draw.control),
                     noise[0][None],
                     image,
                 )
             loss = (1 - share) * loss + share * difference(output, taught.clamp(-1, 1), weights_B)
         return output, state.clean, loss
 
-    def _denoise(
-        self,
-        times: Tensor,
-        image: Tensor,
-        given: Tensor,
-        target: Tensor,
-        control: Tensor | None,
-        generator: torch.Generator,
-    ) -> Tensor:
+    def _denoise(self, times: Tensor, image: Tensor, given: Tensor, target: Tensor, draw: "_Draw") -> Tensor:
         """Adds the noise of the time steps `times` to the target, and returns the student's prediction from it."""
         alpha, sigma = (table[times, None, None, None] for table in (self._alpha, self._sigma))
-        noisy = alpha * target + sigma * self._noise(target, generator)
-        return self._predict(self.computing.student, noisy, image, given, times, control)
+        noisy = alpha * target + sigma * self._noise(target, draw.noise)
+        return self._predict(self.computing.student, noisy, image, given, times, draw.control)
 
     def _predict(
         self, network: nn.Module, noisy: Tensor, image: Tensor, given: Tensor, times: Tensor, control: Tensor | None

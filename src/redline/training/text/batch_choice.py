@@ -49,7 +49,7 @@ class TrainingCase:
             optimizer.zero_grad(set_to_none=True)
             trained.arithmetic.publish()
             if ema:
-                ema.update(trained.model, 1)
+                ema.update(1)
 
         return step, parts * batch * length, "token"
 

@@ -1,7 +1,7 @@
 """The settings of a decoder with long-term neural memory trained on text."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,39 +15,21 @@ from redline.nn.packing import Packing
 from redline.training.settings import NonNegativeFloat, NonNegativeInt
 from redline.training.text.architecture import Architecture, check_layers, kept_by_blocks, products_per_token
 
-# Settings of the training that are not part of the model's config.
-_TRAINING_KEYS = ("vocabulary", "score_weight", "score_after")
 _SLOT_KEYS = ("memory_compression_ratio", "use_adaptive_compression", "merge_cosine", "score_weight", "score_after")
 
 
 @dataclass(frozen=True)
-class MemorySettings(Architecture):
-    """`score_weight` is the weight of the penalty on token scores, applied from step `score_after` on.
+class MemorySettings(Architecture, TitanConfig):
+    """The hyper-parameters of the model and of its training.
 
-    For `key_value_heads`, `mlp_width` and the sizes of the neural memory, 0 stands for the default.
+    `score_weight` is the weight of the penalty on token scores, applied from step `score_after` on. For
+    `key_value_heads`, `mlp_width` and the sizes of the neural memory, 0 stands for the default.
     """
 
     width: int = 768
     layers: int = 12
     heads: int = 12
-    key_value_heads: int = 0
-    mlp_width: int = 0
-    attention_every: int = 4
-    memory_update: str = "gated_delta"
-    memory_heads: int = 0
-    memory_key_dim: int = 0
-    memory_value_dim: int = 0
-    memory_chunk: int = 64
-    convolution: int = 4
-    segment: int = 128
-    window_segments: int = 1
-    memory_slots: int = 0
-    memory_compression_ratio: float = 0.25
-    use_adaptive_compression: bool = False
     merge_cosine: Annotated[float, Meta(ge=-1, le=1)] = 0.98
-    rope_base: float = 10_000.0
-    norm_eps: float = 1e-6
-    tied_embeddings: bool = True
     score_weight: NonNegativeFloat = 0.1
     score_after: NonNegativeInt = 300
 
@@ -69,8 +51,8 @@ class MemorySettings(Architecture):
         return None
 
     def config(self, vocabulary: int) -> TitanConfig:
-        chosen = {name: value for name, value in asdict(self).items() if name not in _TRAINING_KEYS}
-        return TitanConfig(vocabulary=vocabulary, **chosen)
+        own = {field.name: getattr(self, field.name) for field in fields(TitanConfig)}
+        return TitanConfig(**{**own, "vocabulary": vocabulary})
 
     def build(self, vocabulary: int) -> nn.Module:
         return TitanModel(self.config(vocabulary))
