@@ -16,21 +16,22 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
-from msgspec import Meta
 
 from redline.errors import RedlineError
+from redline.files.limits import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Share,
+    ShareBelowOne,
+)
 from redline.files.untrusted import read_toml, reading, shorten
 
 T = TypeVar("T")
 ConfigSource = str | Path | Mapping[str, Any]
 Tables = dict[str, dict[str, Any]]
 
-PositiveInt = Annotated[int, Meta(ge=1)]
-NonNegativeInt = Annotated[int, Meta(ge=0)]
-PositiveFloat = Annotated[float, Meta(gt=0)]
-NonNegativeFloat = Annotated[float, Meta(ge=0)]
-Share = Annotated[float, Meta(ge=0, le=1)]
-ShareBelowOne = Annotated[float, Meta(ge=0, lt=1)]
 StoredDtype = Literal["fp16", "fp32"]
 
 

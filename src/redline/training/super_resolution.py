@@ -15,6 +15,7 @@ from redline.datasets.photo_crops import PhotoCrops
 from redline.datasets.photo_pairs import PhotoSettings, hash_of
 from redline.errors import RedlineError
 from redline.evaluation.super_resolution import Evaluation, bicubic_model, evaluate, find_pairs
+from redline.files.limits import NonNegativeFloat, Share
 from redline.models.drct import Drct, DrctConfig, save_drct
 from redline.nn import SwitchableModule
 from redline.training.arithmetic import Arithmetic
@@ -22,7 +23,7 @@ from redline.training.captured_gradients import CapturedGradients
 from redline.training.drct_start import start_as_interpolation, start_from
 from redline.training.photos import PhotoTask, PhotoTraining, folder_name
 from redline.training.precision import computing_in, resolve_precision
-from redline.training.settings import LoopSettings, NonNegativeFloat, Share, StoredDtype
+from redline.training.settings import LoopSettings, StoredDtype
 from redline.training.task import settings_except
 
 

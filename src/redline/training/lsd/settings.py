@@ -7,10 +7,11 @@ from msgspec import Meta
 
 from redline.datasets.clips.settings import ClipSettings
 from redline.errors import RedlineError
+from redline.files.limits import NonNegativeFloat, PositiveInt, Share
 from redline.models.lsd import LsdConfig
 from redline.models.samplers import MOST_STEPS
 from redline.training.photos import PhotoTraining
-from redline.training.settings import LoopSettings, NonNegativeFloat, PositiveInt, Share, StoredDtype
+from redline.training.settings import LoopSettings, StoredDtype
 
 STAGES = ("diffusion", "rollouts", "distillation")
 

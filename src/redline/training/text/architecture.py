@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from redline.errors import RedlineError
+from redline.files.limits import NonNegativeInt
 from redline.nn.packing import Packing
-from redline.training.settings import NonNegativeInt
 
 # Matrix products are fastest on whole tiles, so the vocabulary is rounded up to a multiple of this.
 _VOCABULARY_STEP = 64

@@ -10,21 +10,10 @@ from typing import Any, Literal
 from redline.errors import RedlineError
 from redline.evaluation.recall.task import Recall
 from redline.evaluation.recall.tasks import make_task, option_names
+from redline.files.limits import NonNegativeFloat, NonNegativeInt, PositiveInt, Share, ShareBelowOne
 from redline.ladder.plan import Plan
 from redline.ladder.rung import Stage
-from redline.training.settings import (
-    ConfigSource,
-    LoopSettings,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveInt,
-    Share,
-    ShareBelowOne,
-    check_choice,
-    decode,
-    override,
-    read_config,
-)
+from redline.training.settings import ConfigSource, LoopSettings, check_choice, decode, override, read_config
 from redline.training.text.architecture import Architecture
 from redline.training.text.corpus import TokenizerSettings
 from redline.training.text.decoder_settings import DecoderSettings

@@ -20,9 +20,9 @@ import numpy as np
 
 from redline.errors import RedlineError
 from redline.files.atomic import write_text
+from redline.files.limits import NonNegativeInt
 from redline.files.partial import hidden_path, remove_abandoned
 from redline.files.untrusted import check_types, read_json_object, reading
-from redline.training.settings import NonNegativeInt
 from redline.training.text.shards import Shard, open_shard, write_shard
 from redline.training.text.sources import Sources
 from redline.training.text.tokenizer import NAME, TextTokenizer, load_tokenizer, train_tokenizer

@@ -9,11 +9,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from redline.files.atomic import write_text
+from redline.files.limits import NonNegativeInt
 from redline.models.decoder import Decoder, DecoderConfig, save_decoder
 from redline.models.decoder.checkpoint import read_json
 from redline.models.decoder.hugging_face import family_of
 from redline.nn.packing import Packing
-from redline.training.settings import NonNegativeInt
 from redline.training.text.architecture import Architecture, check_layers, kept_by_blocks, products_per_token
 
 

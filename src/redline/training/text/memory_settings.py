@@ -10,9 +10,9 @@ from msgspec import Meta
 from torch import Tensor, nn
 
 from redline.errors import RedlineError
+from redline.files.limits import NonNegativeFloat, NonNegativeInt
 from redline.models.memory import TitanConfig, TitanModel, save_memory_model
 from redline.nn.packing import Packing
-from redline.training.settings import NonNegativeFloat, NonNegativeInt
 from redline.training.text.architecture import Architecture, check_layers, kept_by_blocks, products_per_token
 
 _SLOT_KEYS = ("memory_compression_ratio", "use_adaptive_compression", "merge_cosine", "score_weight", "score_after")
