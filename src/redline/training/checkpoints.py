@@ -138,6 +138,14 @@ class Checkpoints:
         """Returns the files, the newest last."""
         return sorted(self.folder.glob("step-*.pt"))
 
+    def check_start(self, resume: bool) -> None:
+        """Raises if there is no checkpoint to resume from, or if a new training would overwrite one."""
+        if resume and not self.files():
+            raise RedlineError(f"there is no checkpoint in {str(self.folder)!r} to resume from.")
+        if self.files() and not resume:
+            out = str(self.folder.parent)
+            raise RedlineError(f"{out!r} already holds a training: resume it, or choose another folder.")
+
     def saved_training(self) -> SavedTraining:
         """Returns the training of the newest complete checkpoint."""
         path, content = self.read(warn=False)
@@ -172,9 +180,8 @@ class Checkpoints:
 
     def read(self, warn: bool = True) -> tuple[Path, dict[str, Any]]:
         """Returns the newest complete checkpoint. Skips damaged ones, with a warning if `warn`."""
+        self.check_start(resume=True)
         files = self.files()
-        if not files:
-            raise RedlineError(f"there is no checkpoint in {str(self.folder)!r} to resume from.")
         for path in reversed(files):
             try:
                 return path, expanded(read_checkpoint(path))

@@ -104,9 +104,8 @@ def train(
             # The peak memory must not include the search for a batch size.
             torch.cuda.reset_peak_memory_stats(device)
         checkpoints = Checkpoints(out / FOLDER, settings.keep_checkpoints)
+        checkpoints.check_start(resume)
         if not resume:
-            if checkpoints.files():
-                raise RedlineError(f"{str(out)!r} already holds a training: resume it, or choose another folder.")
             torch.manual_seed(settings.seed)
         ema = Ema(task.averaged, settings.ema_decay) if settings.ema_decay else None
         state = State(task.model, ema, task.optimizer(), task.arithmetic, task.identity)

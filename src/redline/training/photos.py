@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from redline.datasets.photo_crops import PhotoCrops
 from redline.datasets.photo_pairs import PhotoPairs
 from redline.training.optimizers import build_optimizer
+from redline.training.precision import resolve_precision
 from redline.training.settings import ConfigSource, decode, override, read_config
 from redline.training.task import Task
 
@@ -61,10 +62,13 @@ class PhotoTask(Task):
     card: str
     save: Callable[[Any, Path, torch.dtype, dict[str, str]], None]
 
-    settings: Any
-    device: torch.device
     crops: PhotoCrops
     start: Any = None
+
+    def __init__(self, settings: Any, device: torch.device) -> None:
+        self.settings, self.device = settings, device
+        self.items_per_step = settings.data.batch
+        self.precision = resolve_precision(settings.loop.precision, device)
 
     @property
     def pairs(self) -> PhotoPairs:

@@ -22,7 +22,7 @@ from redline.training.arithmetic import Arithmetic
 from redline.training.captured_gradients import CapturedGradients
 from redline.training.drct_start import start_as_interpolation, start_from
 from redline.training.photos import PhotoTask, PhotoTraining, folder_name
-from redline.training.precision import computing_in, resolve_precision
+from redline.training.precision import computing_in
 from redline.training.settings import LoopSettings, StoredDtype
 from redline.training.task import settings_except
 
@@ -103,9 +103,7 @@ class DrctTask(PhotoTask):
     save = staticmethod(save_drct)
 
     def __init__(self, settings: DrctTraining, device: torch.device) -> None:
-        self.settings, self.device = settings, device
-        self.items_per_step = settings.data.batch
-        self.precision = resolve_precision(settings.loop.precision, device)
+        super().__init__(settings, device)
         # The model is built before the photos are read, so that initial weights of the wrong shape raise at once.
         with torch.random.fork_rng([]):
             torch.manual_seed(settings.loop.seed)

@@ -25,7 +25,7 @@ from redline.training.lsd.loss import difference, soft_abs, weights_by_input
 from redline.training.lsd.settings import STAGES, LsdTraining
 from redline.training.lsd.validation import Restoration, judge, restorer
 from redline.training.photos import PhotoTask, folder_name
-from redline.training.precision import computing_in, resolve_precision
+from redline.training.precision import computing_in
 from redline.training.task import settings_except
 
 # The share of clips that are restored from pure noise, as in the first sampling step.
@@ -78,9 +78,7 @@ class LsdTask(PhotoTask):
     save = staticmethod(save_lsd)
 
     def __init__(self, settings: LsdTraining, device: torch.device) -> None:
-        self.settings, self.device = settings, device
-        self.items_per_step = settings.data.batch
-        self.precision = resolve_precision(settings.loop.precision, device)
+        super().__init__(settings, device)
         self.clips = Clips(settings.data, device, settings.loop.seed)
         self.crops = self.clips.crops
         data = replace(settings.data, batch=settings.loop.validation_clips, cuts=0.0)

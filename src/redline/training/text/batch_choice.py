@@ -10,7 +10,7 @@ from redline.quiet import quiet
 from redline.training.ema import Ema
 from redline.training.optimizers import step_unless
 from redline.training.text.config import TextTraining
-from redline.training.text.synthetic import synthetic_batch
+from redline.training.text.packing import synthetic_batch
 from redline.training.text.trained_model import make_trained_model
 
 # With fewer steps per epoch, a larger batch costs more time per step than it gains in progress.

@@ -6,6 +6,7 @@ has no target. The order of the rows depends on the seed and the step alone, so 
 B: rows of a batch, S: tokens of a row.
 """
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -18,6 +19,7 @@ from redline.nn.packing import Packing
 from redline.training.text.shards import Shard
 
 NO_TARGET = -100  # the target that cross_entropy ignores
+_MEAN_DOCUMENT = 600
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,21 @@ class Batch:
         if device.type == "cpu":
             return parts
         return {name: part.pin_memory().to(device, non_blocking=True) for name, part in parts.items()}
+
+
+def synthetic_batch(rows: int, length: int, vocabulary: int, seed: int) -> Batch:
+    """Returns a batch like those of a text, in host memory whatever the default device is.
+
+    Token frequencies follow Zipf's law, so that the loss falls from the first step on. The lengths of documents vary as
+    much as those of real documents.
+    """
+    random = torch.Generator("cpu").manual_seed(seed)
+    uniform = torch.rand(rows, length + 1, generator=random, device="cpu")
+    tokens = uniform.mul(math.log(vocabulary)).exp().long().clamp(1, vocabulary) - 1
+    begins = torch.rand(rows, length + 1, generator=random, device="cpu") < 1 / _MEAN_DOCUMENT
+    documents: Tensor = begins.cumsum(1)
+    targets = torch.where(documents[:, 1:] == documents[:, :-1], tokens[:, 1:], NO_TARGET)
+    return Batch(tokens[:, :-1].contiguous(), targets, Packing.of(documents[:, :-1].contiguous()))
 
 
 class PackedRows:

@@ -45,12 +45,9 @@ def prepare_training(
     check_memory(training, device)
     check_machine(training, device)
     check_can_write(out)
-    checkpoints = Checkpoints(out / FOLDER).files()
-    if resume and not checkpoints:
-        raise RedlineError(f"there is no checkpoint in {str(out / FOLDER)!r} to resume from.")
-    if checkpoints and not resume:
-        raise RedlineError(f"{str(out)!r} already holds a training: resume it, or choose another folder.")
-    saved = Checkpoints(out / FOLDER).saved_training() if resume else None
+    checkpoints = Checkpoints(out / FOLDER)
+    checkpoints.check_start(resume)
+    saved = checkpoints.saved_training() if resume else None
     if saved is not None:
         saved.check_matches(identity_of_settings(training))
     if training.recall is not None:

@@ -17,9 +17,8 @@ from redline.ladder.rung import Rung, Stage
 from redline.ladder.rungs.fused_ops import FusedOps
 from redline.machine.machine import Machine
 from redline.training.arithmetic import Arithmetic, WorkingCopy
-from redline.training.fp8 import to_fp8, why_no_fp8
 from redline.training.optimizers import build_optimizer, check_optimizer, describe
-from redline.training.precision import resolve_precision
+from redline.training.precision import resolve_precision, to_fp8, why_no_fp8
 from redline.training.text.architecture import LossModule, own_loss
 from redline.training.text.config import TextTraining
 

@@ -19,7 +19,7 @@ from redline.training.bundled import find_config
 from redline.training.optimizers import build_over, hidden_matrices
 from redline.training.text.architecture import LossModule, own_loss
 from redline.training.text.config import AUTO, TextTraining
-from redline.training.text.synthetic import synthetic_batch
+from redline.training.text.packing import synthetic_batch
 
 # The batch of a climb where the config says "auto".
 _BATCH = 8
