@@ -130,7 +130,7 @@ def test_every_operator_and_every_bundled_setting_has_its_place() -> None:
 
 
 def test_every_setting_of_a_model_is_on_its_page() -> None:
-    from redline.training.text.config import ARCHITECTURES
+    from redline.training.text.architectures import ARCHITECTURES
 
     page = (DOCS / "commands" / "train.md").read_text(encoding="utf-8")
     memory = next(part for part in page.split("\n\n") if part.startswith('With `kind = "memory"`'))

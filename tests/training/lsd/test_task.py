@@ -17,8 +17,7 @@ from redline.models.lsd import SIZES, Lsd, load_lsd, read_about
 from redline.training.bundled import CONFIGS
 from redline.training.loop import Progress, train
 from redline.training.lsd import task as module
-from redline.training.lsd.history import corrupted
-from redline.training.lsd.loss import difference, weights_by_input
+from redline.training.lsd.loss import corrupted, difference, weights_by_input
 from redline.training.lsd.settings import LsdLoopSettings, LsdSettings, LsdTraining, StageSettings
 from redline.training.lsd.task import LsdTask
 from redline.training.lsd.validation import judge, psnr_db, restorer

@@ -16,9 +16,7 @@ from redline.generation.folder import ModelFolder
 from redline.models.memory import TitanModel
 from redline.nn.packing import Packing
 from redline.training.text.architecture import Architecture, check_layers, kept_by_blocks, products_per_token
-from redline.training.text.config import ARCHITECTURES
-from redline.training.text.decoder_settings import DecoderSettings
-from redline.training.text.memory_settings import MemorySettings
+from redline.training.text.architectures import ARCHITECTURES, DecoderSettings, MemorySettings
 from redline.training.text.run import prepare_training, run_text
 
 CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ import pytest
 from redline.errors import RedlineError
 from redline.training.settings import decode
 from redline.training.text.architecture import products_per_token
-from redline.training.text.memory_settings import MemorySettings
+from redline.training.text.architectures import MemorySettings
 
 TINY = MemorySettings(width=16, layers=4, heads=2, attention_every=2, segment=8, memory_chunk=4)
 SLOTS = replace(TINY, memory_slots=4)

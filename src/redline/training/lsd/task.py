@@ -20,8 +20,7 @@ from redline.models.lsd import PREDICTION, PROCESS, Lsd, save_lsd
 from redline.models.samplers import Sampler, noise_process, sampler_table
 from redline.training.arithmetic import Arithmetic, WorkingCopy
 from redline.training.ema import add_to_average
-from redline.training.lsd.history import corrupted
-from redline.training.lsd.loss import difference, soft_abs, weights_by_input
+from redline.training.lsd.loss import corrupted, difference, soft_abs, weights_by_input
 from redline.training.lsd.settings import STAGES, LsdTraining
 from redline.training.lsd.validation import Restoration, judge, restorer
 from redline.training.photos import PhotoTask, folder_name

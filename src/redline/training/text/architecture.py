@@ -1,4 +1,4 @@
-"""The interface between a model and training on text; `config.ARCHITECTURES` lists the implementations.
+"""The interface between a model and training on text; `architectures.py` has the implementations.
 
 The fields of an architecture are the keys under [model]. Its methods build the model, compute the loss of a batch,
 count the arithmetic per token and save the result. The training loop knows nothing else about the model.

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import torch
 
-from redline.ladder.batch_size import BatchSizeResult, Probe, search
 from redline.quiet import quiet
 from redline.training.ema import Ema
 from redline.training.optimizers import step_unless
@@ -60,13 +59,3 @@ def batch_limit(training: TextTraining, rows: int | None) -> tuple[int, str]:
     if share < _LARGEST_BATCH:
         return share, f"with a larger one an epoch would have fewer than {_MIN_STEPS_PER_EPOCH} steps"
     return _LARGEST_BATCH, "the largest that is tried"
-
-
-def find_batch(
-    training: TextTraining,
-    vocabulary: int,
-    device: torch.device,
-    on_probe: Callable[[Probe], None] = lambda probe: None,
-    limit: int = _LARGEST_BATCH,
-) -> BatchSizeResult:
-    return search(TrainingCase(training, vocabulary), max_batch=limit, device=str(device), on_probe=on_probe)

@@ -15,12 +15,9 @@ from redline.ladder.plan import Plan
 from redline.ladder.rung import Stage
 from redline.training.settings import ConfigSource, LoopSettings, check_choice, decode, override, read_config
 from redline.training.text.architecture import Architecture
+from redline.training.text.architectures import ARCHITECTURES
 from redline.training.text.corpus import TokenizerSettings
-from redline.training.text.decoder_settings import DecoderSettings
-from redline.training.text.memory_settings import MemorySettings
 
-# By `kind` under [model].
-ARCHITECTURES: dict[str, type[Architecture]] = {"decoder": DecoderSettings, "memory": MemorySettings}
 AUTO = "auto"
 # Keys of [data] that a recall task does not use.
 _TEXT_KEYS = ("sources", "text_field", "separator", "validation", "shards")

@@ -8,7 +8,7 @@ import torch
 from redline.errors import RedlineError
 from redline.evaluation.recall.tasks import describe, name_of
 from redline.files.atomic import check_can_write
-from redline.ladder.batch_size import Probe
+from redline.ladder.batch_size import Probe, search
 from redline.machine.ceilings import with_ceilings
 from redline.machine.machine import Machine
 from redline.notation import format_bytes
@@ -16,7 +16,7 @@ from redline.training.checkpoints import FOLDER, Checkpoints, SavedTraining
 from redline.training.loop import Outcome, Progress, train
 from redline.training.settings import ConfigSource
 from redline.training.tensorboard import WHY_NOT, TensorBoard, is_installed
-from redline.training.text.batch_choice import batch_limit, find_batch
+from redline.training.text.batch_choice import TrainingCase, batch_limit
 from redline.training.text.config import AUTO, TextTraining
 from redline.training.text.corpus import Corpus, prepare
 from redline.training.text.memory_check import check_memory
@@ -147,7 +147,8 @@ def _largest_batch(
         status(f"batch {probe.batch} {'fits' if probe.fits else 'does not fit'}, trying another …")
 
     limit, why = batch_limit(training, rows)
-    result = find_batch(training, vocabulary, device, on_probe, limit)
+    case = TrainingCase(training, vocabulary)
+    result = search(case, max_batch=limit, device=str(device), on_probe=on_probe)
     reason = {"memory": "a larger one does not fit", "time": "a larger one took too long to try", "max_batch": why}
     used = f"peak memory {format_bytes(result.peak_bytes)} of {format_bytes(result.budget_bytes)}"
     log(f"batch {result.batch}: {used}; {reason[result.stopped_by]}")
