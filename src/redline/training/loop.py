@@ -254,26 +254,20 @@ class _Loop:
         self._logged = self._timed = self.step
         self._timed_s = now_s
         items_per_s = steps_per_s * self.task.items_per_step
-        rate, ceiling = float(self.state.optimizer.param_groups[0]["lr"]), self.ceiling_flops_per_s
-        progress = Progress(
-            self.step,
-            now_s,
-            self.settings.left_s(self.step, now_s, steps_per_s),
-            loss,
-            norm,
-            rate,
-            items_per_s,
-            self.task.unit,
-            self.peak_bytes,
-            items_per_s * self.task.flops_per_item / ceiling if ceiling and self.task.flops_per_item else None,
-            self.skipped,
-            self.figures,
-            self.task.penalties(self.step - 1),
-        )
-        names = ("loss", "gradient_norm", "learning_rate", "items_per_s", "peak_bytes", "utilization", "skipped")
-        with_penalties = {"penalties": progress.penalties} if progress.penalties else {}
-        self._write(**{name: getattr(progress, name) for name in names}, **with_penalties)
-        self.on_progress(progress)
+        used, ceiling = items_per_s * self.task.flops_per_item, self.ceiling_flops_per_s
+        figures: dict[str, Any] = {
+            "loss": loss,
+            "gradient_norm": norm,
+            "learning_rate": float(self.state.optimizer.param_groups[0]["lr"]),
+            "items_per_s": items_per_s,
+            "peak_bytes": self.peak_bytes,
+            "utilization": used / ceiling if used and ceiling else None,
+            "skipped": self.skipped,
+        }
+        left_s, penalties = self.settings.left_s(self.step, now_s, steps_per_s), self.task.penalties(self.step - 1)
+        self._write(**figures, **({"penalties": penalties} if penalties else {}))
+        about = {"unit": self.task.unit, "figures": self.figures, "penalties": penalties}
+        self.on_progress(Progress(step=self.step, elapsed_s=now_s, left_s=left_s, **figures, **about))
 
     def _check_finite(self, in_a_row: float) -> None:
         if in_a_row < self.settings.skip_limit:

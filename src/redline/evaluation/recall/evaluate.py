@@ -11,11 +11,10 @@ import torch
 from torch.nn import functional as F
 
 from redline.errors import ModelError
-from redline.evaluation.recall.passkey import Passkey
+from redline.evaluation.recall.passkey import Passkey, tokenized_sample
 from redline.evaluation.recall.reading import PIECE, Advancing, Cached, pieces, predict
 from redline.evaluation.recall.task import IGNORED, Recall, Sample
 from redline.evaluation.recall.tasks import name_of
-from redline.evaluation.recall.text_needles import tokenized_sample
 from redline.machine.host_memory import available_host_bytes
 from redline.notation import format_bytes
 
