@@ -114,7 +114,7 @@ def train(
         with unadvised(), warnings.catch_warnings(), stop_requests() as stop:
             # This warning is a page of C++ output, and the training has already warned about slow dtypes.
             warnings.filterwarnings("ignore", "mkldnn_matmul failed")
-            interrupted = loop.run(lambda: stop.requested)
+            interrupted = loop.run(lambda: stop.signal is not None)
         return Outcome(
             loop.result,
             loop.position,

@@ -145,11 +145,6 @@ def decode(kind: type[T], table: Mapping[str, Any], section: str) -> T:
         raise RedlineError(f"{name} = {shorten(value)} under [{section}] must be {_describe(hint)}{hinted}.") from error
 
 
-def check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise RedlineError(f"unknown {name} {value!r}: use one of {', '.join(known)}.")
-
-
 def _as_list(value: Any, hint: Any) -> Any:
     return [value] if typing.get_origin(hint) is tuple and not isinstance(value, (list, tuple)) else value
 
