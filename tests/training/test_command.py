@@ -174,8 +174,3 @@ def test_settings_are_found_by_file_or_name(here: Path) -> None:
 def test_settings_may_come_through_a_pipe(here: Path) -> None:
     os.mkfifo("pipe")
     assert find_config("pipe", "drct") == (Path("pipe"), "drct")
-
-
-def test_a_folder_does_not_hide_settings_of_its_name(here: Path) -> None:
-    Path("drct-small-x4").mkdir()
-    assert find_config("drct-small-x4", "drct")[0].is_file()

@@ -21,8 +21,6 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 class Arithmetic:
     """Computes with the trained weights themselves; subclasses compute with a copy."""
 
-    name = "fp32"
-
     def backward(self, loss: Tensor) -> None:
         """Accumulates gradients on the trained weights."""
         loss.backward()
@@ -76,10 +74,6 @@ class WorkingCopy(Arithmetic):
             own.data = own.data.to(DTYPES[precision])
         self._buffers = list(zip(masters.buffers(), self.model.buffers(), strict=True))
         self.scale = LossScale(self.model) if precision == "fp16" else None
-
-    @property
-    def name(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return "bf16" if self.scale and self.scale.switched else self.precision
 
     def backward(self, loss: Tensor) -> None:
         (self.scale.scale(loss) if self.scale else loss).backward()

@@ -115,15 +115,8 @@ def train(
             # This warning is a page of C++ output, and the training has already warned about slow dtypes.
             warnings.filterwarnings("ignore", "mkldnn_matmul failed")
             interrupted = loop.run(lambda: stop.signal is not None)
-        return Outcome(
-            loop.result,
-            loop.position,
-            loop.figures,
-            loop.peak_bytes,
-            interrupted,
-            stop.signal,
-            loop.journal.entries,
-        )
+        entries = loop.journal.entries
+        return Outcome(loop.result, loop.position, loop.figures, loop.peak_bytes, interrupted, stop.signal, entries)
 
 
 @dataclass

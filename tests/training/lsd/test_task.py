@@ -294,7 +294,7 @@ def test_fp16_scales_its_loss_and_trains_fp32_weights(
     monkeypatch.setattr(precision.Machine, "detect", lambda device: new)
     half = replace(settings, loop=replace(settings.loop, precision="fp16", steps=3))
     task = LsdTask(half, CPU)
-    assert task.arithmetic.name == "fp16"
+    assert task.arithmetic.precision == "fp16"
     before = copy.deepcopy(task.networks.student)
     outcome = train(task, half.loop, tmp_path / "out", CPU)
     assert {weight.dtype for weight in task.networks.parameters()} == {torch.float32}
