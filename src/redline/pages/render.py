@@ -30,6 +30,11 @@ def render_page(package: str, template: str, **context: Any) -> str:
     return _environment(package).get_template(template).render(css=style_sheet(), version=VERSION, **context)
 
 
+def render_text(package: str, template: str, **context: Any) -> str:
+    """Returns the text of a Markdown template, `*.md.jinja`, in which nothing is escaped."""
+    return _environment(package).get_template(template).render(context) + "\n"
+
+
 def read_resource(package: str, name: str) -> Markup:
     """Returns a text file of a package (a script, for example) to be inserted unescaped."""
     return Markup(files(package).joinpath(name).read_text(encoding="utf-8"))
@@ -45,7 +50,7 @@ def style_sheet() -> Markup:
 def _environment(package: str) -> Environment:
     environment = Environment(
         loader=ChoiceLoader([PackageLoader(package, "."), PackageLoader("redline.pages", ".")]),
-        autoescape=True,
+        autoescape=lambda name: not str(name).endswith(".md.jinja"),
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=StrictUndefined,

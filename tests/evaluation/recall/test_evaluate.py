@@ -24,11 +24,10 @@ from redline.evaluation.recall import (
 )
 from redline.evaluation.recall import reading as reading_module
 from redline.evaluation.recall.evaluate import _at_once
-from redline.evaluation.recall.passkey import KINDS
+from redline.evaluation.recall.passkey import KINDS, tokenized_sample
 from redline.evaluation.recall.reading import pieces, predict
 from redline.evaluation.recall.task import IGNORED
 from redline.evaluation.recall.tasks import NAMES
-from redline.evaluation.recall.text_needles import tokenized_sample
 from redline.models.decoder import Decoder, DecoderConfig
 from redline.models.memory import MemoryState, TitanConfig, TitanModel
 from redline.training.text.tokenizer import byte_tokenizer

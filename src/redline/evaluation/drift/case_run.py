@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from redline.errors import RedlineError
-from redline.evaluation.drift.cases import Case, CaseFrame
-from redline.evaluation.drift.controls import Model
+from redline.evaluation.drift.cases import Case, CaseFrame, Model
 from redline.evaluation.drift.metrics import NAMES, frame_metrics
 
 # The change of the input that measures the response: its strength, and the size of its grid, which is coarse enough
