@@ -219,7 +219,7 @@ def test_main_memory_that_runs_out_around_a_picture(
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["0.png", "2.png"]
 
 
-LATE_COPIES = "out of memory: inputs that do not fit beside the work are copied when they are used"
+LATE_COPIES = "out of memory: inputs that cannot be prefetched are copied when they are used"
 
 
 class Full(PinnedCopies):

@@ -128,11 +128,13 @@ def find_files(folder: Path) -> list[Path]:
     names = sorted(set(map(str, weight_map.values())))
     for name in names:
         if Path(name).name != name:
-            raise ModelError(f"{str(folder / INDEX)!r} names {name!r}, which is not a file of the folder.")
+            raise ModelError(f"{str(folder / INDEX)!r} names {name!r}, which is not a file name in this folder.")
         with open_safetensors(folder / name) as file:
             strays = {key for key, where in weight_map.items() if where == name} ^ set(file.keys())
         if strays:
-            raise ModelError(f"{str(folder / INDEX)!r} and {name!r} disagree about {sorted(strays)[0]!r}.")
+            raise ModelError(
+                f"{str(folder / INDEX)!r} and {name!r} disagree: only one of them has {sorted(strays)[0]!r}."
+            )
     return [folder / name for name in names]
 
 

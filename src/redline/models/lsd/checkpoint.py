@@ -38,7 +38,7 @@ def load_lsd(path: str | Path) -> Lsd:
     config = _config(header, str(path))
     # Checked first, because a damaged header may name so many blocks that building them would take very long.
     if config.blocks * len(config.multipliers) > len(tensors):
-        raise ModelError(f"{str(path)!r} should be an {config} by its header, but has only {len(tensors)} weights.")
+        raise ModelError(f"{str(path)!r} has the header of an {config}, but only {len(tensors)} weights.")
     try:
         with torch.device("meta"):
             model = Lsd(config)
@@ -46,7 +46,7 @@ def load_lsd(path: str | Path) -> Lsd:
         raise ModelError(f"{str(path)!r} is damaged: the sizes of its {config} are too large.") from error
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     if problem := mismatches(expected, {name: tuple(tensor.shape) for name, tensor in tensors.items()}):
-        raise ModelError(f"{str(path)!r} should be an {config} by its header, but {problem}.")
+        raise ModelError(f"{str(path)!r} has the header of an {config}, but {problem}.")
     check_all_finite(tensors, str(path))
     model = model.to_empty(device="cpu")
     model.reset_sinusoids()

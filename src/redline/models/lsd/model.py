@@ -2,9 +2,9 @@
 
 Inputs are three images in [-1, 1] (the noisy image, the camera's frame and the model's output for the previous frame),
 the time step and an optional control vector. The output is the clean image: the frame plus a predicted change, blended
-with blurred copies of the frame and with the previous output by predicted weights per pixel. To remove noise by the
-predicted change alone, the network would need as many channels as a patch has values; blending weights are smooth, so
-that a narrow network can predict them. For the first frame of a video, the previous output is the frame itself.
+with blurred copies of the frame and with the previous output by predicted weights per pixel. To remove noise without
+blending, the network would need as many channels as a patch has values; the blending weights are smooth, so a narrow
+network can predict them. For the first frame of a video, the previous output is the frame itself.
 
 The first layer turns patches into channels, so that no layer works at pixel resolution. There are no learned positions
 and only the smallest levels have attention, so images may have any size; sides that are not multiples of

@@ -120,7 +120,7 @@ class TitanModel(nn.Module):
         return self.head(hidden[:, 0]), state
 
     def settle(self, state: MemoryState) -> MemoryState:
-        """If the next token of a row begins a segment, offers the segment that leaves the window to the slot bank."""
+        """Offers the window's oldest segment to the slot bank, in rows whose next token begins a segment."""
 
         def settled(mixer: nn.Module, layer: LayerState) -> LayerState:
             if isinstance(mixer, SlotAttention) and isinstance(layer, WindowState):

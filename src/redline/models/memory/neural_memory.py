@@ -26,8 +26,8 @@ from redline.ops.titans_memory import TitansState, titans_memory
 _SLOWEST_DECAY, _FASTEST_DECAY = 0.001, 0.1
 # At initialization little is forgotten and half of the momentum is kept.
 _FORGETTING_BIAS = -5.0
-# The largest sum of the steps of a chunk whose keys are all equal, momentum included. All steps of a chunk use the
-# gradient at its start, so with a sum of 2 or more they overshoot by at least the error, and the memory diverges.
+# Maximum of the summed step sizes of a chunk, including momentum, if all its keys are equal. All steps of a chunk use
+# the gradient at its start, so with a sum of 2 or more they overshoot by at least the error, and the memory diverges.
 _LARGEST_CORRECTION = 1.5
 
 # Queries (B, S, H, K), keys (B, S, H, K) and values (B, S, H, V).
@@ -166,7 +166,7 @@ def short_convolution(
 
 
 def next_inputs(x_BSC: Tensor, recent_BTC: Tensor, documents_BS: Tensor | None = None) -> Tensor:
-    """Returns the last inputs, which the convolution of the next tokens needs; zero for all but the last document."""
+    """Returns the last inputs, which the convolution of the next tokens needs; zeros for earlier documents."""
     (length, count), recent_BTC = (x_BSC.shape[1], recent_BTC.shape[1]), recent_BTC.to(x_BSC.dtype)
     # A copy, because a view would keep the activations of all tokens alive as long as the state.
     held = torch.cat((recent_BTC[:, length:], x_BSC[:, max(0, length - count) :]), 1)

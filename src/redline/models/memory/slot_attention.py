@@ -161,7 +161,7 @@ class SlotAttention(SwitchableModule):
         return self.out(out.flatten(2)), state
 
     def settle(self, state: WindowState, position_B: Tensor) -> WindowState:
-        """Offers the segment that leaves the window to the bank, for sequences whose next token begins a segment."""
+        """Offers the window's oldest segment to the slot bank, in sequences whose next token begins a segment."""
         bank, config = state.bank, self.config
         if bank is None:
             return state

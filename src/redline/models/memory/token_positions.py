@@ -110,7 +110,7 @@ def _mask(
 def _block_lists(listed: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the number of listed blocks per row, and the block indices with the listed ones first.
 
-    Does not sort, because torch excludes the sort of its own block masks from compilation.
+    Scatters instead of sorting, because torch excludes the sort of its own block masks from compilation.
     """
     count = listed.sum(-1, keepdim=True)
     place = torch.where(listed, listed.cumsum(-1) - 1, count + (~listed).cumsum(-1) - 1)

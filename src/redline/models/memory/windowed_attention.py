@@ -1,4 +1,4 @@
-"""Attention of whole sequences to a window of segments and, with a bias, to tokens beyond it, in one softmax.
+"""Attention for whole sequences: one softmax over a window of segments and, with a bias, over earlier tokens.
 
 The reference processes blocks of queries. On a CUDA device flex attention skips masked blocks, and Redline's Triton
 kernels are faster still where they are available.

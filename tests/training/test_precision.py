@@ -6,7 +6,7 @@ from torch import nn
 
 from redline.errors import RedlineError
 from redline.machine.machine import Machine
-from redline.training.fp8 import is_large, to_fp8, why_no_fp8
+from redline.training.precision import is_large, to_fp8, why_no_fp8
 
 
 def test_which_layers_are_worth_it() -> None:
