@@ -3,7 +3,9 @@
 import hashlib
 from collections.abc import Iterator
 from fractions import Fraction
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import av
@@ -50,8 +52,16 @@ def noisy(number: int, width: int, height: int) -> np.ndarray:
     return (pattern(number, width, height) + noise).clip(0, 255).astype(np.uint8)
 
 
+@cache
+def encoded(name: str) -> bytes:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / name
+        make_clip(path, **{"frames": 60, "size": (96, 64), "draw": noisy, **FILMS[name]})
+        return path.read_bytes()
+
+
 def make(path: Path) -> Path:
-    make_clip(path, **{"frames": 60, "size": (96, 64), "draw": noisy, **FILMS[path.name]})
+    path.write_bytes(encoded(path.name))
     return path
 
 

@@ -25,6 +25,7 @@ from redline.files.weights import mismatches, open_safetensors
 from redline.models.decoder.config import DecoderConfig
 from redline.models.decoder.hugging_face import read_config, write_config
 from redline.models.decoder.model import Decoder
+from redline.nn.meta import allocate, meta_device
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD_BYTES = 5 * 10**9
@@ -95,9 +96,9 @@ def load_decoder(
     wanted = {piece.name: piece for piece in pieces(config)}
     tied_too = {"lm_head.weight": wanted["model.embed_tokens.weight"].shape} if config.tied_embeddings else {}
     weights.check({name: piece.shape for name, piece in wanted.items()}, tied_too)
-    with reading(folder / "config.json", "model config", ModelError, (RuntimeError,)), torch.device("meta"):
-        model = Decoder(config).to(dtype or weights.dtype)
-    model.to_empty(device=device)
+    with reading(folder / "config.json", "model config", ModelError, (RuntimeError,)), meta_device():
+        model = Decoder(config)
+    allocate(model, device, dtype or weights.dtype)
     model.tie()
     parameters = dict(model.named_parameters(remove_duplicate=False))
     weights.fill({name: piece.of(parameters) for name, piece in wanted.items()})

@@ -12,6 +12,7 @@ from redline.files.untrusted import parse_json
 from redline.files.weights import check_all_finite, check_tensors, mismatches, open_safetensors
 from redline.models.lsd.config import LsdConfig
 from redline.models.lsd.model import Lsd
+from redline.nn.meta import allocate, meta_device
 
 ARCHITECTURE = "lsd"
 
@@ -40,7 +41,7 @@ def load_lsd(path: str | Path) -> Lsd:
     if config.blocks * len(config.multipliers) > len(tensors):
         raise ModelError(f"{str(path)!r} has the header of an {config}, but only {len(tensors)} weights.")
     try:
-        with torch.device("meta"):
+        with meta_device():
             model = Lsd(config)
     except (RuntimeError, TypeError) as error:  # tensor sizes overflow
         raise ModelError(f"{str(path)!r} is damaged: the sizes of its {config} are too large.") from error
@@ -48,7 +49,7 @@ def load_lsd(path: str | Path) -> Lsd:
     if problem := mismatches(expected, {name: tuple(tensor.shape) for name, tensor in tensors.items()}):
         raise ModelError(f"{str(path)!r} has the header of an {config}, but {problem}.")
     check_all_finite(tensors, str(path))
-    model = model.to_empty(device="cpu")
+    model = allocate(model, "cpu")
     model.reset_sinusoids()
     model.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
     return model.eval()

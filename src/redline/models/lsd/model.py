@@ -65,7 +65,8 @@ class Lsd(_Recomputing):
         widths, blocks = config.widths, config.blocks
         embedding = 4 * config.width
         self.register_buffer("sinusoids", torch.empty(STEPS, config.width), persistent=False)
-        self.reset_sinusoids()
+        if not self.sinusoids.is_meta:
+            self.reset_sinusoids()
         self.time = nn.Sequential(nn.Linear(config.width, embedding), nn.SiLU(), nn.Linear(embedding, embedding))
         self.control = nn.Linear(config.control, embedding, bias=False) if config.control else None
         # One linear layer computes the scale and shift of all blocks, in the order in which they run.

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from redline.errors import RedlineError
 from redline.files.limits import NonNegativeInt
+from redline.nn.meta import meta_device
 from redline.nn.packing import Packing
 
 # Matrix products are fastest on whole tiles, so the vocabulary is rounded up to a multiple of this.
@@ -39,7 +39,7 @@ class Architecture(ABC):
 
     def parameters(self, vocabulary: int) -> int:
         """Returns the number of parameters that `build` creates, without allocating them."""
-        with torch.device("meta"):
+        with meta_device():
             return sum(weight.numel() for weight in self.build(vocabulary).parameters())
 
     @property

@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 from msgspec import Meta
 from torch import Tensor, nn
 
@@ -17,6 +16,7 @@ from redline.models.decoder import Decoder, DecoderConfig, save_decoder
 from redline.models.decoder.checkpoint import read_json
 from redline.models.decoder.hugging_face import family_of
 from redline.models.memory import TitanConfig, TitanModel, save_memory_model
+from redline.nn.meta import meta_device
 from redline.nn.packing import Packing
 from redline.training.text.architecture import Architecture, check_layers, kept_by_blocks, products_per_token
 
@@ -130,7 +130,7 @@ class MemorySettings(Architecture, TitanConfig):
             return sum(weight.numel() for weight in TitanModel(few).parameters())
 
         try:
-            with torch.device("meta"):
+            with meta_device():
                 neural, attention = (count(2, every) - count(1, every) for every in (0, 1))
                 outside = count(1, 0) - neural
         except (RuntimeError, TypeError, OverflowError) as error:

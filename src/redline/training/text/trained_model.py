@@ -16,6 +16,7 @@ from redline.ladder.plans.choose import choose_plan
 from redline.ladder.rung import Rung, Stage
 from redline.ladder.rungs.fused_ops import FusedOps
 from redline.machine.machine import Machine
+from redline.nn.meta import meta_device
 from redline.training.arithmetic import Arithmetic, WorkingCopy
 from redline.training.optimizers import build_optimizer, check_optimizer, describe
 from redline.training.precision import resolve_precision, to_fp8, why_no_fp8
@@ -95,7 +96,7 @@ def check_machine(training: TextTraining, device: torch.device) -> None:
         raise RedlineError(f'precision = "fp8" cannot be used here: {reason}.')
     plan = plan_of(training, machine)
     # The meta device allocates nothing, so the plan and the optimizer can be checked before any text is read.
-    with torch.device("meta"):
+    with meta_device():
         module = LossModule(training.model, training.model.build(_ANY_VOCABULARY), training.loop.z_loss)
     check_optimizer(module, training.loop)
     job = Job.of(module, loss=own_loss, optimizer=lambda _: build_optimizer(module, training.loop), share=True)

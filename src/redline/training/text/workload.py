@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from redline.ladder.gate import Gate
 from redline.ladder.workload import Workload
+from redline.nn.meta import meta_device
 from redline.training.bundled import find_config
 from redline.training.optimizers import build_over, hidden_matrices
 from redline.training.text.architecture import LossModule, own_loss
@@ -55,7 +56,7 @@ def make_workload(training: TextTraining) -> Workload:
     def optimizer(parameters: Iterable[nn.Parameter]) -> Optimizer:
         weights = list(parameters)
         # The same model on the meta device tells which of the given weights are hidden matrices.
-        with torch.device("meta"):
+        with meta_device():
             alike = build()
         hidden = {id(weight) for weight in hidden_matrices(alike)}
         pairs = zip(weights, alike.parameters(), strict=True)
