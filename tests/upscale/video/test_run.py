@@ -75,7 +75,7 @@ def test_colours_are_kept(tmp_path: Path, matrix: int, color_range: int, pixel_f
 def test_colours_without_a_name_get_one(tmp_path: Path) -> None:
     make_clip(tmp_path / "a.mp4", frames=2, colour=(2, 2, 2, 1))
     result = upscale(tmp_path / "a.mp4", tmp_path / "b.mp4")
-    assert any("names no colour matrix: BT.601" in note for note in result.notes)
+    assert any("declares no colour matrix: BT.601" in note for note in result.notes)
     assert probe(tmp_path / "b.mp4").colour.matrix == 6
 
 
