@@ -176,7 +176,7 @@ def test_failed_skipped_missing_and_damaged(tmp_path: Path) -> None:
 def test_the_number_of_pictures_is_limited_and_the_page_says_so(tmp_path: Path) -> None:
     outcomes = [Outcome(pair(tmp_path, f"{n:02}.png", noise(8, 8, seed=n))) for n in range(27)]
     page = render_comparison(outcomes)
-    assert len(images(page)) == 2 * 24 and "3 more were enlarged" in text(page)
+    assert len(images(page)) == 2 * 24 and "3 more were upscaled" in text(page)
     assert "23.png" in text(page) and "24.png" not in text(page)
     assert "1 more was upscaled and is left out" in text(render_comparison(outcomes[:3], max_images=2))
 
