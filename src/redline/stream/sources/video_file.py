@@ -47,7 +47,7 @@ _SMOOTH_COLOUR = Interpolation.FULL_CHR_H_INT | Interpolation.ACCURATE_RND
 
 
 class DamageSuspected(Exception):
-    """The video may be damaged, or does not support frame threads."""
+    """Raised if the video may be damaged, or does not support frame threads."""
 
 
 def decode_frame_threaded(packets: Iterator[Packet], stream: VideoStream, gaps: GapDetector) -> Iterator[VideoFrame]:
