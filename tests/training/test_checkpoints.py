@@ -1,4 +1,4 @@
-"""A checkpoint brings everything back, belongs to one training, is checked when read, and is never half written."""
+"""A checkpoint brings everything back, belongs to one training run, is checked when read, and is never half written."""
 
 import resource
 from pathlib import Path
