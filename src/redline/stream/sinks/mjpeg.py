@@ -1,7 +1,7 @@
 """Serves Motion JPEG over HTTP, as a page and as a stream that browsers, players and recorders can open.
 
 A frame is encoded once, and only while there are viewers. A new viewer first gets the next frame, because the last
-encoded one may be old. When a frame has been sent to a viewer, it is sent the newest one next: a slow viewer gets fewer
+encoded one may be old. A viewer gets the newest frame whenever the previous one has been sent: a slow viewer gets fewer
 frames, a dead one is disconnected, and the stream waits for neither.
 """
 
