@@ -46,7 +46,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def stream(command: Callable[..., Seen], weights: Path) -> Callable[..., Seen]:
-    """Without the compiler of the shipped plan, which takes its time."""
+    """Without the compiler of the bundled plan, which takes its time."""
     return lambda *arguments: command("stream", *arguments, "-m", weights, "--device", "cpu", "--plan", "channels_last")
 
 

@@ -116,7 +116,7 @@ def test_from_text_to_a_model_and_a_page(command: Callable[..., Seen], here: Pat
     page = (folder / "summary.html").read_text()
     assert "parameters</h1>" in page and "<svg" in page and str(here) not in page
     again = train(command)
-    assert again.code == 2 and "already holds a training" in again.err
+    assert again.code == 2 and "already holds a training run" in again.err
 
 
 def test_the_model_can_be_read_back(command: Callable[..., Seen], here: Path) -> None:
@@ -221,13 +221,15 @@ def test_a_truncated_shard_and_another_models_checkpoint(command: Callable[..., 
     journal = (here / "x" / "journal.jsonl").read_bytes()
     change(here, "width = 16", "width = 32")
     other = train(command, "--out", "x", "--resume")
-    assert other.code == 2 and "belongs to another training: its width is 16, not 32." in " ".join(other.err.split())
+    assert other.code == 2 and "belongs to another training run: its width is 16, not 32." in " ".join(
+        other.err.split()
+    )
     absent = train(command, "--out", "y", "--resume")
     assert absent.code == 2 and "no checkpoint in 'y/checkpoints' to resume from." in absent.err
     (shard,) = (here / "shards").rglob("*.bin")
     shard.write_bytes(shard.read_bytes()[:-9])
     cut = train(command, "--out", "y")
-    assert cut.code == 2 and "is cut off" in cut.err
+    assert cut.code == 2 and "is truncated" in cut.err
     assert (here / "x" / "journal.jsonl").read_bytes() == journal and not (here / "y").exists()
 
 
@@ -301,7 +303,7 @@ def test_emulated_dtypes_print_warnings(
     change(here, 'precision = "fp32"', 'precision = "fp16"\noptimizer = "muon"')
     seen = train(command, "--steps", "2", "--out", "x")
     said = " ".join(seen.err.split())
-    assert seen.code == 0 and "this training uses fp32." in said and "precision fp32" in said
+    assert seen.code == 0 and "training in fp32." in said and "precision fp32" in said
     assert "emulates fp16 in matrix products: measured at 0.1% of the fp32 rate" in said
     assert "muon always computes in bf16" in said and "adamw is faster here" in said
     assert "Warning" not in said and ".py:" not in said and "frame #" not in said
@@ -313,7 +315,7 @@ def test_emulated_dtypes_print_warnings(
         (("decoder-tiny",), "no text to train on: give files or folders with --source"),
         (
             ("decoder-tiny", "--steps", 3, "--time", "1m"),
-            "steps and time both set the duration of the training: give one",
+            "steps and time both set the duration: give one",
         ),
         (("drct", "drct-small-x4", "--steps", 3, "--time", "1m"), "steps and time both set"),
         (("lsd", "lsd-tiny", "--steps", 3, "--time", "1m"), "steps and time both set"),

@@ -113,12 +113,12 @@ def test_a_folder_with_a_bad_file(upscale: Callable[..., Seen], tmp_path: Path) 
         (["photo.png", "--tile", "huge"], "--tile must be auto, a whole number"),
         (["photo.png", "--tile", "20"], "a tile of 20 is too small: use 80 or more."),
         (["photo.png", "--tile", "76x256"], "a tile of 76 is too small: use 80 or more."),
-        (["photo.png", "--tile", "96", "--memory", "100KiB"], "too little: a tile of 96 × 96 takes"),
+        (["photo.png", "--tile", "96", "--memory", "100KiB"], "not enough: a tile of 96 × 96 takes"),
         (["photo.png", "--scale", "4"], "is for ×2, not ×4"),
         (["photo.png", "--precision", "fp7"], "unknown precision 'fp7'"),
         (["photo.png", "--preset", "warp"], "unknown preset"),
         (["photo.png", "--plan", "absent.toml"], "cannot read the plan"),
-        (["photo.png", "--memory", "1KiB"], "too little"),
+        (["photo.png", "--memory", "1KiB"], "not enough"),
         (["photo.png", "--memory", "much"], "much"),
         (["photo.png", "--format", "bmp"], "choose png, jpeg"),
         (["photo.png", "--quality", "0"], "between 1 and 100"),
@@ -193,8 +193,8 @@ def test_a_film(upscale: Callable[..., Seen], tmp_path: Path) -> None:
     with av.open(str(tmp_path / "video-x2.mkv")) as video:
         frames = list(video.decode(video=0))
         assert [(frame.width, frame.height) for frame in frames] == [(64, 48)] * 4
-    # It names no colour matrix, which is told as soon as it is known, and once.
-    assert seen.err.count("names no colour matrix") == 1 and "video.mkv: " in seen.err
+    # It declares no colour matrix, which is told as soon as it is known, and once.
+    assert seen.err.count("declares no colour matrix") == 1 and "video.mkv: " in seen.err
     again = upscale("video.mkv", "--resume")
     assert again.code == 0 and again.out == "" and "1 already complete" in again.err
     other = upscale("video.mkv", "--resume", "--crf", "30")

@@ -178,7 +178,7 @@ def test_a_prompt_is_read_where_it_is_changed_and_never_by_a_frame(folder: Path)
     assert not torch.equal(shown(steps=2), other)
     shown(prompt="a")
     assert torch.equal(shown(steps=1), one) and torch.equal(shown(prompt="b"), other)
-    with pytest.raises(RedlineError, match=r"the prompt must be a text of at most 2,000 characters\.$"):
+    with pytest.raises(RedlineError, match=r"the prompt must be a string of at most 2,000 characters\.$"):
         settings.change(prompt="b" * 2001)
     assert settings.now().prompt == "b"
 
@@ -292,7 +292,7 @@ def test_a_unet_that_needs_more_than_a_frame_is_reported(folder: Path, tmp_path:
         warnings.simplefilter("ignore")
         config = {**diffusers.UNet2DConditionModel.load_config(place / "unet"), "in_channels": 9}
         diffusers.UNet2DConditionModel.from_config(config).save_pretrained(place / "unet")
-    with pytest.raises(RedlineError, match=r"takes 9 channels, its vae returns 4\.$"):
+    with pytest.raises(RedlineError, match=r"takes 9 channels, but its vae returns 4\.$"):
         loaded(place)
 
 

@@ -187,7 +187,7 @@ def test_audio_that_is_lost_is_reported(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("redline.stream.endpoints.open_network", lambda url, drop, size: Paced(camera, drop=drop))
     for sink in (str(tmp_path / "b.mp4"), "null"):
         places = open_endpoints("rtsp://camera", sink, EndpointOptions(size=(8, 8)), LiveSettings(), Latency())
-        said = "the audio of 'rtsp://camera' is not recorded: only that of local video files is."
+        said = "the audio of 'rtsp://camera' is not recorded: only local video files keep their audio."
         assert places.notes == ((said,) if sound and sink != "null" else ())
     camera.close()
 
@@ -266,7 +266,7 @@ def test_a_page_has_one_address(pages: list[FakePage]) -> None:
         assert open_endpoints(source, sink, EndpointOptions(), LiveSettings(), Latency()).urls == (
             "http://127.0.0.1:9000/",
         )
-    said = r"^a browser uses one page as source and output: 'browser:9000' and 'browser:9001' differ; give one\.$"
+    said = r"^source 'browser:9000' and output 'browser:9001' must be the same browser page: "
     with pytest.raises(RedlineError, match=said):
         open_endpoints("browser:9000", "browser:9001", EndpointOptions(), LiveSettings(), Latency())
 

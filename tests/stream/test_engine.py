@@ -1,4 +1,4 @@
-"""The engine computes what the training evaluates, at any size, and captures each graph once."""
+"""The engine computes what training evaluates, at any size, and captures each graph once."""
 
 import gc
 from collections.abc import Callable, Iterator

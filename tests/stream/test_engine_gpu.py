@@ -103,7 +103,7 @@ def test_plans_stay_close_over_many_frames(plan: str) -> None:
 
 @pytest.mark.parametrize("given", ["", "bf16 + channels_last + compile"])
 def test_the_shipped_model_stays_close_and_memory_flat_over_a_thousand_frames(given: str) -> None:
-    """Compares the shipped plan with its graph, and a compiled one, with plain fp32."""
+    """Compares the bundled plan with its graph, and a compiled one, with plain fp32."""
     plan = Plan.parse(given) if given else choose_plan("stream", Machine.detect("cuda")).plan
     fast = Engine(LsdFrames(load_lsd(SHIPPED), plan, "cuda:0"), FULL)
     plain = Engine(LsdFrames(load_lsd(SHIPPED), Plan(), "cuda:0"), FULL, recorder=lambda _device: None)

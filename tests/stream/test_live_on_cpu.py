@@ -1,4 +1,4 @@
-"""On two cores the shipped model is live: at least ten frames a second at 256×256, through the whole pipeline.
+"""On two cores the bundled model is live: at least ten frames a second at 256×256, through the whole pipeline.
 
 Where there is only one core, half of that.
 """

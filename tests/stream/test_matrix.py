@@ -156,9 +156,9 @@ def test_the_shipped_weights_run_where_they_are_asked_for(monkeypatch: pytest.Mo
         ({"side": "abc"}, r"^side must be a whole number, not 'abc'\.$"),
         ({"frames": 61.5}, r"^frames must be a whole number, not 61\.5\.$"),
         ({"steps": 5}, r"^the distilled sampler supports 1 to 4 steps, not 5\.$"),
-        ({"film": "none.mp4"}, r"^film: 'none\.mp4' does not exist\.$"),
-        ({"weights": "mine"}, "weights must be fresh, or shipped for tiny, not 'mine' for tiny"),
-        ({"weights": "shipped", "size": "light"}, "not 'shipped' for light"),
+        ({"film": "none.mp4"}, r"^film: there is no file 'none\.mp4'\.$"),
+        ({"weights": "mine"}, "weights='mine' is not available for size tiny: use fresh"),
+        ({"weights": "shipped", "size": "light"}, "weights='shipped' is not available for size light"),
         ({"steps": True}, r"^steps must be a whole number, not True\.$"),
     ],
 )

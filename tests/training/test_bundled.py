@@ -30,5 +30,5 @@ def test_a_file_takes_precedence_and_a_folder_is_ignored(tmp_path: Path, monkeyp
         find_config("nothing", "text")
     with pytest.raises(RedlineError, match="there is no config 'nothing': .* decoder-tiny, drct-small-x2"):
         find_config("nothing")
-    with pytest.raises(RedlineError, match="unknown kind of training 'gan': use one of text, drct, lsd"):
+    with pytest.raises(RedlineError, match="unknown kind 'gan': use one of text, drct, lsd"):
         find_config("decoder-tiny", "gan")

@@ -1,4 +1,4 @@
-"""A checkpoint brings everything back, belongs to one training, is checked when read, and is never half written."""
+"""A checkpoint brings everything back, belongs to one training run, is checked when read, and is never half written."""
 
 import resource
 from pathlib import Path
@@ -92,7 +92,7 @@ def test_every_kind_of_damage_is_seen(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for cut in (b"", whole[:5], whole[:30]):
         path.write_bytes(cut)
-        with pytest.raises(RedlineError, match="is damaged: it is cut off"):
+        with pytest.raises(RedlineError, match="is damaged: it is truncated"):
             read_checkpoint(path)
     for spoilt in (whole[:-1], whole[:1000], whole + b"x", b"PK" + whole):
         path.write_bytes(spoilt)
@@ -116,7 +116,7 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning(tmp_path: Path) -> None:
     kept.save(state(), Position(4))
     newest = kept.save(state(), Position(5))
     newest.write_bytes(newest.read_bytes()[:-10])
-    with pytest.warns(UserWarning, match="step-000000005.* is damaged.* Using the one before it"):
+    with pytest.warns(UserWarning, match="step-000000005.* is damaged.* Using the previous checkpoint"):
         assert kept.load(state()).step == 4
 
 

@@ -111,7 +111,7 @@ def test_a_resumed_training_must_have_begun_with_the_same(tmp_path: Path, settin
     saved(tmp_path / "x4.safetensors", 4, seed=8)
     for start in (settings.model.start, ""):
         other = replace(settings, model=replace(settings.model, start=start))
-        with pytest.raises(RedlineError, match="belongs to another training: its start is"):
+        with pytest.raises(RedlineError, match="belongs to another training run: its start is"):
             train(DrctTask(other, CPU), longer, tmp_path / "out", CPU, resume=True)
     same = replace(settings, model=replace(settings.model, start=str(moved)))
     assert train(DrctTask(same, CPU), longer, tmp_path / "out", CPU, resume=True).position.step == 3

@@ -1,4 +1,4 @@
-"""Equal trainings write equal journals, whenever the clock asks for a checkpoint and wherever they were interrupted."""
+"""Equal training runs write equal journals, whenever checkpoints are due and wherever the runs were interrupted."""
 
 import signal
 from collections.abc import Mapping

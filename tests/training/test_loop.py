@@ -130,7 +130,7 @@ def test_it_validates_at_its_end_and_not_when_interrupted(tmp_path: Path) -> Non
 
 def test_an_existing_training_is_not_overwritten(tmp_path: Path) -> None:
     train(Lines(), settings(steps=3), tmp_path, CPU)
-    with pytest.raises(RedlineError, match="already holds a training"):
+    with pytest.raises(RedlineError, match="already holds a training run"):
         train(Lines(), settings(steps=3), tmp_path, CPU)
     with pytest.raises(RedlineError, match="no checkpoint"):
         train(Lines(), settings(steps=3), tmp_path / "other", CPU, resume=True)
@@ -234,7 +234,7 @@ def test_a_folder_has_one_running_training(tmp_path: Path, monkeypatch: pytest.M
     (folder / ".training").write_text(owner_mark())  # a run of this process that is over leaves none
     monkeypatch.setattr("redline.files.partial.os.getpid", lambda: 1)
     for resume in (False, True):
-        with pytest.raises(RedlineError, match="a training is running in"):
+        with pytest.raises(RedlineError, match="a training run is writing to"):
             train(Lines(), settings(steps=8), folder, CPU, resume=resume)
     monkeypatch.undo()
     # Of this machine, and somebody has its number, who began at another time: it was killed, and is gone.
@@ -290,7 +290,7 @@ def test_a_validation_that_was_not_finite_stays_so_after_resuming(tmp_path: Path
 
     train(Lost(), settings(), tmp_path, CPU, on_progress=interrupt_at(35))
     seen: list[Progress] = []
-    said = "ended after 60 steps, 0 of them skipped, but its figures are not finite; the checkpoint of step"
+    said = "ended after 60 steps, 0 of them skipped, but its metrics are not finite; the checkpoint of step"
     with pytest.raises(RedlineError, match=said):
         train(Lost(), settings(), tmp_path, CPU, resume=True, on_progress=seen.append)
     assert math.isnan(seen[0].figures["error"])

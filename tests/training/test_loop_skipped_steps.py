@@ -72,7 +72,7 @@ def test_a_training_that_ends_with_skipped_steps_has_no_result(tmp_path: Path, j
             return super().validate(model) | {"loss": float(self.loss(0).detach())} if judged else {}
 
     mad = settings(steps=4, ema_decay=0.0, learning_rate=1e20, warmup_steps=0, skip_limit=5)
-    what = "its figures are not finite" if judged else "its last loss or gradient is not finite"
+    what = "its metrics are not finite" if judged else "its last loss or gradient is not finite"
     with pytest.raises(RedlineError, match=rf"ended after 4 steps, 3 of them skipped, but {what}; there is no earlier"):
         train(Ending(mad), mad, tmp_path, CPU)
     # Bad data at the end is another matter: the weights are judged, and good.

@@ -53,7 +53,7 @@ def test_a_text_training_reports_resumes_and_generates(here: Path) -> None:
     stopped = redline.train(TEXT, **options, steps=5, progress=interrupt)
     assert stopped.interrupted and stopped.steps == 3 and stopped.stop_signal == signal.SIGINT
     assert stopped.output is None and stopped.loss == seen[-1].loss
-    with pytest.raises(RedlineError, match="already holds a training: resume it"):
+    with pytest.raises(RedlineError, match="already holds a training run: resume it"):
         redline.train(TEXT, **options, steps=5)
     result = redline.train(TEXT, **options, steps=5, resume=True)
     assert not result.interrupted and (result.steps, result.unit, result.folder) == (5, "token", Path("run"))

@@ -57,7 +57,7 @@ def test_a_name_that_could_be_either_is_refused() -> None:
 
 def test_choices_are_said() -> None:
     assert "'large.png': it does not exist, so it is the output" in read_arguments(["a.png", "large.png"], None).note
-    assert "'b.png' exists, so it is enlarged too" in read_arguments(["a.png", "b.png"], None).note
+    assert "'b.png' exists, so it is upscaled too" in read_arguments(["a.png", "b.png"], None).note
     assert read_arguments(["a.png"], None) == Arguments((Path("a.png"),), None)
 
 

@@ -87,7 +87,7 @@ def test_runs_through_the_same_pipeline(weights: Path, tmp_path: Path, monkeypat
         ),
         (ImageModelDescriptor(input_channels=1), "1 channels to 3 at ×2"),
         (SimpleNamespace(architecture=SimpleNamespace(name="a video's")), "needs more than one input image"),
-        (KeyError(), r"spandrel does not know it either \(KeyError\)"),
+        (KeyError(), r"spandrel does not support it either \(KeyError\)"),
     ],
 )
 def test_what_enlarges_no_pictures_is_refused(

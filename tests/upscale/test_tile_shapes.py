@@ -27,7 +27,7 @@ def test_tiles_from_a_budget() -> None:
     # Of a strip there is nothing to gain from height, so that memory goes into width.
     strip, one = choose_tiles(cost, budget, like, [(2000, 60)])
     assert strip == tiles((192, 80)) and cost.bytes(192 * 80) <= budget
-    with pytest.raises(RedlineError, match="too little: the smallest tile, 80 × 80"):
+    with pytest.raises(RedlineError, match="not enough: the smallest tile, 80 × 80"):
         choose_tiles(cost, 11_000_000, like, large)
 
 

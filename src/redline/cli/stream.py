@@ -43,7 +43,7 @@ def stream(
     sink: Annotated[
         str | None, Argument(metavar="OUT", help=escape(f"{STREAM_SINKS[0].upper()}{STREAM_SINKS[1:]}."))
     ] = None,
-    model: Annotated[Path | None, Option("--model", "-m", help=f"{MODEL_HELP} (default: the shipped LSD).")] = None,
+    model: Annotated[Path | None, Option("--model", "-m", help=f"{MODEL_HELP} (default: the bundled LSD).")] = None,
     sampler: Sampler = None,
     prompt: Annotated[str, Option(help="Text prompt of a diffusers pipeline.")] = "",
     steps: Steps = None,

@@ -77,7 +77,7 @@ def contributions(length: int, new_length: int, scale: float) -> tuple[Tensor, T
     support = _SUPPORT / stretch
     # Centers of the output pixels in source coordinates, where pixel k covers k − ½ … k + ½.
     centres = (torch.arange(new_length, dtype=torch.float64) + 0.5) / scale - 0.5
-    # Rounded with positions counted from 1, as in Matlab, then shifted to count from 0.
+    # Rounds positions that count from 1, as Matlab does, then converts them to count from 0.
     first = torch.floor(centres + 1 - support / 2) - 1
     positions = first[:, None] + torch.arange(math.ceil(support) + 2, dtype=torch.float64)
     weights = cubic((centres[:, None] - positions) * stretch)

@@ -1,11 +1,11 @@
 """Random pairs of high- and low-resolution crops of photos, computed on the training device.
 
-All photos and their low-resolution images stay on the device as bytes, concatenated to one list of pixels. A batch is
+All photos and their low-resolution images stay on the device as bytes, concatenated into one list of pixels. A batch is
 two gathers whose indices encode position, flip and rotation, so there are no worker processes and no copies, and the
 device never waits for data.
 
-Most of a photo is sky or out of focus and contributes little to training. Crops are therefore drawn with a probability
-proportional to the detail that bicubic downscaling loses in them, to the power `focus`; 0 draws uniformly.
+Large parts of most photos are sky or out of focus, and contribute little to training. Crops are therefore drawn with a
+probability proportional to the detail that bicubic downscaling loses in them, to the power `focus`; 0 draws uniformly.
 
 Uniform areas are then hardly ever drawn, and models rendered the corner of a white page grey. A share `flat` of the
 crops therefore has a single color, including pure ones.

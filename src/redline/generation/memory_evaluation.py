@@ -134,7 +134,7 @@ def _fitting_lengths(given: Sequence[int] | None, context: int | None) -> tuple[
     fitting = [length for length in lengths if context is None or length <= context]
     skipped = ", ".join(f"{length:,}" for length in lengths if length not in fitting)
     if not given:
-        message = f"the model's context is {context:,} tokens: no text is longer" if skipped else ""
+        message = f"the model's context is {context:,} tokens: longer texts are skipped" if skipped else ""
         return fitting or [context or _LENGTHS[0]], message
     if not fitting:
         raise RedlineError(f"lengths {skipped}: longer than the model's context of {context:,} tokens.")

@@ -18,7 +18,7 @@ from redline.errors import RedlineError
 _32_BITS = 0xFFFFFFFF
 # Below this, noise has no effect, and logits divided by the temperature could overflow fp32.
 _LEAST_TEMPERATURE = 1e-20
-# Stands for a token where logits are not finite.
+# Returned in place of a token if the logits are not finite.
 NO_TOKEN = -1
 
 

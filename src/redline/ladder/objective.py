@@ -1,8 +1,8 @@
 """Objectives: decide whether one plan is better than another, and say why.
 
 The climb, its ablation, the final race, `verify` and `bench --compare` all decide here. Latency and throughput are
-sampled differently but judged alike: by speed first, and a plan that is as fast may win by its memory. The memory
-objective compares peaks first, and speed if the peaks are the same.
+sampled differently but judged in the same way: by speed first, then, among equally fast plans, by memory. The memory
+objective compares memory peaks first, and speed if the peaks are equal.
 """
 
 from dataclasses import dataclass

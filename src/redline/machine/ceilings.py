@@ -79,7 +79,7 @@ def measure_ceilings(machine: Machine) -> Ceilings:
 
 
 def _is_hidden(dtype: str, machine: Machine) -> bool:
-    """Returns whether a CPU limit hides this dtype, whose rate is wrong because libraries still use the hardware."""
+    """Returns whether a CPU limit hides this dtype. Libraries still use the hardware, so its rate would be wrong."""
     return not machine.is_cuda and bool(cpu_limit()) and dtype not in machine.hardware_dtypes
 
 

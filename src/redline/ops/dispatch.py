@@ -87,7 +87,7 @@ def choose(
 
 
 def warn_once_traced(message: str, stacklevel: int = 4) -> bool:
-    """Warns on behalf of the op's caller. Under torch.compile the warning is issued once, while tracing."""
+    """Warns at the line of the op's caller. Under torch.compile the warning is issued once, while tracing."""
     warnings.warn(message, stacklevel=stacklevel)
     return True
 

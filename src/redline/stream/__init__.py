@@ -1,1 +1,1 @@
-"""Live video through a diffusion model. The entry point is `redline.Stream`."""
+"""Runs live video through a diffusion model. The entry point is `redline.Stream`."""

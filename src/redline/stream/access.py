@@ -1,9 +1,9 @@
-"""Access control of servers: a key, compared in constant time, and checks of the Host and Origin headers.
+"""Access control of the web servers: a key, compared in constant time, and checks of the Host and Origin headers.
 
 Any web site can make a browser send requests to 127.0.0.1. Therefore the Host header must name this machine, which
 prevents DNS rebinding, and a WebSocket is opened only for the origin that served the page. An address that other
-machines can reach needs a key as well. The key is read from a file or the environment, where the process list does not
-show it.
+machines can reach needs a key as well. The key can be read from a file or the environment, so that the process list
+does not show it.
 """
 
 import hmac
@@ -45,7 +45,7 @@ def is_loopback(host: str) -> bool:
 
 
 def urls(scheme: str, host: str, port: int, path: str, key: str | None) -> tuple[str, ...]:
-    """Returns the URLs of a server that listens on this host, including the key."""
+    """Returns the URLs of a server that listens on this host; they include the key."""
     query = f"?key={quote(key, safe='')}" if key is not None else ""
     hosts = (f"[{shown}]" if ":" in shown else shown for shown in reachable_hosts(host))
     return tuple(f"{scheme}://{shown}:{port}{path}{query}" for shown in hosts)
@@ -58,7 +58,7 @@ def reachable_hosts(host: str) -> tuple[str, ...]:
     family, elsewhere, loopback = _ANY[host]
     found = list[str]()
     with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
-        # Connecting a UDP socket sends nothing: it only selects the local address. The remote one is reserved for
+        # Connecting a UDP socket sends nothing: it only selects the local address. The remote address is reserved for
         # documentation.
         probe.connect((elsewhere, 9))
         found.append(probe.getsockname()[0])

@@ -1,9 +1,10 @@
 """Makes the timestamps of concatenated recordings continuous.
 
 Broadcast containers can be concatenated (`cat a.ts b.ts`, a camera that restarts), and each recording counts from its
-own start. When the timestamps of a stream decrease, its next recording begins, and is shifted so that it starts where
-the previous one ended. Streams reach the boundary at different packets, but are shifted by the same amount. Video and
-audio may be read separately: given all packets, each reader computes the same shifts.
+own start. If the timestamps of a stream decrease, the next recording has begun, and its timestamps are shifted so that
+it starts where the previous one ended. Streams reach the boundary at different packets, but are shifted by the same
+amount. Video and audio may be read separately: both readers must be given all packets, and then compute the same
+shifts.
 """
 
 from fractions import Fraction
@@ -12,7 +13,7 @@ from av.packet import Packet
 
 from redline.video.reading import ARBITRARY_START_FORMATS
 
-# After a longer pause a stream may be in the next recording although its timestamps did not decrease.
+# After a longer gap, a stream may be in the next recording although its timestamps did not decrease.
 _LONGEST_PAUSE_S = 1
 
 
@@ -34,7 +35,7 @@ class ContinuousTimestamps:
             return
         time_base, index = Fraction(packet.time_base), packet.stream.index
         if packet.is_corrupt:
-            # The timestamp of a corrupt packet is not trusted.
+            # Ignores the timestamp of a corrupt packet, because it may be wrong.
             shift_s = self._shifts_s[self._recordings.get(index, -1)]
         else:
             shift_s = self._shifts_s[self._recording(index, dts * time_base)]

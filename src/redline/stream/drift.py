@@ -22,7 +22,7 @@ from redline.stream.loading import load_model
 from redline.stream.settings import Settings
 from redline.stream.sources.video_file import VideoFile
 
-# Called after each frame with the name of the run, the number of completed frames and the total.
+# Called after each frame with the name of the run, the number of completed frames and the total number.
 Progress = Callable[[str, int, int], None]
 
 
@@ -57,7 +57,7 @@ class DriftResult:
     def write_rows(self, path: Path) -> None:
         """Writes the metrics of each frame as JSON lines."""
         lines = [
-            # Without the metrics that are NaN, which are unknown at this frame.
+            # Leaves out metrics that are NaN: they are unknown for this frame.
             {"case": run.case, "frame": index, **{name: value for name, value in row.items() if value == value}}
             for run in self.runs
             for index, row in enumerate(run.rows)
@@ -84,7 +84,7 @@ def evaluate_drift(
 
     Args:
         model: LSD weights, the output folder of their training, or a diffusers folder.
-        clip: a video, or a folder of photos, from which three cases with known motion are made.
+        clip: a video, or a folder of photos from which three clips with known motion are made.
         frames: the number of frames of each case.
         size: the side of clips made from photos, in pixels.
         steps, sampler, strength: None takes the model's default.
@@ -110,7 +110,7 @@ def evaluate_drift(
     runs = tuple(run(case.name, _new_model(frame_model, settings, case), case) for case in cases(frames))
     judged: dict[str, list[Finding]] = {}
     for name, control in CONTROLS.items() if controls else ():
-        # Controls run on short cases of their own, because the start of a long case contains no cut.
+        # Controls run on separate short cases, because the start of a long case contains no scene cut.
         control_runs = [run(f"{name}, {case.name}", lambda: control, case) for case in cases(LEAST_FRAMES)]  # noqa: B023
         judged[name] = [finding for control_run in control_runs for finding in judge(control_run)]
     counted = f"{settings.steps} step{'s' if settings.steps > 1 else ''}"
@@ -123,7 +123,7 @@ def _cases(clip: Path, frames: int, size: int, model: FrameModel, seed: int) -> 
     if clip.is_dir():
         return photo_cases(str(clip), frames, model.padded_px(size), model.device, seed)
     with closing(VideoFile(clip)) as video:
-        # Cropped to sides that need no padding.
+        # Crops the frames to a size that the model accepts without padding.
         height, width = (_supported_side(side, model) for side in (video.height, video.width))
 
     def images() -> Iterator[Tensor]:

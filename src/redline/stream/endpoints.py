@@ -1,4 +1,4 @@
-"""Opens the source and the output of a stream from the names that users write for them."""
+"""Opens the source and the output of a stream by the names that users give."""
 
 import re
 from collections.abc import Callable
@@ -30,7 +30,7 @@ _SYNTHETIC = re.compile(r"(?:(\d+)x(\d+))?(?:@(\d+(?:\.\d+)?))?(?:,(\d+(?:\.\d+)
 _WEBCAM = re.compile(r"(?:(\d+)(?::|$))?(?:(\d+)x(\d+))?(?:@(\d+(?:\.\d+)?))?(?:,(\w+))?")
 _FOLDER = re.compile(r"(.+)@(\d+(?:\.\d+)?)")
 _BROWSER, _MJPEG = "browser", "mjpeg"
-# Outputs that are watched while the stream runs. For these, a video file is played at its own pace.
+# Outputs that people watch while the stream runs. For these, a video file is played at its own frame rate.
 _WATCHED = (_BROWSER, _MJPEG, "window", "virtual-camera")
 _BROWSER_PORT, _BROWSER_SIZE = 8181, (512, 512)
 _LOCAL = "127.0.0.1"
@@ -39,7 +39,8 @@ _WAITS = "the video starts when the page is opened; Ctrl-C ends the wait."
 
 @dataclass(frozen=True)
 class EndpointOptions:
-    """Options of source and output, as those of `Stream`. `controls`, `device` and `busy_share` are shown on the page.
+    """Options of source and output, with the meaning that they have for `Stream`. `controls`, `device` and `busy_share`
+    are shown on the page.
 
     `live` also skips damaged parts of a video, as `keep_going` does.
     """
@@ -59,7 +60,7 @@ class Endpoints:
     """An open source and sink.
 
     `urls` are the addresses for viewers, and `notes` messages to log before the stream starts. `close` ends the page,
-    which outlives source and sink.
+    which stays open after source and sink have ended.
     """
 
     source: Source
@@ -188,7 +189,7 @@ def _notes(source: Source, sink: Sink) -> tuple[str, ...]:
     if isinstance(inner, (VideoFile, LiveInput)):
         notes = (*notes, *inner.notes)
     if isinstance(sink, VideoFileSink) and isinstance(inner, LiveInput) and inner.has_audio:
-        notes = (*notes, f"the audio of {inner.name} is not recorded: only that of local video files is.")
+        notes = (*notes, f"the audio of {inner.name} is not recorded: only local video files keep their audio.")
     return notes
 
 
@@ -219,7 +220,9 @@ def _open_with_browser(
     as_source, as_sink = _word(source) == _BROWSER, _word(sink) == _BROWSER
     named = {text for text in (source, sink) if _word(text) == _BROWSER and text != _BROWSER}
     if len(named) > 1:
-        raise RedlineError(f"a browser uses one page as source and output: {source!r} and {sink!r} differ; give one.")
+        raise RedlineError(
+            f"source {source!r} and output {sink!r} must be the same browser page: give the same address for both."
+        )
     host, port = _host_and_port(named.pop() if named else _BROWSER, _BROWSER_PORT)
     opened = None if as_source else open_source(source, options, latency.drop)
     with ExitStack() as on_error:

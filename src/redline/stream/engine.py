@@ -1,8 +1,8 @@
-"""Runs a model on every frame of a stream: on a GPU as one captured CUDA graph per frame, on a CPU directly.
+"""Runs a model on every frame of a stream: on a GPU by replaying one CUDA graph per frame, on a CPU directly.
 
-A graph belongs to a frame size and a number of steps. Strength, seed and control are written into the buffers that it
-reads. For a sampler of few steps all graphs are captured before the first frame, so that moving the slider never
-stalls; for other samplers a graph is captured, and kept, when the first frame needs it.
+A graph is captured for a frame size and a number of steps; strength, seed and control are written into buffers that it
+reads. For a sampler of few steps, all graphs are captured before the first frame, so that changing the number of steps
+never stalls the stream; for other samplers, a graph is captured when a frame first needs it, and is kept.
 
 At a strength of 0 a frame is returned unchanged, and the model does not run.
 """
@@ -30,22 +30,24 @@ from redline.video.padding_index import reflected
 
 # Scene cuts are detected on thumbnails of this size.
 _THUMBNAIL_PX = 16
-# Mean absolute difference of thumbnails, of at most 2, above which two frames belong to different scenes.
+# If the mean absolute difference of two thumbnails (from 0 to 2) is larger than this, the frames belong to different
+# scenes.
 CUT_THRESHOLD = 0.35
 _WARM_UPS = 2
-# If a model supports at most this many steps, a program for each number of steps is prepared before the first frame.
+# If a model supports at most this many steps, the programs for all numbers of steps are prepared before the first
+# frame.
 _MOST_AHEAD = 4
 # The maximum number of prepared programs, one per number of steps; the least recently used one is dropped.
 _MOST_PROGRAMS = 8
 
 
 class FrameBuffers:
-    """The device buffers for one frame size, and the computation of one frame from bytes to bytes.
+    """The device buffers for one frame size, and the computation of one frame from uint8 input to uint8 output.
 
     All buffers keep their addresses, so that a captured CUDA graph can use them. A side that the model does not support
     is padded by reflection and cropped afterwards.
 
-    `is_first` is True if the next frame has no predecessor; the frame itself then replaces the previous output.
+    If `is_first` is True, the next frame has no predecessor and is used in place of the previous output.
 
     `nonfinite_frames` counts frames in which the model returned values that are not finite.
     """
@@ -79,7 +81,7 @@ class FrameBuffers:
         frame = self._to_image(self.input)
         previous = torch.where(self._starts_anew(frame), frame, self.previous)
         image = program.run(frame, previous).float()
-        # Values that are not finite are replaced by the input, because a single NaN would stay in the state forever.
+        # Values that are not finite are replaced by the input, because a NaN in the state would never disappear.
         is_finite = torch.isfinite(image)
         self.nonfinite_frames += ~is_finite.all()
         clean = torch.where(is_finite, image.clamp(-1, 1), frame)
@@ -114,8 +116,8 @@ class _Prepared:
 class Engine:
     """Computes a new image from each frame. Used only by the thread that runs the pipeline.
 
-    A frame may begin before the previous one is finished, so that copies and computation overlap: at most
-    `max_in_flight` frames have begun and are not finished. `copies_s` are the seconds that the last finished frame
+    `begin` may be called for a frame before the previous one is finished, so that copies and computation overlap: at
+    most `max_in_flight` frames are begun and not finished. `copies_s` are the seconds that the last finished frame
     spent in copies to the device and back.
 
     `settings` are used for the warm-up. With `cut_threshold`, the previous output is cleared when the scene changes.
@@ -193,7 +195,7 @@ class Engine:
             return
         with self._on_stream():
             if self._was_passed_through:
-                # The model has not seen the frame before this one.
+                # The model did not compute the frame before this one.
                 buffers.reset()
                 self._was_passed_through = False
             prepared = self._for_settings(frame.settings)
@@ -237,7 +239,7 @@ class Engine:
                 self._buffers.reset()
 
     def _settings_ahead(self) -> list[Settings]:
-        """Returns the settings to prepare before the first frame; those of the stream come last."""
+        """Returns the settings to prepare before the first frame; the stream's own settings come last."""
         now, most = self._settings, self.model.controls.max_steps
         others = [steps for steps in range(1, most + 1) if steps != now.steps] if most <= _MOST_AHEAD else []
         return [*(replace(now, steps=steps) for steps in others), now]
@@ -251,7 +253,7 @@ class Engine:
         elif prepared.settings != settings:
             prepared.program.retune(settings)
             prepared.settings = settings
-        # The most recently used program comes last, and the first one is dropped.
+        # Programs are ordered by their last use; the first, least recently used one is dropped.
         self._prepared[settings.steps] = prepared
         if len(self._prepared) > _MOST_PROGRAMS:
             del self._prepared[next(iter(self._prepared))]

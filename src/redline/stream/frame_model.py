@@ -1,7 +1,7 @@
-"""The interface of a model to the engine: the computation of a frame at a fixed size and number of steps.
+"""The interface between the engine and a model, which computes frames at a fixed size and number of steps.
 
 Everything that may change between frames (strength, seed, control, prompt) is read from buffers that keep their
-addresses, so that the computation can be captured as a CUDA graph once and used with other settings.
+addresses, so that a CUDA graph captured once can be replayed with other settings.
 """
 
 from collections.abc import Sequence
@@ -60,12 +60,12 @@ class FrameModel(Protocol):
         ...
 
     def working_bytes(self, height: int, width: int) -> int:
-        """Estimates the memory that a frame takes while it is computed, without the weights. Allocates nothing."""
+        """Estimates the memory in bytes for computing a frame, without the weights. Allocates nothing."""
         ...
 
 
 class FrameProgram:
-    """The base class of programs: the sampler's table and the noise, in buffers that keep their addresses.
+    """The base class of programs. It holds the sampler's table and the noise in buffers that keep their addresses.
 
     `shape` is the shape of one noise tensor.
     """
@@ -112,8 +112,8 @@ def without_cuda_graphs(plan: Plan, device: torch.device) -> Plan:
 def apply_plan(plan: Plan, network: nn.Module, device: torch.device, sample: Inputs) -> tuple[Plan, Applied]:
     """Returns the resolved plan (fp16 that would overflow becomes bf16) and the optimized network.
 
-    The network is moved and modified in place. A plan without a precision runs in strict fp32, because torch allows
-    TF32 in convolutions by default; the rung `tf32` allows it.
+    The network is moved and modified in place. A plan without a precision runs in strict fp32: TF32 in convolutions,
+    which torch allows by default, is disabled unless the plan has the rung `tf32`.
     """
     job = Job.of(network.eval().requires_grad_(False).to(device), (sample,), share=True)
     resolved, job = plan.build(job, Machine.detect(str(job.device)))

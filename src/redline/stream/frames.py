@@ -1,4 +1,4 @@
-"""One frame of a stream, with the times at which it was captured and is to be shown, and the clock of these times."""
+"""One frame of a stream, with its capture time and its presentation time, and the clock of the stream."""
 
 import threading
 import time
@@ -17,14 +17,14 @@ _WIDEST_PIXEL = Fraction(8)
 
 
 class Clock:
-    """The clock of a stream. It is monotonic, and tests replace it to simulate hours."""
+    """The monotonic clock of a stream. Tests replace it to simulate hours."""
 
     def now_s(self) -> float:
-        """Returns seconds since an arbitrary moment; only differences are meaningful."""
+        """Returns seconds since an arbitrary point in time; only differences are meaningful."""
         return time.monotonic()
 
     def wait(self, seconds: float, stop: threading.Event) -> bool:
-        """Waits for this time or until `stop` is set. Returns whether it is set."""
+        """Waits for this time or until `stop` is set. Returns whether `stop` is set."""
         return stop.wait(seconds) if seconds > 0 else stop.is_set()
 
 
@@ -32,7 +32,7 @@ class Clock:
 class Frame:
     """`pixels` are uint8 RGB (H, W, 3) on the CPU, shown at `pts` · `time_base` seconds of the source's own time.
 
-    `index` counts the frames of the source, so that a gap is a dropped frame. `captured_s` is a time of the stream's
+    `index` counts the frames of the source, so that a gap is a dropped frame. `captured_s` is a time by the stream's
     clock. `duration` is in units of `time_base`; 0 means unknown. `settings` are used to compute the frame.
     `pixel_aspect` is the width of a pixel divided by its height.
     """
@@ -69,7 +69,7 @@ def square_size(height: int, width: int, pixel_aspect: Fraction) -> tuple[int, i
 
 
 def as_square_pixels(frame: Frame) -> Image.Image:
-    """Returns an image for displays that do not know the pixel aspect ratio."""
+    """Returns an image with square pixels, for displays that ignore the pixel aspect ratio."""
     image = Image.fromarray(frame.pixels.numpy())
     height, width = square_size(frame.height, frame.width, frame.pixel_aspect)
     if (height, width) == (frame.height, frame.width):

@@ -1,6 +1,6 @@
 """Measures the latency of frames by stage, and counts dropped frames by cause.
 
-Stages follow one another without a gap, so their times add up to the latency:
+Each stage begins when the previous one ends, so their times add up to the latency:
 
 - capture: from the capture of the frame until it enters the queue of the model (decoding, conversion)
 - wait: in the queue
@@ -8,8 +8,8 @@ Stages follow one another without a gap, so their times add up to the latency:
 - display: waiting for the sink, and writing to it
 
 While a stream runs, percentiles are exact over a window of the last frames, and counts, means and maxima cover all
-frames. The final report covers all frames: beyond the window, percentiles come from buckets that are 1% wide, so that
-memory is bounded however long the stream ran.
+frames. The final report covers all frames: beyond the window, percentiles come from a histogram with buckets that are
+1% wide, so that memory is bounded for any length of stream.
 """
 
 import math
@@ -25,7 +25,7 @@ from redline.errors import RedlineError
 
 STAGES = ("capture", "wait", "copy_in", "compute", "copy_out", "display")
 PERCENTILES = (50, 95, 99)
-# The buckets cover times from a microsecond to three hours.
+# The buckets cover times from one microsecond to three hours.
 _SHORTEST_S, _RATIO, _BUCKETS = 1e-6, 1.01, 2320
 
 
@@ -60,7 +60,7 @@ class Distribution:
 class Report:
     """`jitter_s` is the mean change of latency between successive frames; `frames_per_s` counts shown frames.
 
-    Both cover the window, which in the final report is all frames, and are 0 for fewer than two frames.
+    Both cover the window (all frames in the final report), and are 0 for fewer than two frames.
     """
 
     frames: int
@@ -139,7 +139,7 @@ class Latency:
 def _report(
     frames: int, window: int, lasted_s: float, jitter_s: float, columns: list[Distribution], drops: dict[str, int]
 ) -> Report:
-    """`columns` are the distributions of the stages, and that of the latency after them."""
+    """Returns the report. `columns` holds the distribution of each stage, then that of the total latency."""
     frames_per_s = (window - 1) / lasted_s if lasted_s > 0 else 0.0
     stages: dict[str, Distribution] = dict(zip(STAGES, columns, strict=False))
     return Report(frames, window, frames_per_s, columns[-1], jitter_s, stages, drops)

@@ -1,8 +1,8 @@
 """Loads the model of a stream: LSD weights, the output folder of their training, or a diffusers pipeline.
 
 A pipeline is a folder with an image-to-image model such as SD-Turbo. diffusers and transformers load its parts, from
-local safetensors files only. No code of the folder is executed, and unknown parts are refused. The text encoder runs on
-the CPU.
+local safetensors files only. Code in the folder is never executed, and unknown parts are refused. The text encoder runs
+on the CPU.
 """
 
 from collections.abc import Callable
@@ -36,7 +36,7 @@ _PARTS = {
     "text_encoder": ("CLIPTextModel",),
     "tokenizer": ("CLIPTokenizer", "CLIPTokenizerFast"),
 }
-# One of these sets of files must exist: without them transformers silently creates a tokenizer without vocabulary.
+# One of these sets of files must exist, because otherwise transformers silently creates a tokenizer without vocabulary.
 _VOCABULARY = (("tokenizer.json",), ("vocab.json", "merges.txt"))
 
 
@@ -51,7 +51,7 @@ class LoadedModel:
 
 
 def load_model(path: Path | None, plan: Plan, device: torch.device | str, sampler: str | None = None) -> LoadedModel:
-    """Loads a model, by default the shipped one. Raises RedlineError if it is invalid or too large for the memory."""
+    """Loads a model, by default the bundled LSD. Raises RedlineError if it is invalid or too large for the memory."""
     path, device = path or SHIPPED, torch.device(device)
     try:
         return _load(path, plan, device, sampler)
@@ -97,7 +97,7 @@ def load_pipeline(folder: Path, plan: Plan, device: torch.device | str) -> Pipel
             parts[part] = _read(folder, part, "diffusers", index).float().eval().requires_grad_(False)
         unet_channels, vae_channels = parts["unet"].config.in_channels, parts["vae"].config.latent_channels
         if unet_channels != vae_channels:
-            raise _unsupported(folder, f"its unet takes {unet_channels} channels, its vae returns {vae_channels}")
+            raise _unsupported(folder, f"its unet takes {unet_channels} channels, but its vae returns {vae_channels}")
         read_prompt = _prompt_reader(folder, index)
         scheduler = _read(folder, "scheduler", "diffusers", index)
     return PipelineFrames(parts, read_prompt, scheduler, plan, torch.device(device), name)
@@ -112,7 +112,7 @@ def _index(folder: Path) -> dict[str, str]:
             has = index.get(part) or "none"
             raise _unsupported(folder, f"its {part} is {has}, not {known[0]} as in SD-Turbo")
     if "text_encoder_2" in index:
-        raise _unsupported(folder, "it has two text encoders, as SDXL; only one is supported")
+        raise _unsupported(folder, "it has two text encoders, as SDXL has; only one is supported")
     if "Scheduler" not in index.get("scheduler", ""):
         raise _unsupported(folder, "it has no scheduler")
     return index
@@ -142,7 +142,7 @@ def _variant(folder: Path) -> dict[str, str]:
 
 
 def _weights(folder: Path) -> list[Path]:
-    """Returns the weight files that are loaded: those of one variant, of which a folder may have two."""
+    """Returns the weight files to load. If a folder has fp32 and fp16 variants, only fp32 is loaded."""
     parts = [folder / part for part in ("unet", "vae", "text_encoder")]
     files = [path for part in parts for path in part.glob("*.safetensors")]
     return [path for path in files if (".fp16" in path.name) == bool(_variant(path.parent))]

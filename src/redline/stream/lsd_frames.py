@@ -1,4 +1,4 @@
-"""Adapts an LSD with a sampler to the engine. It computes exactly what the training rolled out and evaluated.
+"""Adapts an LSD with a sampler to the engine. It computes exactly what training rolled out and evaluated.
 
 The U-Net runs under a plan of the ladder, and everything else runs in fp32.
 """
@@ -17,7 +17,7 @@ from redline.stream.settings import Settings
 
 # The size of the sample image that rungs use for calibration and overflow checks.
 _SAMPLE_PX = 64
-# The names of the first entries of the control vector, as the shipped training defined them.
+# The names of the first entries of the control vector, as in the training of the bundled LSD.
 CONTROL_NAMES = ("Keep darkness", "Keep colour cast")
 
 
@@ -29,7 +29,7 @@ class LsdFrames:
             raise RedlineError(f"unknown sampler {sampler!r} (supported: {', '.join(SAMPLERS)}).")
         self.device, self.sampler, self.config = torch.device(device), sampler, model.config
         max_steps = MOST_STEPS if sampler == "distilled" else 8
-        # The model was trained with control entries from 0 to 1, the share of a degradation to keep.
+        # The model was trained with control entries from 0 to 1: each is the share of a degradation to keep.
         self.controls = ModelControls(max_steps, CONTROL_NAMES[: model.config.control], minimum=0.0)
         plan = without_cuda_graphs(plan, self.device)
         self.name, self.is_compiled = str(model.config), "compile" in plan
@@ -69,7 +69,7 @@ class LsdFrames:
 class LsdProgram(FrameProgram):
     """The computation for one number of steps at one size.
 
-    The strength is the share of the model's change that is shown and passed on to the next frame.
+    The strength is the share of the model's change to the frame that is applied, in the output and in the state.
     """
 
     def __init__(self, frames: LsdFrames, steps: int, height: int, width: int) -> None:
@@ -92,7 +92,7 @@ class LsdProgram(FrameProgram):
         frames = self._frames
 
         def predict(noisy: Tensor, times: Tensor) -> Tensor:
-            # A sampler step may change the memory layout, and a compiled network would be recompiled for it.
+            # A sampler step may change the memory layout, for which a compiled network would be recompiled.
             noisy = noisy.contiguous() if frames.is_compiled else noisy
             return frames.network(noisy, frame, previous, times, self._control)
 

@@ -1,9 +1,10 @@
-"""Benchmarks sizes × plans of the live model as a stream runs it: from frames in host memory to results in host memory.
+"""Benchmarks the live model for sizes × plans, as a stream runs it: from frames in host memory to results in host
+memory.
 
 The time of a frame includes all of its sampling steps and both copies, but not the set-up and the warm-up frames. Every
-arm feeds back its own output, which is compared with that of the plain fp32 arm frame by frame, so that growing errors
-are seen. All arms run in one process, and memory is freed between them. If an arm loses the device, its row reports it
-and is the last one.
+arm feeds back its own output, which is compared frame by frame with that of the plain fp32 arm, so that growing errors
+are detected. All arms run in one process, and memory is freed between them. If an arm loses the device, its row reports
+it and is the last one.
 """
 
 import copy
@@ -40,7 +41,7 @@ from redline.stream.sources.wrappers import SourceWrapper
 
 # The first frames are not timed, because caches are cold and clock rates are low.
 WARM_UP_FRAMES = 30
-# Scales the output of random weights so that the change of a frame is as large as that of a restoration.
+# Scales the output of random weights so that they change a frame about as much as a restoration does.
 _CHANGE = 0.1
 
 
@@ -65,11 +66,11 @@ ARMS = (
     Arm("autocast", "autocast"),
     Arm("fp16 + compile", "fp16 + compile"),
     Arm("fp16 + graph", "fp16", graph=True),
-    # The shipped plan of the stream.
+    # The bundled plan of the stream.
     Arm("bf16 + channels_last + graph", "bf16 + channels_last", graph=True),
     Arm("fp16 + channels_last + compile + graph", "fp16 + channels_last + compile", graph=True),
 )
-# The shipped plan comes last because its allocator settings cannot be undone.
+# The bundled plan comes last, because its allocator settings cannot be undone.
 CPU_ARMS = (
     PLAIN,
     Arm("channels_last", "channels_last"),
@@ -80,8 +81,11 @@ CPU_ARMS = (
 
 @dataclass(frozen=True)
 class Shape:
-    """The workload: model size, side of the frames, steps per frame and number of frames, of the video `film` or of a
-    generated clip. `weights` is `fresh` (random) or, only for the size tiny, `shipped`."""
+    """The workload: model size, side of the frames, steps per frame and number of frames.
+
+    The frames are from the video `film` or from a generated clip. `weights` is `fresh` (random) or, only for the size
+    tiny, `shipped` (the bundled weights).
+    """
 
     size: str = "tiny"
     side: int = 64
@@ -101,9 +105,12 @@ class Shape:
             text = f"side must be at least 1 and frames at least {least}, not {self.side} and {self.frames}."
             raise RedlineError(text)
         if self.film and not Path(self.film).is_file():
-            raise RedlineError(f"film: {self.film!r} does not exist.")
+            raise RedlineError(f"film: there is no file {self.film!r}.")
         if self.weights not in ("fresh", "shipped") or (self.weights == "shipped" and self.size != "tiny"):
-            raise RedlineError(f"weights must be fresh, or shipped for tiny, not {self.weights!r} for {self.size}.")
+            raise RedlineError(
+                f"weights={self.weights!r} is not available for size {self.size}: use fresh (any size) or shipped "
+                "(only tiny)."
+            )
         Settings(1.0, self.steps)
         if self.steps > MOST_STEPS:
             raise RedlineError(f"the distilled sampler supports 1 to {MOST_STEPS} steps, not {self.steps}.")
@@ -124,10 +131,10 @@ class Row:
     """The result of one arm; times are in milliseconds.
 
     `model_ms` is the device's time for one frame without its copies, `frame_ms` the time between finished frames, and
-    the percentiles are of latencies from capture to sink. `plan` is the resolved plan. `peak_bytes` is the device
-    memory of a running stream with its weights, and `setup_peak_bytes` that of loading and compiling. `grown_bytes` is
-    the range of the GPU memory allocated at each frame after the warm-up, in an untimed pass. The PSNR values compare
-    with the plain arm: minimum and mean over frames. After a row with `device_lost` nothing more can run.
+    the percentiles are of latencies from capture to sink. `plan` is the resolved plan. `peak_bytes` is the peak device
+    memory of the running stream with its weights, and `setup_peak_bytes` that of loading and compiling. `grown_bytes`
+    is the range of the GPU memory allocated at each frame after the warm-up, in an untimed pass. The PSNR values
+    compare with the plain arm: minimum and mean over frames. After a row with `device_lost` nothing more can run.
     """
 
     shape: Shape
@@ -178,7 +185,7 @@ def measure(
     weights: Lsd | None = None,
     log: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Row]:
-    """Yields a row for each arm; an arm that cannot run gives a row with the reason.
+    """Yields a row for each arm; the row of an arm that cannot run has the reason.
 
     The plain arm runs first, because the others are compared with it; if it fails, its row is the last one.
     """
@@ -235,7 +242,7 @@ class DevicePeaks:
 
 
 class _Timing(Engine):
-    """Records the device time of each frame. `samples_memory` also records memory, which takes host time."""
+    """Records the device time of each frame; with `samples_memory` also memory, which takes host time."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -294,7 +301,7 @@ def _run(row: Row, plan: Plan, model: Lsd, device: torch.device, expected: list[
 
 
 def _plain_loop(source: Source, engine: Engine, sink: NullSink, settings: Settings, latency: Latency) -> None:
-    """The naive loop: reads, computes and writes one frame after the other."""
+    """Runs the naive loop: reads, computes and writes one frame after the other."""
     now_s = Clock().now_s
     engine.prepare(source.height, source.width)
     for frame in source.frames():
@@ -315,7 +322,7 @@ def _source(shape: Shape) -> Source:
 
 
 class _First(SourceWrapper):
-    """The first frames of a video, because all of them may not fit in memory for the comparison."""
+    """The first frames of a video. All frames might not fit in memory for the comparison."""
 
     def __init__(self, source: Source, count: int) -> None:
         super().__init__(source)

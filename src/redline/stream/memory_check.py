@@ -24,10 +24,10 @@ from redline.machine.host_memory import available_host_bytes, host_bytes
 from redline.notation import format_bytes
 from redline.stream.frame_model import FrameModel
 
-# Factors for workspaces of convolutions, rounding by the allocator and queued frames. On a CPU oneDNN also copies its
-# inputs to its own layouts (measured: 1.8 to 1.9 from 2048 × 2048 on), and memory is fragmented (2.7).
+# Factors that account for convolution workspaces, rounding by the allocator, and queued frames. On a CPU oneDNN also
+# copies its inputs to its own layouts (measured: 1.8 to 1.9 from 2048 × 2048 on), and memory is fragmented (2.7).
 _MARGINS = {"cuda": 1.3, "cpu": 2.8}
-# The shares of each side that are tried for the suggestion, in eighths.
+# Eighths of each side that are tried for the suggested frame size.
 _EIGHTHS = range(7, 0, -1)
 
 
@@ -83,9 +83,9 @@ def free_bytes(device: torch.device) -> int:
         try:
             return available_host_bytes()
         except OSError:
-            # If the free memory is unknown, all memory counts as free.
+            # If the free memory is unknown, assumes that all memory is free.
             return host_bytes()
-    # Memory that torch has reserved and does not use is available as well.
+    # Memory that torch has reserved but does not use is available too.
     idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return torch.cuda.mem_get_info(device)[0] + idle
 
@@ -125,7 +125,7 @@ class _LiveTensors(TorchDispatchMode):
 
 
 class _FlashAttention(TorchFunctionMode):
-    """Replaces attention, which on the meta device, unlike on others, allocates the full attention matrix."""
+    """Replaces attention, which allocates the full attention matrix only on the meta device."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.scaled_dot_product_attention:

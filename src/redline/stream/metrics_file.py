@@ -1,4 +1,4 @@
-"""The metrics of a stream as a file of JSON lines, which can be followed while the stream runs."""
+"""Writes the metrics of a stream to a file of JSON lines, which can be followed while the stream runs."""
 
 import errno
 import os
@@ -31,7 +31,7 @@ class MetricsFile:
             while left:
                 left = left[self._file.write(left) :]
         except OSError as error:
-            # Removes the file if nothing was written, as on a full disk.
+            # Removes the file if nothing was written, for example because the disk is full.
             if self._path.is_file() and not self._path.stat().st_size:
                 self._path.unlink()
             raise RedlineError(f"cannot write {str(self._path)!r}: {error.strerror or error}.") from error
@@ -44,7 +44,7 @@ class MetricsFile:
 def _opened(path: Path) -> FileIO:
     """Opens the file for writing. Raises RedlineError if it has become a symbolic link to a file."""
     if path.exists() and not path.is_file():
-        # A pipe or a device has no content to lose; /dev/stdout is a link to one.
+        # A link to a pipe or a device, such as /dev/stdout, is allowed: it has no content to lose.
         file = FileIO(os.open(path, os.O_WRONLY), "wb")
         if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             file.close()

@@ -92,7 +92,8 @@ class Monitor:
         self._thread.join()
         now_s = self.clock.now_s()
         if self._began_s is None and self.latency.report().frames:
-            self._began_s, self._began_busy_s = self._last[0], self._last[2]  # all frames came within one tick
+            # All frames came within one sample interval.
+            self._began_s, self._began_busy_s = self._last[0], self._last[2]
         # Rates over a few milliseconds are meaningless.
         is_due = not self.samples or now_s - self._last[0] > self.every_s / 4
         if self._began_s is not None and self.error is None:
@@ -121,7 +122,7 @@ class Monitor:
                     self._began_busy_s = self.busy.busy_s
                     self._memory.reset()
                 if now_s >= next_s:
-                    # Missed samples are skipped, because rates over single ticks are meaningless.
+                    # Missed samples are skipped, because rates over very short intervals are meaningless.
                     next_s += (1 + (now_s - next_s) // self.every_s) * self.every_s
                     self._take_sample(now_s)
                 if self.duration_s is not None and now_s - self._began_s >= self.duration_s:

@@ -1,6 +1,6 @@
-"""Source → transform → sink: one thread reads, the caller's thread computes, one thread writes.
+"""Runs source → transform → sink: one thread reads, the caller's thread computes, and one thread writes.
 
-A file loses no frame and keeps its order. With a live source, the model takes the newest frame and older ones are
+All frames of a file are processed, in order. With a live source, the model takes the newest frame and older ones are
 dropped, so that frames do not age in a queue if the model or the sink is slow. An error in any thread ends all three
 and is raised by `run`. The sink then keeps the recording of a live source up to that moment, if it can, and deletes an
 unfinished copy of a file.
@@ -26,7 +26,7 @@ from redline.stream.sinks import Sink
 from redline.stream.sources import Source, SourceFault
 
 COMPUTE_BUSY, SINK_BUSY = "compute busy", "sink busy"
-# Enough to keep three threads busy; longer queues would only add latency.
+# Large enough to keep three threads busy; longer queues would only add latency.
 _QUEUE_SIZE = 1
 _IDLE_S = 0.05
 # How often `is_done` is polled while the next frame is awaited: a small part of the shortest frame time.
@@ -82,9 +82,9 @@ class Reader:
 
 
 class _ContinuousFrames:
-    """Joins the frames before and after a fault: indices and times continue although the source restarts at 0.
+    """Makes indices and times continue after a fault, although the source restarts at 0.
 
-    A video that continues by itself with the next index and time is left unchanged.
+    A source that continues with the next index and time is left unchanged.
     """
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class _ContinuousFrames:
 
 @dataclass(frozen=True)
 class Limits:
-    """How long the sink may take for one frame, and the source to end, before they count as hung."""
+    """Timeouts in seconds: for the sink to write one frame, and for the source to end after a stop."""
 
     sink_s: float = 60.0
     source_s: float = 15.0
@@ -127,7 +127,7 @@ class Outcome:
 
 
 class _Timed(NamedTuple):
-    """A frame, and the times at which it entered the queue of the model, began to be computed, and was computed."""
+    """A frame, and the times at which it entered the model's queue and its computation began and ended."""
 
     frame: Frame
     offered_s: float
@@ -203,7 +203,7 @@ class Pipeline:
 
     def _offer(self, frame: Frame) -> bool:
         if self._input.put(_Timed(frame, self.clock.now_s())):
-            # The next frame is read only when the queue has room, because it would age while the reader waits.
+            # Reads the next frame only when the queue has room, because a frame would age while the reader waits.
             self._input.wait_for_room()
             return True
         self.latency.drop(STOPPED)
@@ -211,7 +211,7 @@ class Pipeline:
 
     def _compute(self) -> None:
         transform, size = self.transform, (self.source.height, self.source.width)
-        # A live frame is finished before the next one is taken, because a waiting frame would only age.
+        # Finishes a live frame before it takes the next one, because a waiting frame would only age.
         max_in_flight = 1 if self.source.is_live else transform.max_in_flight
         in_flight: deque[_Timed] = deque()
         while True:
@@ -229,7 +229,7 @@ class Pipeline:
                     self.log(f"the frame size changes from {size[1]}×{size[0]} to {frame.width}×{frame.height}.")
                 size = (frame.height, frame.width)
                 transform.prepare(*size)
-            # Measured after the preparation, which does not count as computation of this frame.
+            # Measured after the preparation, which is not part of the computation of this frame.
             begun_s = self.clock.now_s()
             transform.begin(frame)
             in_flight.append(_Timed(frame, queued.offered_s, begun_s))
@@ -303,7 +303,7 @@ class Pipeline:
         )
 
     def fail(self, error: BaseException, in_sink: bool = False) -> None:
-        """Ends all threads. `run` raises the first error; later ones are mostly its consequences."""
+        """Ends all threads. `run` raises the first error; later errors are mostly consequences of it."""
         with self._lock:
             if self._error is None:
                 self._error = error
@@ -317,7 +317,7 @@ class Pipeline:
 
     def _check_sink(self) -> None:
         since_s = self._sink_since_s
-        # Wall time even if the pipeline's clock is simulated: a hung sink hangs in real time.
+        # Uses wall time even if the pipeline's clock is simulated, because a hung sink hangs in real time.
         if since_s is not None and time.monotonic() - since_s > self.limits.sink_s:
             raise RedlineError(f"{self.sink.name!r} is hung: one frame took over {self.limits.sink_s:g} s to write.")
 

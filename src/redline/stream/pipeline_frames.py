@@ -1,7 +1,7 @@
 """Adapts a diffusers image-to-image model to the engine: encode, add noise, denoise in a few steps, decode.
 
-The steps use the tables of the pipeline's own scheduler, without guidance, which models distilled to few steps do not
-need. Each frame is computed independently of the previous one.
+The steps use the tables of the pipeline's own scheduler, without classifier-free guidance, which models distilled to
+few steps do not need. Each frame is computed independently of the previous one.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ _CACHED_PROMPTS = 32
 
 
 class PipelineFrames:
-    """A `FrameModel` of the three networks of a pipeline."""
+    """A `FrameModel` that runs the three networks of a pipeline."""
 
     default_steps = 1
 
@@ -43,14 +43,15 @@ class PipelineFrames:
         self.device, self.name, plan = device, name, without_cuda_graphs(plan, device)
         self.is_compiled = "compile" in plan
         self.process, self.prediction = _process(scheduler, name)
-        # A consistency model is sampled with fresh noise; every other scheduler follows the same path as DDIM.
+        # A consistency model is sampled with new noise in every step; all other schedulers use the sampling path of
+        # DDIM.
         self._is_lcm = type(scheduler).__name__ == "LCMScheduler"
         self.controls = ModelControls(MOST_STEPS if self._is_lcm else 8, takes_prompt=True)
         self._scale, self._shift = float(vae.config.scaling_factor), float(getattr(vae.config, "shift_factor", 0) or 0)
         self._latent_channels = int(unet.config.in_channels)
         self._factor = 2 ** (len(vae.config.block_out_channels) - 1)
         self._multiple_px = self._factor * 2 ** (len(unet.config.block_out_channels) - 1)
-        # Cached, so that switching back to an earlier prompt is immediate.
+        # Caches embeddings, so that switching back to an earlier prompt is immediate.
         self.read_prompt = lru_cache(_CACHED_PROMPTS)(read_prompt)
         text = self.read_prompt("").to(device)
         self.text_shape = text.shape
@@ -126,7 +127,7 @@ class PipelineProgram(FrameProgram):
         frames = self._frames
 
         def predict(noisy: Tensor, times: Tensor) -> Tensor:
-            # A sampler step may change the memory layout, and a compiled network would be recompiled for it.
+            # A sampler step may change the memory layout, for which a compiled network would be recompiled.
             return frames.denoise(noisy.contiguous() if frames.is_compiled else noisy, times, self._text)
 
         latents = self._sampler.sample(predict, self._noise_N, frames.to_latents(frame).contiguous())
@@ -143,7 +144,7 @@ class Denoiser(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Returns the mean of the latent distribution, not a sample, so that a still image stays still."""
+    """Returns the mean of the latent distribution, not a sample, so that a still image does not flicker."""
 
     def __init__(self, vae: Any) -> None:
         super().__init__()

@@ -122,7 +122,7 @@ def _charts(samples: Sequence[Sample], device_type: str) -> list[ChartCard]:
     memory = {"allocated": over(lambda s: s.memory_bytes / 2**20)}
     notes = {
         "latency": "From capture to display: percentiles over the window of the last frames.",
-        "stages": "The median of each stage; stages follow one another without a gap.",
+        "stages": "The median of each stage; each stage begins when the previous one ends.",
         "memory": "Allocated by the process, or on a GPU by its tensors.",
         "share": f"The share of the time in which {'the GPU' if device_type == 'cuda' else 'the CPU'} computed frames.",
     }

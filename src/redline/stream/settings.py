@@ -1,4 +1,4 @@
-"""The settings that may change while a stream runs, and their changes by lines from stdin, a pipe or a file.
+"""The settings that may change while a stream runs. They are changed by lines from stdin, a pipe or a file.
 
 Each frame uses one immutable snapshot. An invalid line is logged and ignored.
 """
@@ -26,7 +26,7 @@ _STDIN = "-"
 # The interval in seconds between checks for the end of the stream and for new lines in a file.
 _POLL_S = 0.1
 _LONGEST_LINE = 16 * 1024
-# How many of the bytes read last are compared to detect that a file was rewritten.
+# The number of most recently read bytes that are compared to detect that a file was rewritten.
 _REMEMBERED = 4096
 
 
@@ -51,7 +51,7 @@ class Settings:
         if not all(math.isfinite(value) for value in self.control):
             raise RedlineError(f"control must be a list of finite numbers, not {list(self.control)}.")
         if not isinstance(self.prompt, str) or len(self.prompt) > _LONGEST_PROMPT:
-            raise RedlineError(f"the prompt must be a text of at most {_LONGEST_PROMPT:,} characters.")
+            raise RedlineError(f"the prompt must be a string of at most {_LONGEST_PROMPT:,} characters.")
         # The sliders of the page may send whole numbers as 2.0.
         for name, value in (("steps", int(self.steps)), ("seed", int(self.seed)), ("strength", float(self.strength))):
             object.__setattr__(self, name, value)
@@ -141,9 +141,9 @@ class SettingsReader:
                 self._log(str(error))
 
     def _lines(self) -> Iterator[str]:
-        # `initial` counts the bytes that the file held already when it was opened.
+        # `initial` counts the bytes that the file already had when it was opened.
         text, read, ended, initial = b"", b"", False, os.fstat(self._file).st_size
-        while not ended:  # lines that came before the end of the stream are still read
+        while not ended:  # lines written before the end of the stream are still read
             ended = self._ended.is_set()
             if not select.select([self._file], [], [], _POLL_S)[0]:
                 continue
@@ -169,7 +169,7 @@ class SettingsReader:
             self._log(f"ignored {text.decode(errors='replace')!r}: the line has no end.")
 
     def _was_rewritten(self, read: bytes) -> bool:
-        """Returns whether the bytes read last have changed in the file, as after `>` instead of `>>`."""
+        """Returns whether the most recently read bytes have changed in the file, as after `>` instead of `>>`."""
         if not stat.S_ISREG(os.fstat(self._file).st_mode):
             return False
         return os.pread(self._file, len(read), os.lseek(self._file, 0, os.SEEK_CUR) - len(read)) != read
@@ -186,7 +186,7 @@ def _open(place: str) -> tuple[int, bool]:
         kind = path.stat().st_mode
         if not (stat.S_ISREG(kind) or stat.S_ISFIFO(kind)):
             raise RedlineError(f"cannot read changes from {place!r}: it is neither a file nor a named pipe.")
-        # A pipe is also opened for writing, because it then does not end when its writer closes it.
+        # Also opens a pipe for writing, so that it does not reach its end when another writer closes it.
         return os.open(path, os.O_RDWR if stat.S_ISFIFO(kind) else os.O_RDONLY), True
     except OSError as error:
         raise RedlineError(f"cannot read changes from {place!r}: {error.strerror}.") from error

@@ -35,7 +35,8 @@ _HANG_UP: signal.Signals | None = getattr(signal, "SIGHUP", None)
 
 
 class Stream:
-    """Sends video through a diffusion model, from a file, a camera or the network to a file, a page or a window.
+    """Runs a diffusion model on video from a file, a camera or the network, and sends the result to a file, a page or a
+    window.
 
     >>> import redline
     >>> result = redline.Stream("synthetic:32x24,0.2", "restored.mp4", device="cpu", plan="eager").run()
@@ -53,7 +54,7 @@ class Stream:
     Args:
         source: a video file, a folder of images, `webcam`, `rtsp://…`, `browser`, … as `redline stream --help` lists.
         output: a video file, a folder, `browser`, `window`, `mjpeg:8182`, … Frames are discarded by default.
-        model: LSD weights, the output folder of their training, or a diffusers folder. The shipped LSD by default.
+        model: LSD weights, the output folder of their training, or a diffusers folder. The bundled LSD by default.
         sampler: `distilled` (default), `ddim`, `dpm_solver` or `flow_euler`.
         prompt, steps, strength, seed, control: the initial `Settings`; None takes the model's default.
         size: (height, width) to which frames are scaled first.
@@ -61,7 +62,7 @@ class Stream:
         keep_going: skip damaged parts of a video file and count them as dropped.
         reset_at_cuts: clear the model's previous output when the scene changes.
         precision: `auto`, `fp32`, `tf32`, `bf16` or `fp16`.
-        plan: a plan, or its one-line form such as "fp16 + channels_last"; a shipped one by default.
+        plan: a plan, or its one-line form such as "fp16 + channels_last"; a bundled one by default.
         duration_s: stop after this time, counted from the first frame.
         changes: a file or named pipe (`-` for stdin) with lines such as `strength=0.4 steps=2` to apply during the run.
         key, key_file: the key that viewers need; the environment variable REDLINE_KEY is used if neither is given.
@@ -111,7 +112,7 @@ class Stream:
         plan = choose_plan("stream", Machine.detect(str(self.device)), precision, plan).plan
         self._model = load_model(None if model is None else Path(model), plan, self.device, sampler)
         frame_model = self._model.frames
-        # Named entries that were not given are set to zero, so that the page has a slider for each.
+        # Sets named entries that were not given to zero, so that the page has a slider for each.
         control = (*control, *[0.0] * (len(frame_model.controls.names) - len(control)))
         steps = self._model.live_steps if steps is None else steps
         strength = self._model.strength if strength is None else strength
@@ -146,9 +147,9 @@ class Stream:
         return self._endpoints.source.is_live
 
     def run(self, progress: Callable[[Sample], None] = lambda sample: None) -> StreamResult:
-        """Runs until the source ends, the duration is over, the window is closed, or Ctrl-C; can be called once.
+        """Runs until the source ends, the duration is over, the window is closed, or Ctrl-C. Can be called only once.
 
-        `progress` is called once per second. Frames that reached the output by then are kept.
+        `progress` is called once per second. Frames that have reached the output are kept.
         """
         source, sink = self._endpoints.source, self._endpoints.sink
         self._begin()
@@ -226,7 +227,7 @@ class Stream:
         self._log_nonfinite_frames()
 
     def stop(self) -> None:
-        """Ends the stream soon; may be called from any thread. The output is finished as usual."""
+        """Requests the end of the stream; may be called from any thread. The output is finished as usual."""
         self._stop_requested.set()
 
     def close(self) -> None:
@@ -278,7 +279,7 @@ class Stream:
 
 @contextmanager
 def set_on_signals(stop: threading.Event) -> Iterator[None]:
-    """Sets `stop` on Ctrl-C (SIGINT) and on SIGTERM; a second such signal has its usual effect.
+    """Sets `stop` on Ctrl-C (SIGINT) and on SIGTERM; a second such signal has its default effect.
 
     SIGHUP, sent when the terminal is closed, sets it every time, because a shell may repeat it, unless it is ignored
     (nohup). Outside the main thread,

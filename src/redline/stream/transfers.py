@@ -22,7 +22,7 @@ _RING = 0
 
 @dataclass(frozen=True)
 class Fetched:
-    """New pixels owned by the caller, and how many seconds the copy in, the computation and the copy out took."""
+    """New pixels owned by the caller, and the seconds that the copy in, the computation and the copy out took."""
 
     pixels: Tensor
     copy_in_s: float
@@ -31,7 +31,7 @@ class Fetched:
 
 
 class HostTransfers:
-    """For the CPU: `begin` copies the pixels to the static input and runs the work to its end."""
+    """For the CPU: `begin` copies the pixels to the static input and runs the work to completion."""
 
     def __init__(self, static_input: Tensor, static_output: Tensor) -> None:
         self._input, self._output = static_input, static_output
@@ -43,7 +43,7 @@ class HostTransfers:
         sent_s = time.perf_counter()
         work()
         worked_s = time.perf_counter()
-        # Outside of inference mode, so that the caller may change the result.
+        # Outside of inference mode, so that the caller may modify the result in place.
         with torch.inference_mode(False):
             made = self._output.clone()
         self._done.append(Fetched(made, sent_s - began_s, worked_s - sent_s, time.perf_counter() - worked_s))

@@ -1,7 +1,7 @@
-"""A web server in a thread of its own, so that neither the network nor a viewer delays the stream.
+"""A web server in a separate thread, so that neither the network nor a viewer delays the stream.
 
-aiohttp waits for a request without a timeout and accepts any number of connections. Here each connection has one
-deadline for its TLS handshake, its request and the answer, and when too many are pending, the oldest one is closed.
+By itself, aiohttp waits for a request without a timeout and accepts any number of connections. Here each connection has
+one deadline for its TLS handshake, its request and the answer, and when too many are pending, the oldest one is closed.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ class WebServer:
         self._listener.close()
 
     def release(self, request: web.Request) -> None:
-        """Lifts the deadline of a connection that has become an open page or a viewer."""
+        """Removes the deadline of a connection that has become an open page or a viewer."""
         self._acceptor.release(request.transport)
 
     def _run(self) -> None:
@@ -129,7 +129,7 @@ class _Acceptor:
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
                 if (oldest := self._pending.add(task, str(address[0]))) is not None:
-                    # Deferred, because a task that has not started would not close its connection.
+                    # Deferred, because a task that is cancelled before it starts would not close its connection.
                     loop.call_soon(oldest.cancel)
         finally:
             await asyncio.sleep(0)
@@ -138,12 +138,12 @@ class _Acceptor:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def release(self, transport: asyncio.Transport | None) -> None:
-        """Lifts the deadline of a connection that has become an open page."""
+        """Removes the deadline of a connection that has become an open page."""
         if transport is not None and transport in self._released:
             self._released[transport].set()
 
     def release_if_sent(self, transport: asyncio.Transport | None) -> None:
-        """Lifts the deadline if the whole answer was sent; otherwise the client has time until the deadline."""
+        """Removes the deadline if the whole answer was sent; otherwise the client must read it before the deadline."""
         if transport is not None and not transport.get_write_buffer_size():
             self.release(transport)
 
@@ -170,7 +170,7 @@ class _Acceptor:
 
 
 class PendingConnections:
-    """The connections whose request was not yet read and accepted, each identified by any object.
+    """The connections whose requests have not yet been read and accepted, each identified by any object.
 
     When too many are pending, in total or from one address, the oldest one must be closed: a viewer sends its request
     at once, so the oldest is the most likely to be idle.
@@ -197,8 +197,10 @@ class PendingConnections:
 
 
 class RequestLogFilter(logging.Filter):
-    """Shortens records of malformed requests to one line, and passes at most one record per ten seconds, so that
-    clients cannot flood the disk or the terminal."""
+    """Shortens log records of malformed requests to one line, and passes at most one per ten seconds.
+
+    Otherwise clients could flood the disk or the terminal.
+    """
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         super().__init__()

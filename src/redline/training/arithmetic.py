@@ -1,8 +1,9 @@
-"""How gradients reach the trained weights: directly in fp32 and autocast, through a copy in bf16 or fp16 otherwise.
+"""Computes gradients of the weights: directly in fp32 and autocast, through a low-precision copy in bf16 and fp16.
 
-Most steps change a weight by less than bf16 can resolve, so the optimizer updates fp32 masters, and the copy follows
-after every step. Gradients are accumulated in fp32, so that many small batches lose nothing. In fp16 the loss scale
-adapts to overflows; a model that keeps overflowing is switched to bf16 with a warning.
+Most steps change a weight by less than bf16 can resolve, so the optimizer updates fp32 masters, and each step ends by
+copying them into the low-precision copy. Gradients are accumulated in fp32, so that summing many small batches loses no
+precision. In fp16 the loss scale adapts to overflows; a model that keeps overflowing is switched to bf16 with a
+warning.
 """
 
 import copy
@@ -69,7 +70,7 @@ class WorkingCopy(Arithmetic):
         self.model = copy.deepcopy(masters)
         self._masters: list[Tensor] = list(masters.parameters())
         self._copies: list[Tensor] = list(self.model.parameters())
-        # Buffers keep their dtype: they are tables and counts, which must not be rounded.
+        # Buffers keep their dtype: they hold tables and counts, which must not be rounded.
         for own in self._copies:
             own.data = own.data.to(DTYPES[precision])
         self._buffers = list(zip(masters.buffers(), self.model.buffers(), strict=True))

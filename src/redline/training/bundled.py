@@ -8,7 +8,7 @@ from redline.errors import RedlineError
 from redline.files.untrusted import read_toml
 
 CONFIGS = Path(__file__).parent / "configs"
-# Maps each kind of training to a name for its model and to its command.
+# Maps each kind of config to a name for its model and to its command.
 _KINDS = {
     "text": ("a language model", "redline train"),
     "drct": ("a super-resolution model", "redline train drct"),
@@ -23,7 +23,7 @@ def find_config(name: str, kind: str | None = None) -> tuple[Path, str]:
     a bundled config of another kind raises an error. Otherwise the contents of the config determine the kind.
     """
     if kind is not None and kind not in _KINDS:
-        raise RedlineError(f"unknown kind of training {kind!r}: use one of {', '.join(_KINDS)}.")
+        raise RedlineError(f"unknown kind {kind!r}: use one of {', '.join(_KINDS)}.")
     path = Path(name)
     if path.suffix or (path.exists() and not path.is_dir()):
         return path, kind or kind_of(read_toml(path, "config file"))

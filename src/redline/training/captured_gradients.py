@@ -1,7 +1,7 @@
 """Captures the forward and backward pass of a batch as one CUDA graph, which replaces hundreds of kernel launches.
 
-The batch is copied into static input buffers. The loss and the gradients lie in the graph's memory pool, and the next
-replay overwrites them. So gradients cannot accumulate over several batches: each step has exactly one batch.
+The batch is copied into static input buffers. The loss and the gradients are in the graph's memory pool, and the next
+replay overwrites them. Therefore gradients cannot accumulate over several batches: each step has exactly one batch.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ class CapturedGradients:
         for buffer, tensor in zip(self._buffers, batch, strict=True):
             if buffer.shape != tensor.shape:
                 shapes = f"{tuple(tensor.shape)}, not {tuple(buffer.shape)}"
-                raise ValueError(f"the batch does not have the shape of the captured one: {shapes}.")
+                raise ValueError(f"the batch does not have the shape of the captured batch: {shapes}.")
             buffer.copy_(tensor, non_blocking=True)
         self._replay()
         for weight, gradient in self._gradients:

@@ -1,14 +1,14 @@
-"""Checkpoints: everything that the next training step depends on, in files that are complete or absent.
+"""Writes and reads checkpoints: everything the next training step depends on, in files that are complete or absent.
 
 A checkpoint holds the weights, their average, the optimizer state, the state of the arithmetic (a loss scale), the
 random generators and the step. The step is also the position in the data: a batch depends on seed and step alone.
 
 A checkpoint is written under a temporary name and renamed once it is on disk; only then are older ones deleted. It
-starts with a checksum, and resuming takes the newest checkpoint whose checksum is right.
+starts with a checksum, and resuming takes the newest checkpoint whose checksum matches.
 
 A compact checkpoint has 10 bytes per parameter instead of 16, for training states that are transferred. Weights stay
-fp32. The optimizer's moments are stored in bf16. Averaged weights are stored in bf16 as their difference from the
-weights: the difference is small, so its rounding error is far below that of an average in 16 bits. Training continues
+fp32. The optimizer's moments are stored in bf16. Averaged weights are stored as their difference from the weights, in
+bf16: the difference is small, so its rounding error is far below that of the average itself in bf16. Training continues
 in fp32, so that rounding happens once per transfer and not in every step.
 """
 
@@ -45,7 +45,10 @@ _TORCH = (RuntimeError, pickle.UnpicklingError, AssertionError, struct.error)
 
 @dataclass(frozen=True)
 class Position:
-    """The progress of a training over all its runs: `step` steps, `skipped` of them skipped, in `elapsed_s` seconds."""
+    """The progress of a training run: `step` steps, `skipped` of them skipped, in `elapsed_s` seconds.
+
+    All three include the time before the run was resumed.
+    """
 
     step: int = 0
     elapsed_s: float = 0.0
@@ -69,7 +72,7 @@ _CONTENT: dict[str, Any] = {
 class State:
     """The objects that are saved and restored together.
 
-    A checkpoint can be resumed only by a training with the same `identity`.
+    A checkpoint can be resumed only by a training run with the same `identity`.
     """
 
     model: nn.Module
@@ -115,26 +118,27 @@ def _changed(found: Mapping[str, Any], asked: Mapping[str, Any], names: Iterable
     for name in changed:
         if name not in CHANGED_WITH_WARNING:
             raise RedlineError(
-                f"{str(origin)!r} belongs to another training: its {name} is {found.get(name)}, not {asked.get(name)}."
+                f"{str(origin)!r} belongs to another training run: its {name} is {found.get(name)}, not "
+                f"{asked.get(name)}."
             )
     return changed
 
 
 @dataclass(frozen=True)
 class SavedTraining:
-    """The training to which a checkpoint belongs."""
+    """The training run to which a checkpoint belongs."""
 
     path: Path
     identity: Mapping[str, Any]
 
     def check_matches(self, known: Mapping[str, Any]) -> None:
-        """Compares `known`, a part of an identity, with the checkpoint's. Raises for the first entry that differs."""
+        """Raises for the first entry of `known`, a part of an identity, that differs from the checkpoint's identity."""
         _changed(self.identity, json.loads(json.dumps(known)), known, self.path)
 
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """The newest `keep` checkpoints of one training."""
+    """The newest `keep` checkpoints of one training run."""
 
     folder: Path
     keep: int = 2
@@ -144,21 +148,21 @@ class Checkpoints:
         return sorted(self.folder.glob("step-*.pt"))
 
     def check_start(self, resume: bool) -> None:
-        """Raises if there is no checkpoint to resume from, or if a new training would overwrite one."""
+        """Raises if there is no checkpoint to resume from, or if a new training run would overwrite one."""
         if resume and not self.files():
             raise RedlineError(f"there is no checkpoint in {str(self.folder)!r} to resume from.")
         if self.files() and not resume:
             out = str(self.folder.parent)
-            raise RedlineError(f"{out!r} already holds a training: resume it, or choose another folder.")
+            raise RedlineError(f"{out!r} already holds a training run: resume it, or choose another folder.")
 
     def saved_training(self) -> SavedTraining:
-        """Returns the training of the newest complete checkpoint."""
+        """Returns the training run of the newest complete checkpoint."""
         path, content = self.read(warn=False)
         return SavedTraining(path, _identity(content, path))
 
     def save(self, state: State, position: Position, keep_all: bool = False) -> Path:
         path, files = self._path(position.step), self.files()
-        # First free the disk space of files that a killed process left.
+        # First delete the incomplete files that a killed process left, to free disk space.
         with suppress(OSError):
             for left in self.folder.glob(".step-*"):
                 left.unlink(missing_ok=True)
@@ -196,7 +200,7 @@ class Checkpoints:
                 if path == files[0]:
                     raise
                 if warn:
-                    warnings.warn(f"{error} Using the one before it.", stacklevel=2)
+                    warnings.warn(f"{error} Using the previous checkpoint.", stacklevel=2)
         raise AssertionError
 
 
@@ -225,7 +229,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         magic, digest = file.read(len(_MAGIC)), file.read(_DIGEST_BYTES)
         begin = file.tell()
         if len(digest) < _DIGEST_BYTES:
-            raise RedlineError(f"the checkpoint {str(path)!r} is damaged: it is cut off.")
+            raise RedlineError(f"the checkpoint {str(path)!r} is damaged: it is truncated.")
         if magic != _MAGIC:
             raise RedlineError(f"{str(path)!r} is not a checkpoint of this version.")
         if hashlib.file_digest(file, "sha256").digest() != digest:
@@ -248,7 +252,7 @@ def _identity(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 class _Hashing:
-    """Writes to a file; keeps the checksum of the data and the first error."""
+    """Writes to a file; keeps a checksum of the data, and the first error."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file, self.hash = file, hashlib.sha256()
@@ -321,7 +325,7 @@ def compacted(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def expanded(content: dict[str, Any]) -> dict[str, Any]:
-    """Undoes `compacted`, up to rounding. Returns content that is not compact unchanged."""
+    """Undoes `compacted`, up to rounding. Content that is not compact is returned unchanged."""
     if not content.get(_COMPACT):
         return content
     model, difference = content["model"], content["ema"]

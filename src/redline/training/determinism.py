@@ -1,7 +1,7 @@
-"""Deterministic kernels on a GPU.
+"""Makes torch use deterministic kernels on a GPU.
 
 Some backward kernels sum the results of many threads in the order in which they finish, so the last bits differ from
-run to run. No other part of a training differs between two runs.
+run to run. Everything else in training is the same in every run.
 """
 
 import os
@@ -19,7 +19,7 @@ _NO_KERNEL = re.compile(r"(\S+) does not have a deterministic implementation")
 
 @contextmanager
 def deterministic(wanted: bool) -> Iterator[None]:
-    """If `wanted`, torch uses deterministic kernels inside the block, and raises for operations that have none."""
+    """Makes torch use deterministic kernels inside the block if `wanted`; operations without one raise."""
     if not wanted:
         yield
         return
@@ -28,7 +28,7 @@ def deterministic(wanted: bool) -> Iterator[None]:
     memory: Any = torch.utils.deterministic
     before, filled = torch.are_deterministic_algorithms_enabled(), memory.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True)
-    # By default, torch then also fills all new memory: a debugging aid that costs an additional write.
+    # By default, torch then also fills all newly allocated memory, a debugging aid that costs an additional write.
     memory.fill_uninitialized_memory = False
     try:
         yield

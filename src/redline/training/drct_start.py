@@ -1,9 +1,9 @@
-"""Initializes a DRCT: as an interpolation, or with the weights of another one, whose scale may differ.
+"""Initializes a DRCT as an interpolation, or with the weights of another DRCT, whose scale may differ.
 
 From random weights, the first steps only learn that the output resembles the input. To save these steps, a few channels
-carry the colours through the first convolution, around the body, and through the tail. Its upsampling starts as linear
-interpolation. The tail's LeakyReLU changes negative values, so each colour takes two channels, one of them negated:
-LeakyReLU(x) − LeakyReLU(−x) = 1.01·x. All other weights stay random, and all weights are trained.
+pass the colours unchanged through the first convolution, past the body, and through the tail. Its upsampling starts as
+linear interpolation. The tail's LeakyReLU changes negative values, so each colour takes two channels, one of them
+negated: LeakyReLU(x) − LeakyReLU(−x) = 1.01·x. All other weights stay random, and all weights are trained.
 
 All layers but the upsampling have the same shapes at any scale, so a ×2 model can start from the weights of a ×4 model.
 The upsampling weights are copied only if the scales are equal.
@@ -42,7 +42,7 @@ def start_as_interpolation(model: Drct) -> None:
 
 
 def _pass(convolution: nn.Module, mixing: Tensor, kernels: Tensor | None = None) -> None:
-    """Makes the first output channels `mixing` times the first input channels, convolved with each kernel."""
+    """Makes the first output channels `mixing` @ (first input channels), convolved with each kernel."""
     assert isinstance(convolution, nn.Conv2d) and convolution.bias is not None
     if kernels is None:
         kernels = torch.zeros(1, 3, 3)
@@ -55,7 +55,7 @@ def _pass(convolution: nn.Module, mixing: Tensor, kernels: Tensor | None = None)
 
 
 def linear_kernels(factor: int) -> Tensor:
-    """Returns 3 × 3 kernels of linear interpolation for each of the factor² new pixels in an old one, row by row."""
+    """Returns a 3 × 3 kernel of linear interpolation for each of the factor² output pixels per input pixel."""
     offset = (torch.arange(factor) + 0.5) / factor - 0.5
     taps = (1 - (offset[:, None] - torch.tensor([-1.0, 0.0, 1.0])).abs()).clamp_min(0)
     return torch.einsum("ia,jb->ijab", taps, taps).flatten(0, 1)
@@ -63,7 +63,7 @@ def linear_kernels(factor: int) -> Tensor:
 
 @dataclass(frozen=True)
 class StartingWeights:
-    """The name and the checksum of a file of initial weights, and the name of the model in it."""
+    """The name and the checksum of a file with initial weights, and the name of the model in it."""
 
     name: str
     sha256: str

@@ -8,13 +8,13 @@ from torch import Tensor, nn
 
 @torch.no_grad()
 def add_to_average(averaged: list[Tensor], weights: list[Tensor], decay: float, step: int) -> None:
-    """Moves averaged weights towards those after `step` steps."""
+    """Updates the averaged weights with the weights after `step` steps."""
     # The first steps have a lower decay, so that the average forgets the random weights.
     torch._foreach_lerp_(averaged, weights, 1 - min(decay, step / (10 + step)))
 
 
 class Ema:
-    """Keeps the averaged weights in `model`, a copy of the trained model in evaluation mode."""
+    """Holds the averaged weights in `model`, a copy of the trained model in evaluation mode."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay

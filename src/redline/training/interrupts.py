@@ -16,7 +16,7 @@ class StopRequest:
 
 @contextmanager
 def stop_requests() -> Iterator[StopRequest]:
-    """Records the first signal inside the block; a second one has its usual effect."""
+    """Records the first signal inside the block; a second signal has its default effect."""
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request  # only the main thread can set signal handlers

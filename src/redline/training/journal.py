@@ -1,4 +1,4 @@
-"""The log of a training's figures as JSON lines; a resumed training truncates it to its checkpoint."""
+"""Logs the metrics of a training run as JSON lines. A resumed run truncates the log to its checkpoint."""
 
 import json
 import math
@@ -38,7 +38,7 @@ class Journal:
 
 
 def read_journal(path: str | Path) -> list[dict[str, Any]]:
-    """Returns the entries of a journal, without an incomplete last line that a killed process left."""
+    """Returns the entries of a journal, without the incomplete last line that a killed process may leave."""
     entries = []
     with reading(path, "journal"):
         lines = read_bytes(path).splitlines()

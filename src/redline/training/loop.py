@@ -2,7 +2,7 @@
 
 If the optimizer can skip a step on the device, no step waits for the device: losses are summed there and read every
 `log_every` steps. A step whose loss or gradient is not finite changes no weight and is counted; `skip_limit` such steps
-in a row end the training. While steps are being skipped, no periodic checkpoint replaces the last good one.
+in a row end the run. While steps are being skipped, no periodic checkpoint replaces the last good one.
 """
 
 import math
@@ -32,13 +32,13 @@ from redline.training.settings import LoopSettings
 from redline.training.task import Task
 from redline.training.tensorboard import TensorBoard
 
-# The lock file in the output folder, which only one training may use at a time.
+# The lock file in the output folder, which only one training run may use at a time.
 _OWNER = ".training"
 
 
 @dataclass(frozen=True)
 class Progress:
-    """The figures of a running training at one log line. `utilization` is the share of the machine's measured FLOP/s.
+    """The metrics of one log line. `utilization` is the achieved share of the machine's measured FLOP/s.
 
     `loss` is the mean training loss since the last line; it includes the `penalties`.
     """
@@ -60,9 +60,9 @@ class Progress:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a training ended. `model` has the averaged weights if the training averages them.
+    """How a training run ended. `model` has the averaged weights if the run averages them.
 
-    `entries` are those of the whole journal. `stop_signal` is the number of the signal that interrupted the training.
+    `entries` are all entries of the journal. `stop_signal` is the number of the signal that interrupted the run.
     """
 
     model: nn.Module
@@ -79,7 +79,7 @@ class Outcome:
         return next((entry["loss"] for entry in reversed(self.entries) if "loss" in entry), None)
 
     def median(self, key: str) -> float | None:
-        """Returns the median of a figure, without the first entry, which includes compilation and start-up."""
+        """Returns the median of a metric, without the first entry, which includes compilation and start-up."""
         values = [entry[key] for entry in self.entries if entry.get(key) is not None]
         return statistics.median(values[1:] or values) if values else None
 
@@ -95,11 +95,11 @@ def train(
     ceiling_flops_per_s: float | None = None,
     board: TensorBoard | None = None,
 ) -> Outcome:
-    """Trains until the steps or minutes are over or a signal stops it; checkpoints and the journal go to `out`.
+    """Trains for the set steps or minutes, or until a signal; writes checkpoints and the journal to `out`.
 
     `on_progress` is called with every log line, `board` with every entry of the journal.
     """
-    with claimed(out / _OWNER, f"a training is running in {str(out)!r}: wait for it, or choose another folder."):
+    with claimed(out / _OWNER, f"a training run is writing to {str(out)!r}: wait for it, or choose another folder."):
         if device.type == "cuda":
             # The peak memory must not include the search for a batch size.
             torch.cuda.reset_peak_memory_stats(device)
@@ -112,7 +112,7 @@ def train(
         before = checkpoints.load(state) if resume else Position()
         loop = _Loop(task, settings, state, checkpoints, device, on_progress, clock, before, ceiling_flops_per_s, board)
         with unadvised(), warnings.catch_warnings(), stop_requests() as stop:
-            # This warning is a page of C++ output, and the training has already warned about slow dtypes.
+            # This warning prints a page of C++ output, and Redline has already warned about slow dtypes.
             warnings.filterwarnings("ignore", "mkldnn_matmul failed")
             interrupted = loop.run(lambda: stop.signal is not None)
         entries = loop.journal.entries
@@ -147,7 +147,7 @@ class _Loop:
         in_a_row = (before.skipped_in_a_row, before.overflowed_in_a_row, before.skipped_in_a_row)
         self._row = torch.tensor(in_a_row, dtype=torch.float32, device=device)
         self._logged, self._saved = before.step - before.unlogged_steps, before.step
-        # The throughput is measured from here.
+        # The throughput is measured from this step and time on.
         self._timed, self._timed_s = before.step, before.elapsed_s
         self._saved_s = before.elapsed_s
 
@@ -171,7 +171,7 @@ class _Loop:
         return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else peak_resident_bytes()
 
     def run(self, stop: Callable[[], bool]) -> bool:
-        """Returns whether the training was stopped before its end."""
+        """Returns whether the run was stopped before its end."""
         settings = self.settings
         while self.settings.progress(self.step, self.elapsed_s) < 1 and not stop():
             self._one_step()
@@ -230,8 +230,8 @@ class _Loop:
     def _log(self) -> None:
         """Logs the mean over the steps since the last line; reading the sums waits for the device.
 
-        It is called at fixed steps and at the end. Unlike checkpoints, it never follows the clock, so that equal
-        trainings write equal journals, even if they were interrupted and resumed.
+        It is called at fixed steps and at the end. Unlike checkpoints, it never depends on the clock, so that equal
+        training runs write equal journals, even if they were interrupted and resumed.
         """
         steps = self.step - self._logged
         if not steps:
@@ -271,24 +271,23 @@ class _Loop:
         )
 
     def _check_end(self) -> None:
-        """Raises an error if the training has no usable result.
+        """Raises an error if the run has no usable result.
 
-        That is the case if a figure is NaN, or if the last steps were skipped and there are no finite figures.
+        That is the case if a metric is NaN, or if the last steps were skipped and there are no finite metrics.
         """
         is_skipping = bool(self._row[0] > 0)
         is_lost = any(map(math.isnan, self.figures.values()))
         if is_lost or (is_skipping and not all(map(math.isfinite, self.figures.values() or (math.nan,)))):
-            what = "its figures are not finite" if self.figures else "its last loss or gradient is not finite"
+            what = "its metrics are not finite" if self.figures else "its last loss or gradient is not finite"
             raise RedlineError(
-                f"the training ended after {self.step} steps, {self.skipped} of them skipped, but {what}; "
-                + self._advice()
+                f"training ended after {self.step} steps, {self.skipped} of them skipped, but {what}; " + self._advice()
             )
 
     def _advice(self) -> str:
         """Returns what to do after steps that were not finite.
 
-        Deletes the checkpoints that only skipped steps followed, because their weights may be the cause. If there is no
-        older checkpoint, it keeps them.
+        Deletes the checkpoints after which all steps were skipped, because their weights may be the cause. Keeps them
+        if there is no older checkpoint.
         """
         skipped = round(float(self._row[:2].sum()))
         kept = self.checkpoints.go_back_before(self.step - skipped if skipped else self.step + 1)
@@ -302,7 +301,7 @@ class _Loop:
         return f"{where} with a lower learning_rate or clip_norm{helps}."
 
     def _is_in_doubt(self) -> bool:
-        """Whether the last step was skipped, so that the weights may be bad."""
+        """Returns whether the last step was skipped, so that the weights may be bad."""
         return bool(self._row[:2].sum() > 0)
 
     def _validate(self) -> None:
@@ -335,10 +334,10 @@ class _Loop:
             self.board(entry)
 
     def _last_figures(self) -> tuple[dict[str, float], int]:
-        """Returns the figures and the step of the last validation in the journal."""
+        """Returns the metrics and the step of the last validation in the journal."""
         validations = [entry for entry in self.journal.entries if entry.get("validation")]
         last = validations[-1] if validations else {"step": 0}
         about = ("step", "elapsed_s", "validation")
-        # null in the journal stands for a figure that was not finite.
+        # null in the journal stands for a metric that was not finite.
         figures = {name: math.nan if value is None else value for name, value in last.items() if name not in about}
         return figures, last["step"]

@@ -1,4 +1,4 @@
-"""Writes the result of an image model's training: a weight file and a model card.
+"""Writes the result of training an image model: a weight file and a model card.
 
 The weights are rounded to the dtype in which they are stored before they are scored.
 """
@@ -32,7 +32,7 @@ _MOST_CHARACTERS = 4000
 class ImageResult:
     """The files of a trained image model, and its scores by test set.
 
-    `bicubic` holds the scores of bicubic upscaling, for a super-resolution model; `stage` is the last stage of the
+    `bicubic` holds the scores of bicubic upscaling, for a super-resolution model; `stage` is the last stage of
     training, for a live video model.
     """
 
@@ -46,7 +46,7 @@ class ImageResult:
 
 
 def write_result(task: PhotoTask, outcome: Outcome, out: Path) -> ImageResult:
-    """Scores the averaged weights as they will be stored, then writes weights and card."""
+    """Scores the averaged weights as they will be stored, then writes weights and model card."""
     settings, stored = task.settings.to_dict(), task.settings.model.weights
     model: Any = as_stored(outcome.model, DTYPES[stored])
     scores, about = task.score_result(model)

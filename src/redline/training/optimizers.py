@@ -1,4 +1,4 @@
-"""Builds the optimizers of a training, in the same way for every kind of model.
+"""Builds optimizers, in the same way for every kind of model.
 
 AdamW uses the fastest implementation that this machine has (apex, fused, foreach, plain). AdamW with 8-bit moments and
 Adafactor save memory. Muon orthogonalizes the updates of hidden matrices and uses AdamW for all other weights.
@@ -20,7 +20,7 @@ from redline.quiet import quiet
 from redline.training.settings import LoopSettings
 
 _Weights = Sequence[nn.Parameter]
-# A smaller matrix is not a feature matrix.
+# A matrix with a smaller side is not a feature matrix.
 _MIN_FEATURES = 8
 _IMPLEMENTATIONS = ("apex", "fused", "foreach", "plain")
 
@@ -32,7 +32,7 @@ def build_optimizer(model: nn.Module, settings: LoopSettings) -> Optimizer:
 
 
 def build_over(weights: Sequence[nn.Parameter], hidden: Sequence[nn.Parameter], settings: LoopSettings) -> Optimizer:
-    """Returns an optimizer over given weights, of which `hidden` are hidden matrices."""
+    """Returns an optimizer over the given weights; `hidden` are the hidden matrices among them."""
     name, rate, groups = settings.optimizer, settings.learning_rate, _groups(weights, settings.weight_decay)
     if name == "muon":
         return _muon(weights, hidden, settings)
@@ -64,14 +64,14 @@ def describe(optimizer: Optimizer) -> str:
 
 def set_rate(optimizer: Optimizer, rate: float) -> None:
     for group in optimizer.param_groups:
-        if isinstance(group["lr"], Tensor):  # a compiled step would recompile for every new number
+        if isinstance(group["lr"], Tensor):  # a compiled step would recompile for every new float
             group["lr"].fill_(rate)
         else:
             group["lr"] = rate
 
 
 def step_unless(bad: Tensor, optimizer: Optimizer) -> None:
-    """Steps unless `bad`. Fused optimizers check it on the device; for others the host waits for its value."""
+    """Steps unless `bad`. Fused optimizers check `bad` on the device; for others the CPU waits for its value."""
     if type(optimizer) in (Adam, AdamW) and all(group["fused"] for group in optimizer.param_groups):
         vars(optimizer)["found_inf"] = bad.float()
         optimizer.step()
@@ -83,7 +83,7 @@ class CombinedOptimizer(Optimizer):
     """Several optimizers that step together."""
 
     def __init__(self, parts: Sequence[Optimizer]) -> None:
-        # Optimizer.__init__ is not called: groups and state belong to the parts.
+        # Does not call Optimizer.__init__, because parameter groups and state belong to the parts.
         self.parts = list(parts)
 
     @property
@@ -118,7 +118,7 @@ def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
 
 
 def _is_feature_matrix(weight: Tensor) -> bool:
-    """Whether a weight is a feature matrix. Convolution taps, gates of a few heads and scores are too small."""
+    """Returns whether a weight is a feature matrix. Convolution taps, gates of a few heads and scores are too small."""
     return weight.ndim == 2 and min(weight.shape) >= _MIN_FEATURES
 
 

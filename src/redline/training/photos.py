@@ -1,4 +1,4 @@
-"""What trainings on photos share: how their config is read, and the data of their task."""
+"""The common parts of training on photos: reading the config, and the data of the task."""
 
 import typing
 from abc import abstractmethod
@@ -19,7 +19,7 @@ from redline.training.task import Task
 
 
 class PhotoTraining:
-    """Settings of one dataclass for each table of the config; the field `loop` is the table [training]."""
+    """The settings: one dataclass for each table of the config. The field `loop` is the table [training]."""
 
     model: Any
     data: Any
@@ -35,7 +35,7 @@ class PhotoTraining:
         steps: int | None = None,
         minutes: float | None = None,
     ) -> Self:
-        """Returns the settings of a config file or dict, with the arguments that are not None in place of its own."""
+        """Returns the settings of a config file or dict; arguments that are not None replace its values."""
         kinds = typing.get_type_hints(cls)
         with read_config(config, tuple(map(_table, kinds))) as tables:
             override(tables["model"], start=start)
@@ -56,7 +56,7 @@ class PhotoTraining:
 class PhotoTask(Task):
     """Trains on crops of photos; `start` describes the initial weights if they are not random.
 
-    `card` is the template of the model card, and `save` writes weights in a dtype with facts about them.
+    `card` is the template of the model card, and `save` writes the weights in a dtype, with metadata.
     """
 
     card: str
@@ -84,7 +84,7 @@ class PhotoTask(Task):
 
     @abstractmethod
     def score_result(self, model: Any) -> tuple[dict[str, Any], dict[str, str]]:
-        """Returns the scores as fields of the result, and what to store about them beside the weights."""
+        """Returns the scores as fields of the result, and as metadata of the weight file."""
 
 
 def folder_name(folder: str) -> str:

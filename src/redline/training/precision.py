@@ -1,4 +1,4 @@
-"""The precision of a training: weights stay fp32, matrix products may be in bf16 or, with torchao, in fp8.
+"""Sets the precision of training: weights stay fp32, matrix products may be in bf16 or, with torchao, in fp8.
 
 In fp8, the three matrix products of large linear layers are scaled dynamically. Embedding, norms, attention and the
 output layer stay in bf16, where fp8 would cost accuracy and save little.
@@ -26,7 +26,7 @@ def resolve_precision(precision: str, device: torch.device) -> str:
         machine = Machine.detect(str(device))
         return "bf16" if "bf16" in machine.hardware_dtypes and machine.is_cuda else "fp32"
     if precision in ("bf16", "fp16") and (reason := _why_not(precision, device)):
-        warnings.warn(f"{reason}: this training uses fp32.", stacklevel=2)
+        warnings.warn(f"{reason}: training in fp32.", stacklevel=2)
         return "fp32"
     return precision
 
@@ -51,11 +51,11 @@ def why_no_fp8(machine: Machine) -> str:
     """Returns why this machine cannot train in fp8, or ""."""
     if "fp8" not in machine.hardware_dtypes:
         return f"{machine.name} has no fp8 arithmetic (NVIDIA Ada, Hopper or newer has)"
-    return "" if machine.has("torchao") else "fp8 layers are torchao's, which is not installed: pip install torchao"
+    return "" if machine.has("torchao") else "fp8 layers need torchao, which is not installed: pip install torchao"
 
 
 def is_large(layer: nn.Module, name: str) -> bool:
-    """Whether a layer is a linear layer large enough for fp8, and not the output layer."""
+    """Returns whether a layer is a linear layer large enough for fp8, and not the output layer."""
     if not isinstance(layer, nn.Linear) or name.rpartition(".")[2] == "head":
         return False
     sizes = (layer.in_features, layer.out_features)

@@ -26,11 +26,11 @@ Log = Callable[[str], None]
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """How a training ended and where its files are.
+    """How a training run ended, and where its files are.
 
-    `loss` is the last training loss in the log, `figures` the last validation figures, and `items_per_s` the median
-    throughput in `unit`s per second. `output` describes the weights that were written; it is None if the training was
-    interrupted before its end, by the signal `stop_signal`. Train again with `resume=True` to continue.
+    `loss` is the last training loss in the log, `figures` the last validation metrics, and `items_per_s` the median
+    throughput in `unit`s per second. `output` describes the weights that were written; it is None if the run was
+    interrupted by the signal `stop_signal`. Train again with `resume=True` to continue.
     """
 
     folder: Path
@@ -51,7 +51,7 @@ class TrainingResult:
 
     @property
     def model(self) -> Path | None:
-        """The model folder of a text training, or the weights file of an image model."""
+        """The model folder of a language model, or the weights file of an image model."""
         return getattr(self.output, "model", None) or getattr(self.output, "weights", None)
 
 
@@ -71,7 +71,7 @@ def train(
     log: Log = lambda line: None,
     status: Log = lambda line: None,
 ) -> TrainingResult:
-    """Trains a model from a config and writes its weights, a page, checkpoints and a log of its figures to `out`.
+    """Trains a model from a config and writes its weights, a page, checkpoints and a log of its metrics to `out`.
 
     `config` is the name of a bundled config ("decoder-124m", "drct-small-x4", "lsd-tiny", …), the path of a TOML file,
     or a dict of its tables. `source` replaces the files or folders of text, or the folder of photos, that the config
@@ -79,8 +79,8 @@ def train(
     `start` (initial weights of a DRCT) are for image models.
 
     `kind` is "text", "drct" or "lsd"; without it, the config's contents decide. `progress` is called with every line of
-    figures, `log` with messages worth keeping, `status` with what the training is doing now. Ctrl-C saves a checkpoint
-    and returns; a second one raises KeyboardInterrupt.
+    metrics, `log` with messages to keep, `status` with the current activity. Ctrl-C saves a checkpoint and returns; a
+    second one raises KeyboardInterrupt.
 
     >>> config = {
     ...     "model": {"width": 16, "layers": 2, "heads": 2, "mlp_width": 24, "context": 32},
@@ -93,7 +93,7 @@ def train(
     (4, ['validation_loss'], 'run/model')
     """
     if steps is not None and time is not None:
-        raise RedlineError("steps and time both set the duration of the training: give one of them.")
+        raise RedlineError("steps and time both set the duration: give one of them.")
     minutes = None if time is None else parse_seconds(time) / 60
     if not isinstance(config, (str, Path)):
         kind, name = kind or kind_of(config), kind or kind_of(config)

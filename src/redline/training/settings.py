@@ -41,9 +41,9 @@ class LoopSettings:
 
     `decode` enforces the types and limits of the fields; the constructor does not.
 
-    Exactly one of `minutes` and `steps` is set. With `minutes`, the learning rate follows the clock and a training
-    takes the same time on every machine; with `steps`, it follows the step number. A step whose loss or gradient is
-    not finite is skipped; `skip_limit` of them in a row end the training.
+    Exactly one of `minutes` and `steps` is set. With `minutes`, the learning rate follows the clock and training takes
+    the same time on every machine; with `steps`, it follows the step number. A step whose loss or gradient is not
+    finite is skipped; `skip_limit` of them in a row end the run.
     """
 
     steps: PositiveInt | None = None
@@ -69,7 +69,7 @@ class LoopSettings:
             raise RedlineError("set either steps or minutes under [training].")
 
     def progress(self, step: int, elapsed_s: float) -> float:
-        """Returns the share of the training that is done, from 0 to 1."""
+        """Returns the share of training that is done, from 0 to 1."""
         share = elapsed_s / (60 * (self.minutes or math.inf)) if self.steps is None else step / self.steps
         return min(share, 1.0)
 
@@ -81,7 +81,7 @@ class LoopSettings:
         return warm * (self.final_share + (1 - self.final_share) * cosine)
 
     def left_s(self, step: int, elapsed_s: float, steps_per_s: float) -> float:
-        """Estimates the seconds until the end."""
+        """Returns the estimated seconds until the end."""
         if self.steps is None:
             return max(60 * (self.minutes or 0) - elapsed_s, 0.0)
         return (self.steps - step) / steps_per_s if steps_per_s else math.inf
@@ -91,7 +91,7 @@ class LoopSettings:
 def read_config(source: ConfigSource, names: tuple[str, ...]) -> Iterator[Tables]:
     """Yields a copy of the tables of a config file or dict, and names the file in every error raised inside.
 
-    A table in `names` that the config leaves out is empty. A table that is not in `names` raises an error.
+    A table in `names` that the config omits is empty. A table that is not in `names` raises an error.
     """
     if isinstance(source, Mapping):
         yield _copied(source, names)

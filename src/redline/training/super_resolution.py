@@ -57,7 +57,7 @@ class DrctLoopSettings(LoopSettings):
     forward and backward pass as one CUDA graph.
 
     `frequency_weight` is the weight of an L1 loss on the Fourier transform. It is added to the L1 loss on pixels once
-    the share `frequency_from` of the training is done.
+    the share `frequency_from` of training is done.
     """
 
     optimizer: Literal["adamw", "adam"] = "adamw"
@@ -117,7 +117,8 @@ class DrctTask(PhotoTask):
         model = model.to(device)
         self.model: nn.Module = model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
         if settings.loop.fused_ops and device.type == "cuda":
-            # The automatic choice avoids plain attention, which writes all scores to memory, forward and backward.
+            # The automatic choice avoids plain attention, which writes all attention scores to memory, forward and
+            # backward.
             for module in model.modules():
                 if isinstance(module, SwitchableModule):
                     module.implementation = "auto"
@@ -183,7 +184,7 @@ class DrctTask(PhotoTask):
         return figures
 
     def evaluate(self, model: nn.Module) -> dict[str, Evaluation]:
-        """Evaluates in fp32, so that the scores do not depend on the precision of training."""
+        """Evaluates in fp32, so that the scores do not depend on the training precision."""
         scale, window = self.settings.model.scale, self.settings.model.window
         return {folder: evaluate(model, pairs, scale, window, self.device) for folder, pairs in self.tests.items()}
 

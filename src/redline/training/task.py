@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from redline.training.arithmetic import Arithmetic
 
-# Settings that may change when a training is resumed: its duration, logging and checkpoints.
+# Settings that may change on resume: duration, logging and checkpoints.
 FREE_TO_CHANGE = frozenset(
     {"steps", "minutes", "log_every", "validate_every", "checkpoint_minutes", "keep_checkpoints", "skip_limit"}
 )
@@ -27,8 +27,8 @@ class Task(ABC):
     """A model, the loss of each step, and the validation.
 
     `model` holds the trained weights in fp32. `loss(step, part)` draws the batch from the seed and the step alone, so
-    that a resumed training sees the same batches; the losses of the `parts` of a step add up to the step's loss.
-    `identity` is a JSON object: a checkpoint can be resumed only by a task with the same one.
+    that a resumed run sees the same batches; the losses of the `parts` of a step add up to the step's loss. `identity`
+    is a JSON object: a checkpoint can be resumed only by a task with the same one.
     """
 
     model: nn.Module
@@ -42,7 +42,7 @@ class Task(ABC):
 
     @property
     def averaged(self) -> nn.Module:
-        """The module that is validated and becomes the result, with averaged weights: all of `model`, or a part."""
+        """The module that is averaged, validated and saved as the result: all of `model`, or a part."""
         return self.model
 
     @property
@@ -75,5 +75,5 @@ class Task(ABC):
         return ()
 
     def validate(self, model: nn.Module) -> dict[str, float]:
-        """Returns figures by name for a model in evaluation mode; none without validation data."""
+        """Returns validation metrics by name for a model in evaluation mode; an empty dict without validation data."""
         return {}

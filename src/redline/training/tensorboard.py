@@ -1,4 +1,4 @@
-"""Logs the figures of a training to TensorBoard if it is installed."""
+"""Logs the metrics of a training run to TensorBoard if it is installed."""
 
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 WHY_NOT = "no TensorBoard log: it is not installed (pip install tensorboard)"
-# Keys of an entry that are not figures.
+# Keys of an entry that are not metrics.
 _POSITION = ("step", "elapsed_s")
 
 
@@ -18,8 +18,8 @@ def is_installed() -> bool:
 class TensorBoard:
     """Adds each number of a journal entry to its curve.
 
-    The file is created with the first entry, so that a training that fails early leaves no folder. After a write error,
-    it logs the error once and stops writing; the training continues.
+    The file is created with the first entry, so that a run that fails early leaves no folder. After a write error, it
+    logs the error once and stops writing; training continues.
     """
 
     def __init__(self, folder: Path, log: Callable[[str], None] = lambda text: None) -> None:

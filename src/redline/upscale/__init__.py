@@ -1,1 +1,1 @@
-"""Super-resolution of images, folders and videos: tiles, files, and what runs them."""
+"""Super-resolution of images, folders and videos."""

@@ -1,7 +1,7 @@
-"""What the paths on the command line mean: which are sources, and whether the last one is the output.
+"""Interprets the paths on the command line: which are sources, and whether the last one is the output.
 
-`redline upscale IN OUT` works as `redline stream IN OUT` does, but a mistyped source must not become an output that
-nobody asked for. So the last of several paths is the output only in these cases:
+`redline upscale IN OUT` works as `redline stream IN OUT` does, but a mistyped source must not be taken for an output.
+So the last of several paths is the output only in these cases:
 
 - There are two paths. The last one does not exist, and the first one does.
 - There are three or more paths. The last one does not exist and ends in a slash, which means a folder to create. A path
@@ -9,8 +9,8 @@ nobody asked for. So the last of several paths is the output only in these cases
 - The last path is a folder, or one of only two paths, and a journal says that an earlier run wrote it from one of the
   other paths.
 
-A single image is not journalled. If the second of two paths has the size of an enlarged first one, repeating
-`redline upscale IN OUT` would enlarge OUT: the command is refused, and the error says how to write it.
+There is no journal for a single image. If the second of two paths has the size of the upscaled first one, repeating
+`redline upscale IN OUT` would upscale OUT: the command is refused, and the error says how to write it.
 """
 
 import json
@@ -29,7 +29,7 @@ from redline.upscale.journal import NAME
 
 @dataclass(frozen=True)
 class Arguments:
-    """The sources and the output. If the arguments were ambiguous, `note` says how they were understood."""
+    """The sources and the output. If the arguments were ambiguous, `note` says how they were interpreted."""
 
     sources: tuple[Path, ...]
     out: Path | None
@@ -37,7 +37,7 @@ class Arguments:
 
 
 def read_arguments(given: Sequence[str], out: Path | None) -> Arguments:
-    """Reads the paths as typed, because a slash at the end of a path counts. With `--out`, all of them are sources."""
+    """Interprets the paths as typed, because a final slash is significant. With `--out`, all paths are sources."""
     paths = tuple(Path(text) for text in given)
     if out is not None or len(paths) < 2:
         return Arguments(paths, out)
@@ -52,7 +52,7 @@ def read_arguments(given: Sequence[str], out: Path | None) -> Arguments:
         if sources[0].is_file():
             _refuse_possible_output(sources[0], last)
             if last.is_file():
-                return Arguments(paths, None, f"{str(last)!r} exists, so it is enlarged too; to write to it, use --out")
+                return Arguments(paths, None, f"{str(last)!r} exists, so it is upscaled too; to write to it, use --out")
     elif len(paths) > 2 and not last.exists():
         if given[-1].endswith((os.sep, "/")):
             return Arguments(tuple(sources), last, f"writing to the folder {str(last)!r}")
@@ -63,7 +63,7 @@ def read_arguments(given: Sequence[str], out: Path | None) -> Arguments:
 
 
 def _refuse_possible_output(source: Path, last: Path) -> None:
-    """Raises if `last`, or an image in the folder `last`, can be the result of an earlier run on the image `source`."""
+    """Raises if `last`, or an image in the folder `last`, may be the result of an earlier run on the image `source`."""
     try:
         found = [path for path in last.iterdir() if path.stem == source.stem] if last.is_dir() else [last]
         is_possible = any(_is_enlarged(path, source) for path in found)
@@ -101,7 +101,7 @@ def _was_made_from(made: Path, source: Path) -> bool:
             entry = json.loads(line)
             target, noted = Path(entry["target"]), Path(entry["source"])
         except (ValueError, KeyError, TypeError, RecursionError):
-            continue  # a line that a killed run left half written
+            continue  # an incomplete line, which a killed run may leave
         if target.is_relative_to(whole) and noted.is_relative_to(origin):
             return True
     return False

@@ -1,8 +1,8 @@
-"""Blends overlapping tiles into one image, strip by strip, so that only unfinished sums stay in memory.
+"""Blends overlapping tiles into one image, strip by strip, so that only incomplete sums stay in memory.
 
-B stands for any leading dimensions (frames, planes), C for channels. The margin of a tile has weight 0, and neighbours
-fade into each other (see `tiling`). The part that the next tile of the row adds to is kept until that tile comes, and
-the part that the next row of tiles adds to is carried over to that row.
+B stands for any leading dimensions (frames, planes), C for channels. The margin of a tile has weight 0, and the weights
+of neighbouring tiles cross-fade (see `tiling`). The part that overlaps the next tile of the row is kept until that tile
+comes, and the part that overlaps the next row of tiles is carried over to that row.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -20,7 +20,7 @@ EnlargeEach = Callable[[Iterable[Tensor]], Iterable[Tensor]]  # the same for a s
 
 
 class Blender:
-    """Takes rows of tiles from top to bottom and yields the rows of the image as they are finished."""
+    """Takes rows of tiles from top to bottom, and yields rows of the image as soon as they are finished."""
 
     def __init__(self, rows: Side, columns: Side, scale: int, device: torch.device | str = "cpu") -> None:
         self._rows, self._columns, self._scale = rows, columns, scale
@@ -116,9 +116,9 @@ def enlarged_tiles(bands: Iterable[Tensor], columns: Side, enlarge_each: Enlarge
 def bounded_alpha(enlarged: Iterable[Tensor], alpha: Tensor, columns: Side, scale: int) -> Iterator[Tensor]:
     """Clamps upscaled tiles (1, 3, scale · tile height, scale · tile width) of a band of alpha (1, tile height, W).
 
-    Each value is limited to the range of the source pixels around it. The network, through which alpha goes as a grey
-    image, gives values only near 0 or 1 where the source is exactly 0 or 1, above all in bf16, and a nearly transparent
-    pixel is still visible. Clamping makes flat regions exact.
+    Each value is limited to the range of the source pixels around it. Alpha is upscaled as a grey image: where the
+    source is exactly 0 or 1, the network returns values that are only close to 0 or 1, above all in bf16, and a nearly
+    transparent pixel is still visible. Clamping makes flat regions exact.
     """
     padded = alpha[..., columns.positions_on(alpha.device)]
     # Upscaling moves an edge by less than a pixel, so the range over the direct neighbours is enough.

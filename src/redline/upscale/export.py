@@ -1,7 +1,7 @@
 """Exports a network as an ONNX file for tiles of one size and any batch size, in fp32 or calibrated int8.
 
 The file is compared with the network on tiles that were not used for calibration, and written only if it agrees. Its
-metadata holds what `redline upscale` needs: scale, window and tile.
+metadata has what `redline upscale` needs: scale, window and tile size.
 """
 
 import tempfile
@@ -152,7 +152,7 @@ def tiles_of(folder: Path, tile: int, count: int, seed: int = 0) -> Tensor:
 
 
 def _counted(batches: Sequence[dict[str, Any]], tell: Tell) -> Iterator[dict[str, Any]]:
-    """Yields the batches and reports progress. The caller takes a batch after it has run the previous one."""
+    """Yields the batches and reports progress. A batch counts as done when the caller takes the next one."""
     for done, batch in enumerate(batches):
         tell("calibrating", done, len(batches))
         yield batch

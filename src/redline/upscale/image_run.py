@@ -1,4 +1,4 @@
-"""Upscales images with reading, computing and writing overlapped.
+"""Upscales images, and overlaps reading, computing and writing.
 
 Images pass through the stages in bands: one row of tiles of one image, in order. If an image fails, its incomplete file
 is removed and the run continues with the next image.
@@ -30,16 +30,16 @@ from redline.upscale.tile_runner import OutOfMemory, TileRunner
 from redline.upscale.tiling import Side, cut_side
 from redline.upscale.workers.split_image import Part, PartSink, first_needed
 
-# Bands that may queue between two stages.
+# Maximum number of bands that are queued between two stages.
 _WAITING_BANDS = 2
 
 
 class ImageJob:
-    """One image: opened by the thread that reads, blended by the one that computes, written by the one that writes."""
+    """One image: opened by the reading thread, blended by the computing thread, and written by the writing thread."""
 
     def __init__(self, task: Task, tile_runner: TileRunner, settings: ImageSettings) -> None:
         self.task = task
-        # Taken before the file is opened, so that a file that is replaced in between is detected as changed.
+        # Read before the file is opened, so that a file that is replaced in between is detected as changed.
         self.source_state = task.source_state()
         # The time when work on the image began; None while the image waits in the queue.
         self.started: float | None = None
@@ -54,12 +54,12 @@ class ImageJob:
         self.rows: Side = cut_side(self.source.height, shape.rows, settings.wrap)
         self.columns: Side = cut_side(self.source.width, shape.columns, settings.wrap)
         self.blender = Blender(self.rows, self.columns, self.scale, tile_runner.device)
-        # The rows of tiles to write, and the row from which they have to be computed.
+        # The rows of tiles to write, and the first row that must be computed for them.
         self.first, self.last = (task.first, task.last) if isinstance(task, Part) else (0, len(self.rows.starts))
         self.begin = first_needed(self.rows, self.first, self.scale)
         self.sink: ImageSink | PartSink | ArraySink | None = None
         self.error = ""
-        # If set, no more rows are read or computed. The thread that writes reports the error.
+        # If set, no more rows are read or computed. The writing thread reports the error.
         self.has_failed = False
         self.in_main_memory = False
 
@@ -123,7 +123,7 @@ class ImageRun:
         advance: Callable[[Task, float, int], None] = lambda _task, _done, _total: None,
     ) -> None:
         self._tile_runner, self._settings, self._tell, self._advance = tile_runner, settings, tell, advance
-        # The smallest number of pixels of a row of tiles that did not fit on the device.
+        # The smallest row of tiles that did not fit on the device, in pixels.
         self._too_large = sys.maxsize
         self._outcomes: list[Outcome] = []
         self._open: set[ImageJob] = set()
@@ -224,11 +224,11 @@ class ImageRun:
         count = len(band.image.columns.starts)
         for number, tile in enumerate(tiles, 1):
             yield tile
-            if number < count:  # the last one is counted with the whole row
+            if number < count:  # the last tile is counted with the whole row
                 self._advance_to(band.image, band.row + share * number / count)
 
     def _try_rows(self, band: _Band, samples: Tensor) -> PendingCopy | None:
-        """Returns the finished rows, being copied to the host; None if memory ran out outside of the network."""
+        """Returns the pending copy of the finished rows; None if memory ran out outside of the network."""
         blender = band.image.blender
         carried = blender.carried
         try:
@@ -246,7 +246,8 @@ class ImageRun:
         share = 1.0 if alpha is None or band.has_flat_alpha else 0.5
         tiles: Iterable[Tensor] = self._counted(band, self._tiles(colour[None], image.columns), share)
         if alpha is not None:
-            # Computes all colour before all alpha, so that a change of precision always happens at the same tile.
+            # Computes the colour of all tiles before their alpha, so that a change of precision always happens at the
+            # same tile.
             place = image.blender.device
             of_colour = [tile.to(place) for tile in tiles]
             of_alpha = self._alpha_tiles(alpha, image, band.has_flat_alpha)
@@ -275,7 +276,7 @@ class ImageRun:
         return rows
 
     def _make_room(self, image: ImageJob) -> None:
-        """Moves the blending to main memory first, which costs least; then shrinks the batch or the tiles."""
+        """First moves the blending to main memory, which costs the least; then shrinks the batch or the tiles."""
         if image.in_main_memory or not self._tile_runner.copies.has_device_memory:
             self._tile_runner.shrink(image.rows.cut.tile, image.columns.cut.tile)
             return

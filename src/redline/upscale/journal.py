@@ -56,7 +56,8 @@ class Journal:
             return False
 
     def tiles(self, tasks: Iterable[Task], chosen_for: str | None = None) -> Tiles | None:
-        """Returns the tiles of an earlier run of one of these tasks: other tiles would give slightly different pixels.
+        """Returns the tiles of an earlier run of one of these tasks, because other tiles would give slightly different
+        pixels.
 
         If `chosen_for`, a digest of image sizes, is given, tiles that were chosen for other sizes are ignored.
         """

@@ -1,4 +1,4 @@
-"""Images in memory: Pillow images to arrays and back, and tasks whose source and result are arrays."""
+"""Images in memory: converts Pillow images to arrays and back, and defines tasks whose source and result are arrays."""
 
 import logging
 from contextlib import AbstractContextManager
@@ -32,7 +32,9 @@ def from_pil(image: Image.Image) -> tuple[np.ndarray, dict[str, Any]]:
         return np.asarray(image).astype(np.uint16)[..., None], info
     mode = image.mode if image.mode in _DIRECT else _CONVERTED.get(image.mode)
     if mode is None:
-        raise RedlineError(f"images of mode {image.mode!r} are not supported: convert it to L, LA, RGB, RGBA or I;16.")
+        raise RedlineError(
+            f"images of mode {image.mode!r} are not supported: convert the image to L, LA, RGB, RGBA or I;16."
+        )
     if image.mode != mode:
         if mode == "RGB" and "transparency" in image.info:
             mode = "RGBA"
@@ -76,7 +78,7 @@ class ArrayTask(Task):
 
 
 class ArraySource(AbstractContextManager["ArraySource"]):
-    """Gives the rows of an array as `ImageSource` gives those of a file."""
+    """Reads the rows of an array, with the interface of `ImageSource`."""
 
     notes: tuple[str, ...] = ()
     metadata = Metadata()

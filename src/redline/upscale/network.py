@@ -1,4 +1,4 @@
-"""Loads the network from its weights: DRCT, any model that spandrel knows, or an ONNX file.
+"""Loads the network from its weights: a DRCT, any model that spandrel supports, or an ONNX file.
 
 spandrel is optional. ONNX Runtime runs the ONNX files, which `redline export` writes.
 """
@@ -22,7 +22,7 @@ PREFIX = "redline."
 _SIZES, _TEXTS = ("scale", "window", "tile"), ("name", "digest", "precision")
 _WHOLE_NUMBER = "-?[0-9]{1,9}"
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider", "tensorrt": "TensorrtExecutionProvider"}
-# The providers in order: a later one runs the nodes that an earlier one does not support.
+# The providers in order: a later provider runs the nodes that an earlier one does not support.
 _PROVIDER_ORDER = {"cpu": ("cpu",), "cuda": ("cuda", "cpu"), "tensorrt": ("tensorrt", "cuda", "cpu")}
 
 
@@ -117,7 +117,7 @@ def _load_with_spandrel(weights: dict[str, Tensor], path: Path, digest: str, ref
         found = spandrel.ModelLoader().load_from_state_dict(weights)
     except Exception as error:  # spandrel raises many types, some without a message
         raise ModelError(
-            f"{str(refused).rstrip('.')}, and spandrel does not know it either ({first_line(error)})."
+            f"{str(refused).rstrip('.')}, and spandrel does not support it either ({first_line(error)})."
         ) from error
     name = found.architecture.name
     if not isinstance(found, spandrel.ImageModelDescriptor):
@@ -130,7 +130,7 @@ def _load_with_spandrel(weights: dict[str, Tensor], path: Path, digest: str, ref
             f"×{found.scale}; a model of 3 to 3 channels at ×2 or more is needed."
         )
     window = max(found.size_requirements.multiple_of, 1)
-    # Some models return or need more than the image. Only this private attribute of spandrel handles them.
+    # Some models return or need more than the image; only this private attribute of spandrel handles them.
     call = getattr(found, "_call_fn", lambda model, tiles: model(tiles))
     return Network(_Called(found.model.eval(), call), found.scale, window, f"{name} ×{found.scale}", digest)
 
@@ -203,7 +203,7 @@ def load_onnx_network(
 def _checked_facts(facts: dict[str, str], origin: str) -> dict[str, str]:
     """Returns the metadata; raises `ModelError` for the first key that is missing or not valid."""
     if not facts:
-        raise ModelError(f"{origin!r} was not written by `redline export`: it has no metadata of it.")
+        raise ModelError(f"{origin!r} was not written by `redline export`: it lacks its metadata.")
     for key in (*_SIZES, *_TEXTS):
         if key not in facts:
             raise ModelError(f"{origin!r} is damaged: its metadata lacks '{PREFIX}{key}'; export it again.")

@@ -1,8 +1,8 @@
-"""Reads, works and writes at the same time, in order, with a bounded number of items in between.
+"""Overlaps reading, computing and writing, in order, with bounded queues between the stages.
 
-Reading and writing have a thread each. The work stays in the caller's thread, which has the GPU's context and receives
-Ctrl-C. A stage waits only on a channel, so every stage ends, and the first failure is raised once. A failure to work or
-to write stops all stages; after a failure to read, the items that were read before are still worked on and written.
+Reading and writing each have a thread. The work runs in the caller's thread, which has the GPU's context and receives
+Ctrl-C. A stage waits only on a channel, so every stage ends, and the first error is raised once. An error in working or
+writing stops all stages; after an error in reading, the items that were already read are still processed and written.
 """
 
 from collections.abc import Callable, Generator
@@ -17,7 +17,7 @@ B = TypeVar("B")
 
 
 def overlap(read: Generator[A, None, None], work: Callable[[A], B], write: Callable[[B], None], waiting: int) -> None:
-    """Passes the items of `read` through `work` to `write`, in order; up to `waiting` items queue between stages."""
+    """Passes the items of `read` through `work` to `write`, in order; at most `waiting` items queue between stages."""
     before: Channel[A] = Channel(waiting)
     behind: Channel[B] = Channel(waiting)
     failures: list[BaseException] = []
@@ -64,7 +64,7 @@ def overlap(read: Generator[A, None, None], work: Callable[[A], B], write: Calla
     try:
         guarded(working)
     finally:
-        # A second Ctrl-C may come while the stages end.
+        # A second Ctrl-C may arrive while the stages end.
         try:
             join()
         except BaseException:

@@ -1,4 +1,4 @@
-"""Runs upscaling tasks: loads the network and plan, skips finished files, and does the rest alone or with workers."""
+"""Runs upscaling tasks: loads network and plan, skips finished files, and processes the rest alone or with workers."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -40,8 +40,8 @@ _CALIBRATION_IMAGES = 16
 class Upscaling:
     """A loaded network with its plan, which runs any number of tasks.
 
-    Starts the workers that `settings` ask for if there is enough work. A `crew` that exists already (the ranks of
-    torchrun) does all the work of one run.
+    Starts the workers that `settings` ask for if there is enough work. An existing `crew` (the ranks of torchrun) does
+    all the work of one run.
     """
 
     def __init__(self, settings: UpscaleSettings, listener: Listener | None = None, crew: Crew | None = None) -> None:
@@ -58,7 +58,7 @@ class Upscaling:
         return describe(self.settings, self.made_by, task.is_video)
 
     def run(self, tasks: Sequence[Task], journal_folder: Path | None = None) -> list[Outcome]:
-        """Returns an outcome for every task, in their order. Errors of one file become its outcome; others raise."""
+        """Returns an outcome for every task, in order. Errors of one file become its outcome; others are raised."""
         journal = Journal(journal_folder, self.made_as) if journal_folder is not None else None
         outcomes: dict[Task, Outcome] = {}
         waiting: list[Task] = []
@@ -90,7 +90,7 @@ class Upscaling:
     def _finishing(self, journal: Journal | None, digest: str) -> Finished:
         """Returns a function that reports the outcome of a file and writes it to the journal.
 
-        A journal that cannot be written is a warning.
+        If the journal cannot be written, there is only a warning.
         """
         has_warned = False
 
@@ -133,7 +133,7 @@ class Upscaling:
         return torch.cuda.device(self.machine.device) if self.machine.is_cuda else nullcontext()
 
     def _worker_devices(self, tasks: Sequence[Task]) -> list[str]:
-        """Returns a device per worker: no more workers than files, unless a large image can be shared."""
+        """Returns a device per worker: at most one worker per file, unless a large image can be shared."""
         devices = worker_devices(self.settings.device, self.settings.workers)
         if len(tasks) < len(devices) and not any(is_large(task, self.settings) for task in tasks):
             return devices[: len(tasks)]
@@ -181,7 +181,7 @@ class Upscaling:
         return Outcome(task, video.width, video.height, video.seconds, video.notes, source_state=state)
 
     def prepare(self, sizes: Sizes, tiles: Tiles | None = None) -> TileRunner:
-        """Returns the tile runner; chooses tiles anew if images are larger than those it was planned for."""
+        """Returns the tile runner; chooses new tiles if the images are larger than planned."""
         runner = self.tile_runner
         outgrown = not self._planned_for or any(
             max(side) > max(planned)
@@ -201,7 +201,7 @@ class Upscaling:
         streams = self.settings.streams or _DEFAULT_STREAMS
 
         def say(text: str) -> None:
-            self.listener.say(text)  # looked up here, because the next run may have another listener
+            self.listener.say(text)  # read at each call, because the next run may have another listener
 
         return TileRunner(self.network, self.plan, self.machine.device, tiling, batch, say, streams)
 

@@ -31,7 +31,7 @@ class ImageSettings:
     strip: bool = False
     encoding: Encoding = field(default_factory=Encoding)
     pixel_limit: int = PIXEL_LIMIT
-    # How many images are encoded at once. One of 16 megapixels keeps a core busy for most of a second.
+    # How many images are encoded at once. Encoding 16 megapixels takes a core most of a second.
     encoders: int = field(default_factory=lambda: max(4, min(12, cores() // 2)))
 
 
@@ -56,7 +56,7 @@ class UpscaleSettings:
     # Processes that share the files; by default one per GPU. They split images of over `split_pixels`.
     workers: int | None = None
     split_pixels: int = 32_000_000
-    # The discarded edge of a tile and the length over which neighbours are blended, in pixels of the source.
+    # The discarded margin of a tile and the length over which neighbouring tiles are blended, in source pixels.
     margin_px: int = 16
     ramp_px: int = 16
     resume: bool = False
@@ -123,12 +123,12 @@ def with_preset(settings: UpscaleSettings, preset: str) -> UpscaleSettings:
 
 
 def describe_network(settings: UpscaleSettings, plan: str, digest: str) -> str:
-    """Returns everything but the tiles that determines the upscaled pixels, to compare with an earlier run."""
+    """Returns all settings that determine the upscaled pixels, except the tiles, to compare with an earlier run."""
     return f"{digest} {plan} margin={settings.margin_px} ramp={settings.ramp_px}"
 
 
 def describe(settings: UpscaleSettings, network: str, is_video: bool) -> str:
-    """Returns everything that determines a result, to compare with an earlier run."""
+    """Returns all settings that determine a result, to compare with an earlier run."""
     if is_video:
         videos = settings.videos
         made = f"codec={videos.codec} crf={videos.crf} keep_going={videos.keep_going} strip={videos.strip}"

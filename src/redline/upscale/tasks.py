@@ -12,7 +12,7 @@ from redline.upscale.images.source import sniffed
 from redline.upscale.video.probe import probe
 from redline.upscale.video.settings import TARGETS, VideoProgress
 
-# Videos in a folder are recognised by suffix. A file given by name is opened to find out what it is.
+# Videos in a folder are recognised by suffix. A file given by name is opened to detect its type.
 _VIDEO_SUFFIXES = {".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts", ".m2ts", ".mts", ".wmv",
                    ".flv", ".3gp", ".ogv", ".vob", ".asf", ".mxf", ".f4v", ".dv", ".y4m", ".nut", ".rm",
                    ".divx"}  # fmt: skip
@@ -23,7 +23,7 @@ _INSTEAD = {suffix: ".png" for form in FORMATS.values() if not form.writable for
 
 _INSTEAD |= {".3gp": ".mp4", ".f4v": ".mp4"}
 _VIDEO_FALLBACK_SUFFIX = ".mkv"
-# The largest number of skipped files that a message names.
+# The maximum number of skipped files that a message names.
 _NAMED = 10
 # The names of FFmpeg's demuxers for still images and text.
 _STILLS = ("_pipe", "image2", "tty")

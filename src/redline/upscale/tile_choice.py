@@ -2,9 +2,9 @@
 
 The network computes overlaps twice, and computes padding beyond the edge of an image. Large tiles waste less on
 overlaps and more on padding. The chosen shape fits in memory and needs the fewest computed pixels for the given images;
-its width and height are chosen independently. Images of another aspect ratio get a shape of their own if that saves
-more than capturing another CUDA graph costs. The batch size is chosen in the same way if incomplete batches are filled
-up. The memory use is measured on two small tiles in eager fp32; memory that a plan saves is left as a reserve.
+its width and height are chosen independently. Images of another aspect ratio get a separate shape if that saves more
+than capturing another CUDA graph costs. The batch size is chosen in the same way if incomplete batches are filled up.
+The memory use is measured on two small tiles in eager fp32; memory that a plan saves is left as a reserve.
 """
 
 from collections import Counter
@@ -32,16 +32,16 @@ from redline.upscale.video.probe import probe
 # Larger tiles gain little. The limit is higher for a GPU, which has more memory and loses more time per batch.
 _LARGEST_TILE_PIXELS = {"cpu": 512**2, "cuda": 1280 * 1024}
 MOST_SHAPES = 6
-# The share of all pixels that one more shape must save; less than this disappears in timing noise.
+# The share of all pixels that one more shape must save; a smaller gain is lost in timing noise.
 _WORTH_A_SHAPE = 0.01
 # The candidate lengths of a tile: lengths in steps of this size, and the most common lengths of the images.
 _STEP_PX, _MOST_LENGTHS = 16, 64
-# A group of images may be split by aspect ratio, width or height, at this many places each.
+# A group of images may be split by aspect ratio, width or height; this many thresholds are tried for each.
 _ORDERS: tuple[Callable[[tuple[int, int]], float], ...] = (lambda s: s[0] / s[1], lambda s: s[0], lambda s: s[1])
 _MOST_SPLITS = 16
 _MOST_TILES, _MOST_PIXELS = 8, 8 * 512**2
 _SHARE_OF_FREE = 0.8
-_PROBES = (2, 4)  # in windows of the network
+_PROBES = (2, 4)  # side lengths, in windows of the network
 # On a CPU, freed memory is kept in fragments that do not always fit the next layer (measured: 1.24 to 1.35).
 _FRAGMENTATION = {"cpu": 1.4, "cuda": 1.0}
 Sizes = tuple[tuple[int, int], ...]
@@ -79,7 +79,7 @@ def measure_cost(network: Network, device: torch.device | str) -> TileCost:
     step = max(network.window, 16)
     module = network.module.to(device)
     if torch.device(device).type == "cuda":
-        # A first call, in which libraries allocate workspaces that would otherwise count for the first tile alone.
+        # The first call allocates library workspaces, which would otherwise count for the first tile alone.
         with torch.no_grad():
             module(torch.rand(1, 3, step, step, device=device))
     peaks = []
@@ -92,7 +92,7 @@ def measure_cost(network: Network, device: torch.device | str) -> TileCost:
     if torch.device(device).type == "cuda":
         torch.cuda.empty_cache()  # other workers may query the free memory
     (small, low), (large, high) = peaks
-    # A coarse memory reading may be too low, so a pixel costs at least its part of the input and the output.
+    # A coarse memory measurement may be too low, so a pixel costs at least its part of the input and the output.
     least = 4 * 3 * (1 + 2 * network.scale**2)
     per_pixel = max((high - low) / (large - small), least) * _FRAGMENTATION[torch.device(device).type]
     return TileCost(max(0, int(low - per_pixel * small)), per_pixel)
@@ -119,7 +119,7 @@ def choose_tiles(
     if fitting_pixels < least**2:
         needed = format_bytes(cost.bytes(least**2 * (batch or 1)))
         raise RedlineError(
-            f"{format_bytes(budget_bytes)} of memory are too little: the smallest tile, {least} × {least}, takes "
+            f"{format_bytes(budget_bytes)} of memory is not enough: the smallest tile, {least} × {least}, takes "
             f"{needed}."
         )
     most_pixels = max(least**2, min(fitting_pixels, _LARGEST_TILE_PIXELS[kind]))
@@ -142,7 +142,7 @@ def with_batch(
     needed = cost.bytes(largest * (batch or 1))
     if refuse and needed > budget_bytes:
         tiles = f"{batch} tiles of {tiling.largest} take" if (batch or 1) > 1 else f"a tile of {tiling.largest} takes"
-        raise RedlineError(f"{format_bytes(budget_bytes)} of memory are too little: {tiles} {format_bytes(needed)}.")
+        raise RedlineError(f"{format_bytes(budget_bytes)} of memory is not enough: {tiles} {format_bytes(needed)}.")
     if batch is None:
         fitting_pixels = int(max(budget_bytes - cost.fixed_bytes, 0) / cost.bytes_per_pixel)
         most = max(1, min(_MOST_TILES, fitting_pixels // largest, _MOST_PIXELS // largest))

@@ -1,9 +1,9 @@
-"""Runs the network under its plan on batches of tiles, and reduces the batch or the tiles when memory runs out.
+"""Runs the network under its plan on batches of tiles, and shrinks the batch or the tiles when memory runs out.
 
 The plan is applied to the first tiles, because rungs calibrate on real input. A plan that lowers the precision is first
-compared with fp32, on the most detailed small squares of those tiles because fp32 is slow. If the comparison fails, or
-a later batch has values that are not finite, a safer precision replaces it. Whether a batch is finite is checked while
-the next batches are computed; no result is returned before its check.
+compared with fp32, only on the most detailed small squares of those tiles, because fp32 is slow. If the comparison
+fails, or a later batch has values that are not finite, a safer precision replaces it. Whether a batch is finite is
+checked while the next batches are computed; no result is returned before its check.
 """
 
 import gc
@@ -39,7 +39,7 @@ A = TypeVar("A")
 
 @dataclass(frozen=True)
 class _Batch:
-    """Tiles, their output, and whether the output is finite, which may still be on its way to the host."""
+    """Tiles, their output, and whether the output is finite; the copy of this flag to the host may still be pending."""
 
     tiles: Tensor
     output: Tensor
@@ -47,7 +47,7 @@ class _Batch:
 
 
 class OutOfMemory(ModelError):
-    """Raised when even one smallest tile does not fit."""
+    """Raised if even a single tile of the smallest size does not fit in memory."""
 
 
 class TileRunner:
@@ -150,7 +150,7 @@ class TileRunner:
             if not any(name in self.plan for name in _SAFER):
                 return fast if "tf32" in self.plan else _without_tf32(fast)
             squares = squares_to_judge(tiles, self.network.window)
-            # Judged without compilation and graph capture, which would be repeated for the shape of the squares.
+            # Compared without compilation and graph capture, which would be repeated for the shape of the squares.
             plain = Plan.of([rung for rung in self.plan.rungs if rung.stage < Stage.COMPILE])
             judged = fast if plain == self.plan else plain.apply(self.network.module, samples=squares, gates=(GATE,))
             with torch.no_grad():
@@ -161,7 +161,7 @@ class TileRunner:
                 return fast
 
     def _use_safer_precision(self, reason: str) -> bool:
-        """Replaces the plan's precision by the next safer one. Returns False if it is fp32 already."""
+        """Replaces the plan's precision by the next safer one. Returns False if it is already fp32."""
         name = next((name for name in _SAFER if name in self.plan), None)
         if name is None:
             return False
@@ -224,7 +224,7 @@ def squares_to_judge(tiles: Tensor, window: int) -> Tensor:
     """Returns the two most detailed squares of these tiles (N, 3, H, W), about 64 pixels a side."""
     height, width = (min(side, ceil(_JUDGED_PX / window) * window) for side in tiles.shape[-2:])
     across, down = tiles.diff(dim=-1).abs().mean(1), tiles.diff(dim=-2).abs().mean(1)
-    # How much each pixel differs from its right and its lower neighbour.
+    # The difference of each pixel from its right and its lower neighbour.
     detail = F.pad(across, (0, 1)) + F.pad(down, (0, 0, 0, 1))
     sums = F.avg_pool2d(detail[:, None], (height, width), stride=(max(height // 2, 1), max(width // 2, 1)))[:, 0]
     squares = []

@@ -1,8 +1,8 @@
 """Pads the sides of an image, cuts them into overlapping tiles, and defines how tiles are weighted when they blend.
 
 The network cannot see beyond a tile, so the outermost `margin` positions of a tile are discarded. Over `ramp` positions
-in the middle of the overlap, one tile fades out and the other fades in along a Hann window. All tiles start at
-multiples of `align`, so that the windows of a windowed model lie as they would in the whole image.
+in the middle of the overlap, the tiles cross-fade along a Hann window. All tiles start at multiples of `align`, so that
+the windows of a windowed model are at the same positions as in the whole image.
 
 Weights are multiples of 1/2048. So the product of a row weight and a column weight is exact in fp32, and the products
 at each position sum to exactly 1.
@@ -60,7 +60,7 @@ class Cut:
 class Side:
     """A side of an image cut into tiles: its length, its length with padding, and where tiles start.
 
-    `before` positions of padding come before the image; `wraps` tells which source position a padded position shows.
+    `before` positions of padding come before the image; `wraps` selects which source position a padded position shows.
     """
 
     length: int

@@ -1,4 +1,4 @@
-"""The Python API of upscaling: `Upscaler`. The command line is a thin layer over it."""
+"""The Python API of upscaling: `Upscaler`. The command line is a thin layer on top of it."""
 
 import logging
 import math
@@ -209,7 +209,8 @@ class Upscaler:
             return []
         sources = [Path(path) for path in ([paths] if isinstance(paths, (str, Path)) else paths)]
         out = None if out is None else Path(out)
-        # Finds problems before the model is read, which takes seconds. Only the scale in the names may be wrong yet.
+        # Finds problems before the model is loaded, which takes seconds. Until then, only the scale in the file names
+        # may be wrong.
         tasks = find_tasks(sources, out, self.settings.scale or _DEFAULT_SCALE, format)
         if all(task.problem for task in tasks):
             return [Outcome(task, error=task.problem) for task in tasks]
@@ -298,7 +299,7 @@ def _listener(progress: Listener | Progress | None) -> Listener:
 
 
 def _journal_folder(sources: Sequence[Path], tasks: Sequence[Task], out: Path | None, resume: bool) -> Path | None:
-    """Returns where finished files are recorded. A single image needs no record: it is soon upscaled again."""
+    """Returns where finished files are recorded. A single image has no record, because upscaling it again is quick."""
     if len(tasks) < 2 and not any(source.is_dir() for source in sources):
         return tasks[0].target.parent if resume or tasks[0].is_video else None
     return out if out is not None else tasks[0].target.parent

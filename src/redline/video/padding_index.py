@@ -15,5 +15,5 @@ def reflected(first: int, last: int, length: int) -> Tensor:
 
 
 def wrapped(first: int, last: int, length: int) -> Tensor:
-    """Returns the same for an image that repeats periodically."""
+    """Returns the source index of each position from `first` to `last` − 1 in an image that repeats periodically."""
     return torch.arange(first, last) % length

@@ -33,7 +33,7 @@ def missing_bytes(path: Path) -> int:
 def complete_bytes(path: Path) -> int:
     """Returns where the last complete fragment (MP4) or element (Matroska) of an unfinished recording ends.
 
-    This is the size of the file if all are complete.
+    This is the size of the file if all fragments or elements are complete.
     """
     size_bytes = path.stat().st_size
     with path.open("rb") as file:

@@ -44,7 +44,7 @@ def open_encoder(stream: VideoStream, options: dict[str, str]) -> None:
 
 @contextmanager
 def trial_output(container: str) -> Iterator[OutputContainer]:
-    """A context with a container that writes nowhere."""
+    """Opens a container that discards its output, as a context manager."""
     trial = av.open(os.devnull, "w", format=container)
     try:
         yield trial

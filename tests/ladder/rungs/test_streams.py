@@ -138,7 +138,7 @@ def test_a_model_whose_rows_depend_on_each_other_is_refused(model: nn.Module, re
 def test_reasons_why_not() -> None:
     assert "CUDA GPU" in Streams().why_not(CPU)
     assert Streams().why_not(CUDA) == ""
-    assert "on the GPU already" in Streams().why_not(CUDA, Job.of(Net()))
+    assert "already on the GPU" in Streams().why_not(CUDA, Job.of(Net()))
     assert Streams().why_not(CUDA, host_job(Net(), inputs(0))) == ""
     with pytest.raises(Unavailable, match="CUDA GPU"):
         Plan.parse("streams").build(host_job(Net(), inputs(0)), CPU)

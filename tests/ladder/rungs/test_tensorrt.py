@@ -135,7 +135,7 @@ def test_why_not_with_a_job(calls: list[dict[str, Any]]) -> None:
     job = Job.of(nn.ReLU(), samples=(torch.randn(3),))
     assert Tensorrt().why_not(GPU, job) == ""
     assert "needs sample inputs" in Tensorrt().why_not(GPU, Job.of(nn.ReLU()))
-    assert "bf16 already" in Tensorrt(precision="fp16").why_not(GPU, replace(job, precision="bf16"))
+    assert "already bf16" in Tensorrt(precision="fp16").why_not(GPU, replace(job, precision="bf16"))
     with pytest.raises(RungError, match="needs sample inputs"):
         Tensorrt().apply(Job.of(nn.ReLU()))
 

@@ -48,7 +48,7 @@ def test_offers_of_anything_else_are_refused(open_server: Callable[..., Page]) -
                 error = await client.hear("error")
                 assert error["about"] == "offer" and error["text"].startswith(sentence), (sentence, error)
             await client.say(type="offer", sdp=good, lines=["camera"])
-            assert (await client.hear("error"))["text"] == "this stream has no camera in a browser."
+            assert (await client.hear("error"))["text"] == "this stream has no camera in the browser."
             await client.say(type="offer", sdp=good, lines=["output"])
             await client.hear("answer")
 

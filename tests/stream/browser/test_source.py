@@ -89,7 +89,7 @@ def test_silence_is_a_fault_but_the_first_frame_may_take_its_time() -> None:
     timer.start()
     frames = source.frames()
     assert int(next(frames).pixels[0, 0, 0]) == 3
-    with pytest.raises(SourceFault, match=r"^the browser sent nothing for 0\.05 s\.$"):
+    with pytest.raises(SourceFault, match=r"^the browser sent no frame for 0\.05 s\.$"):
         next(frames)
     timer.join()
 

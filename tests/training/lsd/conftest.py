@@ -1,4 +1,4 @@
-"""The config of a tiny LSD training, with photos to train and validate on."""
+"""The config of a tiny LSD training run, with photos to train and validate on."""
 
 from pathlib import Path
 

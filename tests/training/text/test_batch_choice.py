@@ -71,7 +71,7 @@ def test_auto_asks_for_it(config: Callable[..., Path], tmp_path: Path, monkeypat
         ("length = 29", "length = 31", "its length is 29, not 31"),
     ):
         path.write_text(text.replace(old, new))
-        with pytest.raises(RedlineError, match=f"belongs to another training: {said_of}"):
+        with pytest.raises(RedlineError, match=f"belongs to another training run: {said_of}"):
             prepare_training(path, tmp_path / "out", CPU, True, said.append, said.append)
     assert not seen
 

@@ -1,4 +1,4 @@
-"""The config of a training on text: unknown, impossible and contradictory values raise errors that name them."""
+"""The config for training on text: unknown, impossible and contradictory values raise errors that name them."""
 
 import tomllib
 from collections.abc import Callable

@@ -54,7 +54,7 @@ def test_a_checkpoint_of_another_model_is_known_before_the_text_is_read(
     ):
         other = config(*changes, elsewhere)
         before = sorted(tmp_path.rglob("*"))
-        with pytest.raises(RedlineError, match=f"belongs to another training: {said}"):
+        with pytest.raises(RedlineError, match=f"belongs to another training run: {said}"):
             prepare(other, out, resume=True)
         assert sorted(tmp_path.rglob("*")) == before
 
@@ -75,7 +75,7 @@ def test_a_checkpoint_of_another_text_leaves_no_shards(
         if is_there:
             prepare(path, tmp_path / "elsewhere")
         before = sorted(tmp_path.rglob("*"))
-        with pytest.raises(RedlineError, match=f"belongs to another training: {said}"):
+        with pytest.raises(RedlineError, match=f"belongs to another training run: {said}"):
             prepare(path, out, resume=True)
         assert sorted(tmp_path.rglob("*")) == before
 
@@ -132,7 +132,7 @@ def test_a_damaged_checkpoint_warns_once(config: Callable[..., Path], tmp_path: 
         outcome, _ = run_text(prepare(path, out, resume=True), out, CPU, True, lambda _: None, lambda _: None)
     assert outcome.position.step == 3
     assert [str(one.message) for one in told] == [
-        f"the checkpoint {str(newest)!r} is damaged: it is cut off. Using the one before it."
+        f"the checkpoint {str(newest)!r} is damaged: it is truncated. Using the previous checkpoint."
     ]
 
 
@@ -142,7 +142,7 @@ def test_resuming_with_fewer_steps_logs_a_message(config: Callable[..., Path], t
     task = prepare_training(path, out, CPU, True, lambda _: None, lambda _: None, steps=2)
     outcome, _ = run_text(task, out, CPU, True, lambda _: None, said.append)
     assert outcome.position.step == 3
-    assert said[-1] == "no step was added: the checkpoint has 3 steps, and 2 were asked for"
+    assert said[-1] == "nothing to train: the checkpoint already has 3 steps, and 2 were asked for"
 
 
 def test_skipped_files_are_logged(config: Callable[..., Path], tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_another_model_text_or_batch_is_another_training(config: Callable[..., P
     for old, new, said in (
         ("width = 16", "width = 32", "its width is 16, not 32"),
         ("batch = 3", "batch = 4", "its tokens_per_step is 87, not 116"),
-        ("vocabulary = 280", "vocabulary = 270", "belongs to another training"),
+        ("vocabulary = 280", "vocabulary = 270", "belongs to another training run"),
         ("steps = 8", 'steps = 8\noptimizer = "muon"', "its optimizer is adamw, not muon"),
     ):
         with pytest.raises(RedlineError, match=said):

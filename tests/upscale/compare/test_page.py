@@ -170,15 +170,15 @@ def test_failed_skipped_missing_and_damaged(tmp_path: Path) -> None:
         assert f"{name}.png" not in shown and f"{name}.png" in not_shown
     assert "it does not exist" in not_shown and "it is cut short." in not_shown
     nothing = render_comparison([Outcome(failed, error="it is cut short.")])
-    assert "Nothing was enlarged" in text(nothing) and "it is cut short." in text(nothing) and not images(nothing)
+    assert "Nothing was upscaled" in text(nothing) and "it is cut short." in text(nothing) and not images(nothing)
 
 
 def test_the_number_of_pictures_is_limited_and_the_page_says_so(tmp_path: Path) -> None:
     outcomes = [Outcome(pair(tmp_path, f"{n:02}.png", noise(8, 8, seed=n))) for n in range(27)]
     page = render_comparison(outcomes)
-    assert len(images(page)) == 2 * 24 and "3 more were enlarged" in text(page)
+    assert len(images(page)) == 2 * 24 and "3 more were upscaled" in text(page)
     assert "23.png" in text(page) and "24.png" not in text(page)
-    assert "1 more was enlarged and is left out" in text(render_comparison(outcomes[:3], max_images=2))
+    assert "1 more was upscaled and is left out" in text(render_comparison(outcomes[:3], max_images=2))
 
 
 def test_the_page_stays_small_whatever_is_on_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

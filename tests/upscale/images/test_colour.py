@@ -43,7 +43,7 @@ def test_rounds_to_the_nearest_and_clips() -> None:
 
 
 def test_planes_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ImageError, match="planes without alpha cannot give 4 channels"):
+    with pytest.raises(ImageError, match="planes without alpha cannot be converted to 4 channels"):
         from_planes(torch.rand(3, 2, 2), None, 4, 8)
     with pytest.raises(ImageError, match="are not an image"):
         to_planes(np.zeros((2, 2, 3), np.float32))

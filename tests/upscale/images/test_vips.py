@@ -37,8 +37,8 @@ def test_the_operation_cache_is_off() -> None:
             "No space left on device",
         ),
         ("a.avif: bad seek to 12\nheif: Invalid input: Corrupt frame (2.0)\n", "Invalid input: Corrupt frame"),
-        ("wbuffer_write: write failed\nsystem error: Unknown error -1\n", "its data is damaged or cut short"),
-        ("", "its data is damaged or cut short"),
+        ("wbuffer_write: write failed\nsystem error: Unknown error -1\n", "its data is damaged or truncated"),
+        ("", "its data is damaged or truncated"),
     ],
 )
 def test_remarks_become_one_cause(detail: str, cause: str) -> None:

@@ -36,7 +36,7 @@ def frame(
 )
 def test_a_matrix_that_is_not_named_is_guessed_by_the_size(size: tuple[int, int], matrix: int) -> None:
     colour, notes = colour_of(frame(UNSPECIFIED, size=size))
-    assert colour.matrix == matrix and len(notes) == 1 and "names no colour matrix" in notes[0]
+    assert colour.matrix == matrix and len(notes) == 1 and "declares no colour matrix" in notes[0]
     assert colour_of(frame(9))[0] == Colour(9, 4, 5, False) and colour_of(frame(9))[1] == []
 
 

@@ -136,11 +136,13 @@ def cut(path: Path, share: float) -> Path:
 def test_a_film_that_ends_early(tmp_path: Path, name: str) -> None:
     options = {"muxer": {"movflags": "faststart"}} if name == "a.mp4" else {}
     video = probe(cut(make(tmp_path / name, frames=40, **options), 0.6))
-    with pytest.raises(RedlineError, match=r"cut off, [0-9,]+ bytes are missing at its end; give --keep-going[^.]*\.$"):
+    with pytest.raises(
+        RedlineError, match=r"truncated, [0-9,]+ bytes are missing at its end; give --keep-going[^.]*\.$"
+    ):
         next(read_frames(video, Damage(name, keep_going=False)))
     damage = Damage(name, keep_going=True)
     assert 10 < len(list(read_frames(video, damage))) < 35
-    assert any("cut off" in note for note in damage.notes.values())
+    assert any("truncated" in note for note in damage.notes.values())
 
 
 @pytest.mark.parametrize("name", ["a.mkv", "a.mp4", "a.mov", "a.webm"])

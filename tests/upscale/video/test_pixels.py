@@ -132,7 +132,7 @@ def test_grey(layout: str) -> None:
 def test_an_unnamed_matrix_is_guessed_from_the_size_and_said() -> None:
     for size, guess in (((48, 32), BT601), ((1280, 720), BT709)):
         found, notes = colour_of(av.VideoFrame(*size, "yuv420p"))
-        assert found.matrix == guess and not found.full_range and "names no colour matrix" in notes[0]
+        assert found.matrix == guess and not found.full_range and "declares no colour matrix" in notes[0]
     odd = av.VideoFrame(48, 32, "yuv420p")
     odd.colorspace = 14
     with pytest.raises(RedlineError, match="number 14"):

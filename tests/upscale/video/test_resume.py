@@ -300,11 +300,11 @@ def test_a_damaged_film_is_an_error_and_keep_going_finishes_it(tmp_path: Path) -
     make_clip(tmp_path / "a.mkv", frames=40, time_base=Fraction(1, 1000))
     data = (tmp_path / "a.mkv").read_bytes()
     (tmp_path / "a.mkv").write_bytes(data[: int(len(data) * 0.7)])
-    with pytest.raises(RedlineError, match="cut off.*--keep-going"):
+    with pytest.raises(RedlineError, match="truncated.*--keep-going"):
         upscale(tmp_path / "a.mkv", tmp_path / "b.mkv", **SETTINGS)
     assert [path.name for path in tmp_path.iterdir()] == ["a.mkv"]
     result = upscale(tmp_path / "a.mkv", tmp_path / "b.mkv", keep_going=True, **SETTINGS)
-    assert 20 < result.frames < 40 and any("cut off" in note for note in result.notes)
+    assert 20 < result.frames < 40 and any("truncated" in note for note in result.notes)
     assert len(shown(tmp_path / "b.mkv")) == result.frames
 
 

@@ -75,7 +75,7 @@ def test_colours_are_kept(tmp_path: Path, matrix: int, color_range: int, pixel_f
 def test_colours_without_a_name_get_one(tmp_path: Path) -> None:
     make_clip(tmp_path / "a.mp4", frames=2, colour=(2, 2, 2, 1))
     result = upscale(tmp_path / "a.mp4", tmp_path / "b.mp4")
-    assert any("names no colour matrix: BT.601" in note for note in result.notes)
+    assert any("declares no colour matrix: BT.601" in note for note in result.notes)
     assert probe(tmp_path / "b.mp4").colour.matrix == 6
 
 
@@ -305,8 +305,8 @@ def test_without_x264_another_codec_is_taken_and_said(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize(
     ("answer", "sentence"),
     [
-        (lambda batch: batch, r"gave \(1, 3, 32, 48\) torch.float32 instead of \(1, 3, 64, 96\)"),
-        (lambda batch: (doubled(batch) * 255).to(torch.uint8), "torch.uint8 instead"),
+        (lambda batch: batch, r"shape \(1, 3, 32, 48\) and dtype torch.float32, not \(1, 3, 64, 96\)"),
+        (lambda batch: (doubled(batch) * 255).to(torch.uint8), "dtype torch.uint8, not"),
     ],
 )
 def test_a_model_that_gives_something_else(tmp_path: Path, answer, sentence: str) -> None:

@@ -221,7 +221,7 @@ def test_broadcast_times_are_moved_to_the_start_together(tmp_path: Path) -> None
         start = Fraction(container.start_time, av.time_base)
     assert start > 0
     result = upscale(tmp_path / "a.ts", tmp_path / "b.mp4")
-    assert any(f"all times are moved by {float(start):.3f} s" in note for note in result.notes)
+    assert any(f"all timestamps are shifted by {float(start):.3f} s" in note for note in result.notes)
     frames = zip(times(tmp_path / "a.ts"), times(result.target), strict=True)
     sounds = zip(packets(tmp_path / "a.ts", "audio"), packets(result.target, "audio"), strict=True)
     moved = [true - ours for true, ours in frames] + [true[0] - ours[0] for true, ours in sounds]

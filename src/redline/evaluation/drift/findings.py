@@ -15,7 +15,7 @@ from redline.evaluation.drift.case_run import SETTLING, CaseRun, Row
 # Limits of drift, as logarithms of ratios.
 COLOUR, CONTRAST, DETAIL = 0.05, 0.1, 0.25
 DISTANCE, FLICKER, GAIN_DB = 0.05, 0.01, 0.5
-# Beyond these the output does not follow the input, does not change it, or does not respond to it.
+# Limits beyond which the output does not follow the input, does not change the input, or does not respond to it.
 FARTHEST, LEAST_CHANGE, LEAST_RESPONSE = 0.75, 0.5 / 255, 0.2
 
 

@@ -1,4 +1,5 @@
-"""Predictions at chosen positions of a long text, in pieces, so that the logits of the whole text are never in memory.
+"""Predicts tokens at chosen positions of a long text, in pieces, so that the logits of all positions are never in
+memory.
 
 A memory model carries its state from piece to piece. A decoder uses its key-value cache if only positions at the end
 are queried; otherwise its hidden states are computed at once and its head is applied in pieces.

@@ -41,7 +41,7 @@ class PairFiles:
             raise RedlineError(f"{str(self.high)!r} is too small for ×{scale}: use at least {scale} pixels per side.")
         high = high[:, :height, :width]
         low = None if self.low is None else read_photo(self.low)
-        # The small images of a ×4 set do not fit a ×2 model, so they are made by bicubic.
+        # The small images of a ×4 set do not fit a ×2 model; then they are made by bicubic downscaling.
         if low is None or low.shape[-2:] != (height // scale, width // scale):
             return Pair(self.name, high, resize(high, 1 / scale), made=True)
         return Pair(self.name, high, low, made=False)

@@ -1,4 +1,4 @@
-"""The plan of an application: the one that was given, or the one shipped for this kind of machine."""
+"""The plan of an application: the one that was given, or the bundled one for this kind of machine."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ _PRECISIONS: Mapping[str, Mapping[str, str]] = {
 
 @dataclass(frozen=True)
 class ChosenPlan:
-    """A plan; `left_out` holds the shipped rungs that cannot run here, with the reason for each."""
+    """A plan; `left_out` holds the bundled rungs that cannot run here, with the reason for each."""
 
     plan: Plan
     left_out: Mapping[str, str] = field(default_factory=dict)
@@ -41,9 +41,9 @@ def choose_plan(
     given: Plan | None = None,
     model: nn.Module | None = None,
 ) -> ChosenPlan:
-    """Returns the given plan, or the shipped one for this machine with the rung of `precision`.
+    """Returns the given plan, or the bundled one for this machine with the rung of `precision`.
 
-    Leaves out shipped rungs that cannot run on this machine, or on `model` if it is given. Raises RedlineError if the
+    Leaves out bundled rungs that cannot run on this machine, or on `model` if it is given. Raises RedlineError if the
     precision is unknown or cannot run here, or if both a plan and a precision are given.
     """
     precisions = _PRECISIONS[application]

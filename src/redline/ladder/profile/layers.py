@@ -226,7 +226,8 @@ def _rows(
     subject: Subject, steps: list[_StepTimes], watched: list[float], flops: Mapping[str, float]
 ) -> tuple[LayerTime, ...]:
     for step, seconds in zip(steps, watched, strict=True):
-        # Python between layers, zeroing gradients, copies; on a GPU also time that events do not cover.
+        # The remaining time: Python code between layers, zeroing gradients, copies, and on a GPU time not covered by
+        # events.
         step.own[OUTSIDE, FORWARD] += max(seconds - step.watching_s - sum(step.own.values()), 0.0)
         step.total[OUTSIDE, FORWARD] = step.own[OUTSIDE, FORWARD]
     ran = {name for step in steps for name, _ in step.total}

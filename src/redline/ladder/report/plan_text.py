@@ -1,4 +1,4 @@
-"""Converts a plan from its one-line form to TOML, as text, so that unknown rungs do not matter."""
+"""Converts a plan from its one-line form to TOML by text operations, which also works for unknown rungs."""
 
 import re
 

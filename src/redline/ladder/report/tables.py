@@ -17,7 +17,7 @@ NONE = "–"
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text. A second line in a cell is small print; `why` contains one sentence per row."""
+    """Rows of text. A second line in a cell is shown in small print; `why` contains one sentence per row."""
 
     name: str
     title: str

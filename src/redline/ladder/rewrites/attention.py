@@ -41,7 +41,8 @@ class AttentionCall:
         generator = torch.Generator(device).manual_seed(0)
 
         def random(shape: Sequence[int]) -> Tensor:
-            # Four dimensions lie in memory as a projection produces them: heads inside the sequence dimension.
+            # Four-dimensional tensors have the memory layout that a projection produces: heads inside the sequence
+            # dimension.
             swapped = len(shape) == 4
             stored = (shape[0], shape[2], shape[1], shape[3]) if swapped else shape
             tensor = torch.randn(stored, dtype=dtype, device=device, generator=generator)
@@ -49,7 +50,7 @@ class AttentionCall:
 
         mask = None
         if self.mask is not None:
-            # Blocks no key: True in a boolean mask, and 0 in a mask that is added.
+            # A mask that blocks no key: True if it is boolean, 0 if it is added.
             mask = torch.full(
                 self.mask, self.boolean_mask, dtype=torch.bool if self.boolean_mask else dtype, device=device
             )
@@ -96,7 +97,7 @@ class Observation:
 
 
 class _Observer(TorchFunctionMode):
-    """Records the attention calls among all torch calls from Python; `stack` holds the modules that are running."""
+    """Records the attention calls among all torch calls from Python; `stack` holds the running modules."""
 
     def __init__(self, stack: list[tuple[str, tuple[Any, ...], dict[str, Any]]], seen: Observation) -> None:
         super().__init__()

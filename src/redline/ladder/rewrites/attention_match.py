@@ -1,7 +1,7 @@
 """Finds softmax(query @ keyᵀ · scale + mask) @ value in a traced module and replaces it by one call.
 
 The search starts at each softmax and follows the graph up, through masks and scales, to the product that computes the
-scores, and down, through casts and dropout, to the product with the values. Every node in between may have only one
+scores, and down, through casts and dropout, to the product with the values. Every node in between must have exactly one
 user.
 """
 
@@ -22,7 +22,7 @@ _CASTS = frozenset({"float", "to", "type_as", "type", "half", "bfloat16", "doubl
 
 
 class NoMatch(Exception):
-    """The softmax does not belong to attention that can be rewritten; the message says why."""
+    """Raised if a softmax does not belong to attention that can be rewritten; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Scores:
     key_is_transposed: bool
     scales: tuple[tuple[str, Any], ...] = ()
     biases: tuple[Any, ...] = ()
-    # Each condition that blocks keys, with True if it selects the keys to attend to instead of the keys to block.
+    # Conditions that select keys, each with True if it selects the keys to attend to, or False for the keys to block.
     blocked: tuple[tuple[fx.Node, bool], ...] = ()
     fill: float = MINUS_INFINITY
 

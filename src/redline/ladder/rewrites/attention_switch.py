@@ -26,7 +26,7 @@ TOLERANCE = 1e-4
 
 @dataclass
 class Rewriting:
-    """The rewritten modules, and the unchanged ones with reasons."""
+    """The rewritten modules, and the unchanged modules with reasons."""
 
     done: list[str] = field(default_factory=list)
     left: list[tuple[str, str]] = field(default_factory=list)

@@ -2,7 +2,7 @@
 
 Quantization is symmetric and per tensor: an input x becomes round(x / scale), clipped to the integer range. `minmax`
 clips at the largest value on the samples, which wastes integer levels on rare outliers. `percentile` clips outliers.
-`mse` uses the limit with the smallest squared error from a grid of limits.
+`mse` tries a grid of limits and uses the one with the smallest squared error.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""A module around a model that converts inputs and outputs."""
+"""Wraps a model in a module that converts inputs and outputs."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""An ONNX Runtime session that is called like the PyTorch model it was exported from.
+"""An ONNX Runtime session that is called like the PyTorch model from which it was exported.
 
 The first run of the session is profiled to find the nodes of the optimized graph, their operators and their providers.
 """

@@ -16,7 +16,7 @@ from redline.errors import RungError
 from redline.ladder.gate import tensors_of
 from redline.ladder.rewrites.sample_run import on_device
 
-# A compiled model for one input form, which is called with (args, kwargs).
+# A compiled model for one input form; called with (args, kwargs).
 E = TypeVar("E", bound=Callable[[tuple[Any, ...], dict[str, Any]], Any])
 
 

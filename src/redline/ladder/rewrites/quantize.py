@@ -80,7 +80,7 @@ def why_no_layers(chosen: Mapping[str, nn.Linear], model: nn.Module, otherwise: 
 
 
 def quantize_layer(rung: str, name: str, layer: nn.Linear, config: Any) -> None:
-    """Quantizes the weight of one layer; raises if it is not finite, because NaN would become a number."""
+    """Quantizes the weight of one layer; raises if it is not finite, because quantization would hide a NaN."""
     if not bool(torch.isfinite(layer.weight).all()):
         raise RungError(f"{rung}: the weight of layer {name!r} contains NaN or infinity.")
     with quiet():

@@ -1,4 +1,4 @@
-"""Running a model on sample inputs without changing the model."""
+"""Runs a model on sample inputs without changing the model."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager

@@ -14,7 +14,7 @@ from redline.ladder.metrics import METRICS
 from redline.ladder.rewrites.calibrate import outputs_on_samples
 
 Quantize = Callable[[str, nn.Linear], None]
-# Share of a limit that is reserved for inputs other than the samples.
+# The share of a limit that is reserved, because inputs other than the samples may have larger errors.
 _MARGIN = 0.1
 
 

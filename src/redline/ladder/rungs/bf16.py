@@ -43,7 +43,7 @@ class HalfPrecision(Rung):
         slow = machine.why_slow(self.name, job.mostly if job is not None else "")
         if slow or job is None or count_convertible(job.model, self.dtype):
             return slow
-        return f"all weights of the model are {self.name} already"
+        return f"all weights of the model are already {self.name}"
 
     def apply(self, job: Job) -> Job:
         job = job.with_evidence(self.name, count_convertible(job.model, self.dtype))

@@ -1,8 +1,8 @@
 """channels_last: stores images and the weights of 2-D convolutions in the channels-last memory format (NHWC).
 
 Tensor cores read this layout directly. Every 4-D input is converted on entry, and convolutions preserve the layout.
-Model code that calls `.view` on an activation can fail with the new strides; the trial then fails with that error as
-its reason.
+Model code that calls `.view` on an activation can fail with the new strides; then the trial of this rung fails with
+that error.
 """
 
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ def _is_channels_last(weight: Tensor) -> bool:
 
 
 def _is_layout_independent(weight: Tensor) -> bool:
-    """Returns whether both layouts are the same bytes: a 1×1 kernel or a single input channel."""
+    """Returns whether the bytes are the same in both layouts: for a 1×1 kernel or a single input channel."""
     return weight.is_contiguous() and _is_channels_last(weight)
 
 
@@ -44,7 +44,7 @@ class ChannelsLast(Rung):
         if not found:
             return "the model has no 2-D convolution"
         if all(map(_is_channels_last, found)) and not all(map(_is_layout_independent, found)):
-            return "all 2-D convolutions are channels-last already"
+            return "all 2-D convolutions are already channels-last"
         return ""
 
     def apply(self, job: Job) -> Job:

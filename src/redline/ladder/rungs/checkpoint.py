@@ -1,9 +1,9 @@
 """checkpoint: discards activations in the forward pass and recomputes them in the backward pass.
 
-Training keeps every activation until the backward pass uses it, and in a deep model activations need more memory than
+Training keeps every activation until the backward pass uses it; in a deep model, activations need more memory than
 weights. A checkpointed block saves only its input and runs its forward pass again in the backward pass, which trades
-compute for memory. `selective` saves the results of expensive operations (matrix products, convolutions, attention)
-and recomputes only the cheap pointwise operations.
+compute for memory. `selective` saves the results of expensive operations (matrix products, convolutions, attention) and
+recomputes only the cheap pointwise operations.
 
 A block stays the same object with the same name and parameters; its class is replaced by a subclass whose forward
 calls `torch.utils.checkpoint`. The random state is restored, so dropout uses the same mask.
@@ -56,7 +56,7 @@ def find_blocks(model: nn.Module, prefix: str = "") -> dict[str, nn.Module]:
 def _is_block(module: nn.Module) -> bool:
     if type(module).forward is nn.Module.forward or next(module.parameters(), None) is None:
         return False
-    # A single layer of torch saves little more than its input, which a checkpoint saves as well.
+    # A single torch layer saves little more than its input, which a checkpoint also saves.
     return next(module.children(), None) is not None or not type(module).__module__.startswith("torch.nn.")
 
 

@@ -3,8 +3,8 @@
 The forward pass is unchanged. Hooks on saved tensors pack the activations, and the backward pass unpacks them. Unlike
 `checkpoint`, nothing is computed twice, but the gradients are computed from rounded activations; the gates check them.
 
-Weights and buffers are never packed: they stay in memory anyway, so a packed copy would cost memory. An activation that
-several operations save, such as the input of query, key and value, is packed once and shared.
+Weights and buffers are never packed: they stay in memory anyway, so a packed copy would need additional memory. An
+activation that several operations save, such as the input of query, key and value, is packed once and shared.
 """
 
 from collections.abc import Iterator
@@ -89,7 +89,7 @@ class Compression:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        if not torch.is_grad_enabled():  # an evaluation between steps saves no activations
+        if not torch.is_grad_enabled():  # an evaluation between training steps saves no activations
             yield
             return
         self.tensors = self.bytes_before = self.bytes_after = self.largest_small_bytes = 0

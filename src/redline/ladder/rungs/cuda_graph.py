@@ -2,9 +2,9 @@
 
 With small batches a GPU idles between kernels, because launching a kernel takes the CPU longer than the GPU needs to
 run it. A captured graph is launched by one call. It reads and writes fixed addresses: inputs are copied into static
-buffers, the graph is replayed, and outputs are copied out (`clone`), so that a result stays valid and can be passed
-back as the next input. Each combination of input shapes, dtypes and non-tensor values gets its own graph; all graphs
-share one memory pool, because only one runs at a time.
+buffers, the graph is replayed, and outputs are copied out (`clone`), so that a result stays valid and can be used as
+the next input. Each combination of input shapes, dtypes and non-tensor values gets its own graph; all graphs share one
+memory pool, because only one runs at a time.
 
 For training the rung captures the whole step including the optimizer. The first call with a combination is a regular
 step; the warm-up steps that a capture needs are rolled back; from the second call on the graph is replayed. The losses
@@ -62,7 +62,7 @@ class CudaGraph(Rung):
         if job.scaler is not None:
             return "grad_scaler decides on the CPU whether to skip a step, which a graph cannot do"
         if getattr(job.evidence.get("compile"), "uses_cuda_graphs", False):
-            return "compile captures CUDA graphs itself in this mode: use a mode without, such as default"
+            return "compile captures CUDA graphs itself in this mode: use a mode without CUDA graphs, such as default"
         return ""
 
     def apply(self, job: Job) -> Job:

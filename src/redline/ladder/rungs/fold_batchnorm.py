@@ -177,7 +177,7 @@ def _fold(model: nn.Module, layer_name: str, norm_name: str) -> None:
     layer: Any = model.get_submodule(layer_name)
     norm: Any = model.get_submodule(norm_name)
     old = layer.weight, layer.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias
-    # In fp64, so that the new weights are rounded only once.
+    # Computed in fp64, so that the new weights are rounded only once.
     exact: list[Any] = [part.detach().double() if isinstance(part, Tensor) else part for part in old]
     if isinstance(layer, nn.Linear):
         weight, bias = fuse_linear_bn_weights(*exact)

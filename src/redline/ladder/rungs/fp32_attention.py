@@ -1,7 +1,7 @@
 """fp32_attention: computes attention scores and softmax in fp32 while the rest of the model runs in fp16 or bf16.
 
-The product of queries and keys is usually the first to exceed the range of fp16 (65,504), and it is most sensitive to
-the 8 mantissa bits of bf16, because the softmax exponentiates the rounding error. Query, key and value keep their
+The product of queries and keys is usually the first to exceed the range of fp16 (65,504), and it is the most sensitive
+to the 8 mantissa bits of bf16, because the softmax exponentiates the rounding error. Query, key and value keep their
 dtype; only the values computed from them are fp32.
 """
 

@@ -38,7 +38,7 @@ _APEX = {
 
 
 class _Unsupported(RungError):
-    """The optimizer does not support an implementation; the message says why."""
+    """Raised if the optimizer does not support an implementation; the message says why."""
 
 
 def rebuild(optimizer: Optimizer, backend: str) -> Optimizer:

@@ -2,7 +2,7 @@
 
 ONNX Runtime optimizes the whole graph ahead of time and uses its own kernels. On a CPU its int8 convolutions are often
 the largest single gain; `int8=static` calibrates them on the sample inputs. A graph has fixed shapes: the first call
-with a new shape exports the model again and takes correspondingly longer.
+with a new shape exports the model again, and therefore takes longer.
 """
 
 import importlib.util
@@ -171,7 +171,7 @@ class Onnxruntime(Rung):
 
 
 def _samples_of_form(model: nn.Module, given: Call, samples: Sequence[Call]) -> list[list[Tensor]]:
-    """Returns the samples with the same input shapes; a graph of fixed shapes cannot run the others."""
+    """Returns the samples with the same input shapes, because a graph with fixed shapes cannot run the others."""
     alike = [sample for sample in samples if input_form(*sample) == input_form(*given)]
     if not alike:
         said = "onnxruntime: no sample has the input shapes of this call, so its own inputs calibrate int8."

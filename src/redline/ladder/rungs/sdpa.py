@@ -100,7 +100,7 @@ class Sdpa(Rung):
                 return f"nn.MultiheadAttention uses its fast path here, {one}"
             return "no attention found: no scaled_dot_product_attention and no softmax between two matrix products"
         if not seen.handwritten and self.backend in ("auto", "default") and not machine.is_cuda:
-            return "the attention of the model is fused already, and this device has only one kernel for it"
+            return "the attention of the model is already fused, and this device has only one kernel for it"
         return ""
 
     def resolve(self, job: Job) -> "Sdpa":

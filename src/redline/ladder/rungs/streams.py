@@ -1,9 +1,9 @@
 """streams: overlaps copies to and from the GPU with the computation, for inputs in host memory.
 
 A GPU copies in, computes and copies out with three different engines, but in plain code each waits for the others, and
-from pageable memory the driver copies twice. This rung splits a batch into chunks: while one chunk is computed, the
-next one is copied in through pinned memory and the previous one is copied out, each on a stream of its own. A call
-still returns a complete result in newly allocated host memory.
+the driver copies pageable memory twice. This rung splits a batch into chunks: while one chunk is computed, the next one
+is copied in through pinned memory and the previous one is copied out, each on its own stream. A call still returns
+a complete result in newly allocated host memory.
 
 Splitting a batch is valid only if rows do not depend on each other. The rung checks that on the samples.
 """
@@ -112,7 +112,7 @@ class Streams(Rung):
         if not machine.is_cuda:
             return "it needs a CUDA GPU: on a CPU there is nothing to copy"
         if job is not None and not job.host_inputs:
-            return "the inputs are on the GPU already (a workload with host_inputs=True has copies to overlap)"
+            return "the inputs are already on the GPU (a workload with host_inputs=True has copies to overlap)"
         return ""
 
     def apply(self, job: Job) -> Job:

@@ -1,7 +1,7 @@
 """tensorrt: compiles the model with torch-tensorrt into TensorRT engines for fixed input shapes.
 
 Operators that TensorRT does not support run in PyTorch between the engines; the proof counts them. The first call with
-a new shape compiles another engine and takes correspondingly longer.
+a new shape compiles another engine, and therefore takes longer.
 """
 
 import importlib.util
@@ -72,7 +72,7 @@ class Tensorrt(Rung):
         if not job.samples:
             return "it needs sample inputs to compile the engines: pass samples="
         if self.precision == "fp16" and job.precision in ("bf16", "fp16"):
-            return f"the model is {job.precision} already: use precision=keep"
+            return f"the model is already {job.precision}: use precision=keep"
         return ""
 
     def apply(self, job: Job) -> Job:

@@ -1,9 +1,9 @@
 """tf32: computes fp32 matrix products on tensor cores with TF32, which has 10 mantissa bits.
 
 By default torch enables TF32 for convolutions and disables it for matrix products, so mainly Linear layers get faster.
-torch has two generations of settings: `allow_tf32` and the newer `fp32_precision`. Writing the old setting also writes
-the new one, but reading the old one raises if the two disagree, and torch.compile reads both. This module therefore
-sets both around each call and restores both to their exact previous values.
+torch has two generations of settings for TF32: `allow_tf32` and the newer `fp32_precision`. Writing the old setting
+also writes the new one, but reading the old one raises if the two disagree, and torch.compile reads both. This module
+therefore sets both around each call and restores both to their exact previous values.
 """
 
 import warnings
@@ -24,7 +24,7 @@ from redline.machine.machine import Machine
 # The functions behind the attributes of torch.backends; the attributes are several times slower to read.
 _read = torch._C._get_fp32_precision_getter
 _write = torch._C._set_fp32_precision_setter
-# A switch set to "none" inherits from ("cuda", "all"), which inherits from _EVERYTHING if it is "none", too.
+# A switch set to "none" inherits from ("cuda", "all"); if that is "none" too, from _EVERYTHING.
 _SWITCHES = (("cuda", "all"), ("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn"))
 _EVERYTHING = ("generic", "all")
 

@@ -24,8 +24,9 @@ _WITHOUT_EFFECT = frozenset(
     )
     for key in keys.split()
 )
-# More names without effect, although some match `_ARITHMETIC`: training (dropout, losses, initial weights), choice of
-# kernel or dtype, token ids, outputs other than logits, and sampling defaults.
+# Patterns of further names without effect on the logits, although some match `_ARITHMETIC`: settings of training
+# (dropout, losses, initial weights), kernel or dtype choice, token ids, outputs other than logits, and sampling
+# defaults.
 _WITHOUT_EFFECT_NAMES = re.compile(
     r"dropout|pdrop|drop_path|layerdrop|(^|_)(loss|aux)(_|$)|(^|_)grad(ient)?(_|$)|checkpointing"
     r"|(^|_)initializer(_|$)|(^|_)init_(std|range|method|device)$|(^|_)(bos|eos|pad|unk|sep|cls|mask|special)_tokens?$"

@@ -25,7 +25,8 @@ from redline.models.memory.neural_memory import NeuralState
 from redline.models.memory.slot_attention import WindowState
 
 LayerState = NeuralState | WindowState
-# The number of values of each weight that identify the model, and the relative error that another dtype may cause.
+# The number of values per weight that are stored to identify the model, and the relative error that another dtype may
+# cause.
 _FINGERPRINT_VALUES = 64
 _ROUNDING = 0.01
 

@@ -142,8 +142,8 @@ def _deterministic_beyond(
     """Computes `_beyond` with a deterministic gradient of the bias.
 
     The gradient of a score bias is summed over queries in no fixed order. This function weights the values by exp(bias)
-    instead. A second pass over the weights alone computes the normalizer. Appending the weights to the values would
-    save this pass, but exceed the head dimension that the kernels support.
+    instead. A second attention pass, with the weights as values, computes the normalizer. Appending the weights to the
+    values would save this pass, but exceed the head dimension that the kernels support.
     """
     # Scaled so that the largest weight is 1; otherwise all weights could underflow in fp16.
     most_B1 = bias_BS.detach().amax(1, keepdim=True)

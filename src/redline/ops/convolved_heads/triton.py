@@ -43,7 +43,7 @@ def _load_earlier(
         exists = exists & (own == tl.load(documents + tl.maximum(source, 0), mask=exists, other=0))
     offset = x + source.to(tl.int64)[:, None] * token_stride + channel[None, :]
     values = tl.load(offset, mask=(exists & (source >= 0))[:, None] & inside[None, :], other=0.0).to(tl.float32)
-    # Only the first block of tokens reaches before the first token.
+    # Only the first block of tokens needs inputs from before the first token.
     if (TAPS > 1) and (tl.program_id(0) == 0):
         held = recent + (TAPS - 1 + source).to(tl.int64)[:, None] * channels + channel[None, :]
         values += tl.load(held, mask=(exists & (source < 0))[:, None] & inside[None, :], other=0.0).to(tl.float32)
@@ -197,7 +197,7 @@ def convolved_heads_inputs_kernel(
     offset = row.to(tl.int64)[:, None] * channels + channel[None, :]
     values = tl.load(x + row.to(tl.int64)[:, None] * token_stride + channel[None, :], mask=mask, other=0.0)
     values = values.to(tl.float32)
-    # Only the first block of tokens reaches before the first token.
+    # Only the first block of tokens needs inputs from before the first token.
     if (TAPS > 1) and (tl.program_id(0) == 0):
         values += tl.load(recent + held, mask=before, other=0.0).to(tl.float32)
     own = tl.load(documents + tl.maximum(row, 0), mask=exists, other=0) if HAS_DOCUMENTS else row

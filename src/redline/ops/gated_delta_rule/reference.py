@@ -59,7 +59,7 @@ def chunked(
     documents_BS: Tensor | None = None,
     chunk: int = 64,
 ) -> tuple[Tensor, Tensor]:
-    """Computes the same by matrix products. Padding tokens of the last chunk neither decay nor change the state."""
+    """Computes the same with matrix products. Padding tokens of the last chunk neither decay nor change the state."""
     with torch.autocast(q_BSHK.device.type, enabled=False):
         S_BHKV = initial_state(k_BSHK, v_BSHV, state_BHKV)
         tokens = q_BSHK.shape[1]

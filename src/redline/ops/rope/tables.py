@@ -40,7 +40,7 @@ def rope_tables(
 ) -> tuple[Tensor, Tensor]:
     """Returns fp32 cosines and sines, each (length, head_dim / 2), for the positions 0 to length − 1."""
     if torch.empty(0, device=device).is_meta:
-        # Nothing is computed: that would import TorchDynamo.
+        # Returns empty tensors, because computing on the meta device would import TorchDynamo.
         _check(head_dim, base, scaling)
         cos, sin = (torch.empty(length, head_dim // 2, dtype=torch.float32, device=device) for _ in range(2))
         return cos, sin

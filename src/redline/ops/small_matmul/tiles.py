@@ -66,7 +66,8 @@ BLOCK_TILES = {
 # assumed for fp32). For int8 rows the limit is the largest number of rows that was measured; there torch
 # needs separate kernels to scale the sums.
 LARGEST_ROWS = {(2, 2): 1, (4, 4): 0, (2, 1): 64, (4, 1): 64, (1, 1): 512}
-# If rows of the weight are not aligned to this, blocks are loaded element by element, which pays off for fewer rows.
+# If the weight's rows are not aligned to this, blocks are loaded element by element, so the kernels are used only for
+# fewer rows of x.
 ALIGNED_BYTES, LARGEST_UNALIGNED_ROWS = 16, 32
 # Programs that occupy every multiprocessor of the largest GPUs.
 PROGRAMS = 132

@@ -1,6 +1,7 @@
-"""The browser as source and output: a local page that shows input and output, changes settings and draws metrics.
+"""The browser as source and output: serves a local page that shows input and output, changes settings and plots
+metrics.
 
-Frames travel over WebRTC. Importing this package needs neither aiortc nor aiohttp; `serve` does.
+Frames are sent over WebRTC. Importing this package needs neither aiortc nor aiohttp; `serve` does.
 """
 
 import ssl
@@ -81,8 +82,8 @@ def serve(
         size: (height, width) of the frames if the browser is the source.
         rate: the frame rate requested from the browser's camera.
         controls: the settings that the model supports, shown as sliders.
-        device: the device whose memory the page shows; `busy_share` is the share of time in which it computes.
-        names: further host names under which the page may be opened, such as a proxy's.
+        device: the device whose memory the page shows; `busy_share` returns the share of time in which it computes.
+        names: further host names under which the page may be opened, such as that of a proxy.
         certificate: a PEM file with a key and certificates, for https.
     """
     if missing := [name for name in _REQUIRED if find_spec(name) is None]:

@@ -1,5 +1,5 @@
-"""Distributes frames to any number of viewers: each gets the newest frame when it is ready, and publishing never waits
-for a viewer.
+"""Distributes frames to any number of viewers. A viewer gets the newest frame whenever it is ready for one; publishing
+never waits for a viewer.
 
 Frames are converted between the images of the codec (YUV, even sides) and those of the stream (RGB, any size).
 """
@@ -26,7 +26,7 @@ _WINDOW = 256
 # The largest accepted camera image, and the largest image that is shown on the page without downscaling.
 MAX_CAMERA_PIXELS = 4096 * 2304
 MAX_SHOWN_PIXELS = 1920 * 1080
-# Averages when downscaling and interpolates when upscaling; by default swscale would repeat chroma samples.
+# Averages when downscaling and interpolates when upscaling. By default, swscale repeats chroma samples.
 _SMOOTH = Interpolation.AREA | Interpolation.FULL_CHR_H_INT | Interpolation.FULL_CHR_H_INP | Interpolation.ACCURATE_RND
 
 
@@ -80,7 +80,7 @@ class Broadcast:
 
 
 class BrowserSink(Sink):
-    """The pages as a sink: `write` only publishes the frame, so slow, dead or absent viewers cost nothing."""
+    """A sink that shows frames on the pages. `write` only publishes a frame and never waits for viewers."""
 
     name = "browser"
 
@@ -101,7 +101,8 @@ class Viewer:
         self._broadcast, self._loop = broadcast, asyncio.get_running_loop()
         self._woken = asyncio.Event()
         self._seen: int | None = None
-        # A frame that was published before this viewer connected has waited, so its age is not measured.
+        # The age of a frame that was published before this viewer connected is not measured, because it includes the
+        # wait.
         newest = broadcast.newest
         self._count_at_start = 0 if newest is None else newest.count
         self._ages_s: deque[float] = deque(maxlen=_WINDOW)
@@ -112,7 +113,7 @@ class Viewer:
         """Returns the newest frame, and whether its age is to be measured; None at the end of the broadcast.
 
         The age is measured for frames published after the viewer connected. If no new frame comes within
-        `repeat_after_s`, the last one is returned again, so that a lost packet does not spoil a still image for long.
+        `repeat_after_s`, the last one is returned again, so that packet loss does not corrupt a still image for long.
         """
         self._broadcast.wanted.set()
         while True:
@@ -161,7 +162,7 @@ def crop_and_scale(image: VideoFrame, height: int, width: int) -> Tensor:
 
     A browser on a slow connection sends smaller images, while the model keeps its size.
     """
-    # Crops first, because scaling an image of one row until it covers the size would need too much memory.
+    # Crops before scaling, because an extreme image (such as a single row) would need too much memory if scaled first.
     crop_height = min(image.height, max(1, round(image.width * height / width)))
     crop_width = min(image.width, max(1, round(image.height * width / height)))
     top, left = (image.height - crop_height) // 2, (image.width - crop_width) // 2
@@ -173,8 +174,7 @@ def crop_and_scale(image: VideoFrame, height: int, width: int) -> Tensor:
 
 
 def shown_size(height: int, width: int, pixel_aspect: Fraction = Fraction(1)) -> tuple[int, int]:
-    """Returns (height, width) on the page: in square pixels, even for chroma subsampling, and small enough to encode
-    live."""
+    """Returns (height, width) on the page: square pixels, even sides, and small enough to encode live."""
     height, width = square_size(height, width, pixel_aspect)
     scale = min(1.0, math.sqrt(MAX_SHOWN_PIXELS / (height * width)))
     if scale == 1.0:
@@ -183,7 +183,7 @@ def shown_size(height: int, width: int, pixel_aspect: Fraction = Fraction(1)) ->
 
 
 def to_codec_frame(pixels: Tensor, pixel_aspect: Fraction = Fraction(1)) -> VideoFrame:
-    """Returns an image for the codec. An odd side is padded by repeating its last row or column."""
+    """Returns an image for the codec. An odd side is padded by repeating the last row or column."""
     height, width = pixels.shape[:2]
     shown_height, shown_width = shown_size(height, width, pixel_aspect)
     rgb = pixels.numpy()

@@ -1,4 +1,4 @@
-"""Parses the messages of a page, which are untrusted: an invalid one raises MessageError."""
+"""Parses the messages of a page, which are untrusted input: an invalid message raises MessageError."""
 
 from typing import Literal
 
@@ -32,7 +32,7 @@ class Change(Struct, frozen=True, tag="settings"):
 
 
 class Ping(Struct, frozen=True, tag="ping"):
-    """`sent` is a time of the page's clock, and is returned unchanged."""
+    """`sent` is a time by the page's clock, and is sent back unchanged."""
 
     sent: float
 
@@ -54,9 +54,9 @@ def read(text: str) -> Message:
         raise MessageError('offer: "lines" must name at least one video track, each once.', "offer")
     if isinstance(message, Change):
         if not message.settings:
-            raise MessageError('settings: "settings" must have the values to change.', "settings")
+            raise MessageError('settings: "settings" must not be empty.', "settings")
         for name, value in message.settings.items():
             if isinstance(value, str) != (name == "prompt"):
-                kind = "a text" if name == "prompt" else "a number or a list of numbers"
+                kind = "a string" if name == "prompt" else "a number or a list of numbers"
                 raise MessageError(f"settings: {name[:40]!r} must be {kind}.", "settings")
     return message

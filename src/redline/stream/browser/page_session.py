@@ -27,7 +27,7 @@ _SEND_TIMEOUT_S = 5.0
 
 
 class Server(Protocol):
-    """What a page asks of the server."""
+    """The interface of the server that a page session uses."""
 
     @property
     def settings(self) -> dict[str, Any]: ...
@@ -36,7 +36,7 @@ class Server(Protocol):
 
 
 class PageSession:
-    """Handles the messages of one page until its WebSocket is closed. A slow page never blocks the others."""
+    """Handles the messages of one page until its WebSocket is closed. A slow page does not block the others."""
 
     def __init__(self, socket: web.WebSocketResponse, server: Server) -> None:
         self._socket, self._server = socket, server
@@ -56,7 +56,7 @@ class PageSession:
                 task.cancel()
 
     async def send(self, message: dict[str, Any]) -> None:
-        """Sends a message. Closes the socket if the page does not accept it in time."""
+        """Sends a message. Closes the socket if the page does not receive it in time."""
         try:
             await asyncio.wait_for(self._socket.send_str(json.dumps(message, allow_nan=False)), _SEND_TIMEOUT_S)
         except (ConnectionError, TimeoutError, RuntimeError):
@@ -67,7 +67,7 @@ class PageSession:
         await self.send({"type": "error", "about": about, "text": text})
 
     def send_later(self, message: dict[str, Any]) -> asyncio.Task[None]:
-        """Starts to send the message, and returns the task without waiting for it."""
+        """Starts sending the message, and returns the task without waiting for it."""
         return self._start(self.send(message))
 
     def send_metrics(self, metrics: dict[str, Any]) -> None:

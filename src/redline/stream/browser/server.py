@@ -1,4 +1,4 @@
-"""The web server of a stream: the page with its files, and one WebSocket per page, all checked by `Access`."""
+"""The web server of a stream: the page with its files, and one WebSocket per page. `Access` checks every request."""
 
 import asyncio
 import socket
@@ -72,7 +72,7 @@ class PageServer:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The current settings as JSON values. The seed is a text, because JavaScript numbers have only 53 bits."""
+        """The current settings as JSON values. The seed is a string, because JavaScript numbers have only 53 bits."""
         values = asdict(self.live_settings.now())
         unset = self._control_entries - len(values["control"])
         return values | {"seed": str(values["seed"]), "control": [*values["control"], *[0.0] * unset]}
@@ -87,7 +87,7 @@ class PageServer:
             raise MessageError(f"settings: the control vector of this model has {entries} numbers.", "settings")
         steps, most = changes.get("steps"), self.info["most_steps"]
         if isinstance(steps, (int, float)) and steps > most:
-            # A page must not be able to block the device for minutes with one frame.
+            # Prevents a page from blocking the device for minutes with one frame.
             raise MessageError(f"settings: a page may set at most {most} steps.", "settings")
         # Runs in a thread, because checking a prompt runs the text encoder.
         await asyncio.get_running_loop().run_in_executor(None, partial(self.live_settings.change, **changes))
@@ -108,7 +108,7 @@ class PageServer:
     def open_connection(self, offer: Offer) -> WebRtcConnection:
         for name, is_there in (("camera", self.source is not None), ("output", "output" in self.broadcasts)):
             if name in offer.lines and not is_there:
-                raise MessageError(f"this stream has no {name} in a browser.", "offer")
+                raise MessageError(f"this stream has no {name} in the browser.", "offer")
         if sum(session.connection is not None for session in self._sessions) >= MAX_CONNECTIONS:
             raise MessageError(f"too many connected pages: at most {MAX_CONNECTIONS} are allowed.", "offer")
         if "camera" not in offer.lines or self.source is None:
@@ -203,7 +203,7 @@ def _bearer(request: web.Request) -> str | None:
 def collect_metrics(
     latency: Latency, broadcasts: Mapping[str, Broadcast], now_s: float, device: torch.device, busy_share: float | None
 ) -> dict[str, Any]:
-    """Returns the metrics that all pages show; `busy_share` is the device's, and None before the first frame."""
+    """Returns the metrics that all pages show; `busy_share` (of the device's time) is None before the first frame."""
     return {
         "type": "figures",
         "at_s": now_s,

@@ -1,4 +1,4 @@
-"""The browser's camera as a live source. The newest received frame waits in a channel until the stream reads it.
+"""The browser's camera as a live source. A channel holds the newest received frame until the stream reads it.
 
 A page that disconnects does not end the stream: it is logged as a fault, and the source waits for the next page.
 """
@@ -32,10 +32,10 @@ class _Arrived(NamedTuple):
 
 
 class Lateness:
-    """Measures how much longer a frame travelled than the fastest one, by the browser's own timestamps.
+    """Measures how much longer a frame took to arrive than the fastest one, by the browser's own timestamps.
 
-    The clocks of two machines drift apart, so the travel time of the fastest frame is raised by 0.1% of the elapsed
-    time.
+    The clocks of two machines drift apart, so 0.1% of the elapsed time is added to the travel time of the fastest
+    frame.
     """
 
     def __init__(self) -> None:
@@ -54,8 +54,8 @@ class Lateness:
 class CameraFeed:
     """The frames from one page's camera, filled by the network thread.
 
-    The capture time of a frame is its arrival, minus its delay compared with the fastest frame. The time that the
-    fastest frame took in camera, browser and network cannot be measured.
+    The capture time of a frame is its arrival time minus its delay relative to the fastest frame. The time that the
+    fastest frame took in camera, browser and network cannot be measured, so it is not included.
     """
 
     def __init__(self, clock: Clock, latency: Latency) -> None:
@@ -71,7 +71,7 @@ class CameraFeed:
             raise RedlineError(f"camera frames of {image.width}×{image.height} are too large ({most}).")
         now_s = self._clock.now_s()
         late_s = self._lateness.of(float((image.pts or 0) * TICK_90KHZ), now_s)
-        # A queue in the network does not drain by itself, but a new connection starts without one.
+        # A queue in the network does not drain by itself; a new connection starts with an empty queue.
         if late_s > MAX_LATE_S:
             raise RedlineError(f"camera frames arrive {late_s:.1f} s late: reconnecting.")
         self._channel.put(_Arrived(image, self._arrived, now_s - late_s))
@@ -117,7 +117,7 @@ class BrowserSource:
         self._closed = False
 
     def connect(self) -> CameraFeed:
-        """Returns a feed for a page that starts to send, and ends the previous page's feed."""
+        """Returns a feed for a page that starts sending, and ends the feed of the previous page."""
         feed = CameraFeed(self._clock, self._latency)
         with self._changed:
             if self._feed is not None:
@@ -130,14 +130,14 @@ class BrowserSource:
 
     def frames(self) -> Generator[Frame, None, None]:
         feed = self._wait_for_feed()
-        # There is no timeout for the first frame, because a person must press a button; later silence is a fault.
+        # The first frame has no timeout, because a person must press a button. Later, missing frames are a fault.
         timeout_s, first_pts = None, None
         while feed is not None:
             arrived = feed.take(timeout_s)
             if self._closed:
                 return
             if arrived is None:
-                silent = f"the browser sent nothing for {self._silence_s:g} s."
+                silent = f"the browser sent no frame for {self._silence_s:g} s."
                 raise SourceFault(feed.why_ended if feed.ended else silent)
             timeout_s = self._silence_s
             pts = arrived.image.pts or 0

@@ -1,8 +1,8 @@
-"""The WebRTC connection to one page: receives the frames of its camera, and sends those of the stream.
+"""The WebRTC connection to one page: receives frames from its camera, and sends the frames of the stream.
 
 No STUN or TURN server is used, and the candidates of the page are ignored: the page connects to the addresses in the
-answer, so this side sends only to addresses from which it has received packets. A page that is served on loopback gets
-sockets that only this machine can reach.
+answer, so the server sends only to addresses from which it has received packets. If the page is served on loopback, the
+sockets can be reached only from this machine.
 """
 
 import asyncio
@@ -25,9 +25,9 @@ from redline.stream.browser.broadcast import Broadcast, Published, Viewer, to_co
 from redline.stream.browser.messages import MessageError, Offer
 from redline.stream.browser.source import CameraFeed
 
-# The defaults of aiortc, 0.5 to 1.5 Mbit/s, blur the image. The browser can still request less.
+# The default bitrates of aiortc, 0.5 to 1.5 Mbit/s, blur the image. The browser can still request lower ones.
 vpx.DEFAULT_BITRATE, vpx.MAX_BITRATE = 3_000_000, 12_000_000
-# Traffic from a machine to any of its own addresses uses this device, and traffic from outside does not.
+# Traffic from a machine to any of its own addresses uses this network device; traffic from outside does not.
 _LOOPBACK = b"lo"
 _CONNECT_TIMEOUT_S = 10.0
 _REPEAT_AFTER_S = 1.0
@@ -103,7 +103,7 @@ class WebRtcConnection:
         try:
             await self._connection.setRemoteDescription(RTCSessionDescription(_without_candidates(offer.sdp), "offer"))
             await self._connection.setLocalDescription()
-        # An offer is untrusted text, for which aiortc raises exceptions of any type.
+        # An offer is untrusted input, for which aiortc may raise any type of exception.
         except Exception as error:
             raise MessageError(f"offer: it cannot be answered ({error or type(error).__name__}).", "offer") from error
         if receiver is not None and self._feed is not None:

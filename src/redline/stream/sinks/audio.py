@@ -1,7 +1,7 @@
-"""Copies the audio of a video file packet by packet, at its own times.
+"""Copies the audio of a video file packet by packet, with its own timestamps.
 
-Frames keep their timestamps however long they take to process, so audio and video stay in sync once both count from
-the same start.
+Frames keep their timestamps however long they take to process, so audio and video stay in sync if their timestamps have
+the same origin.
 """
 
 import math
@@ -37,7 +37,7 @@ class AudioCopy:
         self._started = False
 
     def until(self, end_s: Fraction | None) -> Iterator[Packet]:
-        """Yields the packets that start before `end_s`, or all that are left. The output's header must be written."""
+        """Yields the packets that start before `end_s`, or all remaining ones. The output's header must be written."""
         if not self._started:
             self._started, self._next = True, next(self._packets, None)
         while self._next is not None and (end_s is None or _start_s(self._next) < end_s):
@@ -67,7 +67,7 @@ class AudioCopy:
                 continue
             ticks = round(self._shift_s / Fraction(packet.time_base))
             index = packet.stream.index
-            # A muxer refuses timestamps that do not increase in its own time base, as in badly cut videos.
+            # A muxer refuses timestamps that do not increase in its own time base, which occur in badly cut videos.
             step = max(1, math.ceil(Fraction(self._targets[index].time_base or 1) / Fraction(packet.time_base)))
             dts = max(dts - ticks, last.get(index, dts - ticks - step) + step)
             last[index] = dts
@@ -77,7 +77,7 @@ class AudioCopy:
 
 
 def check_audio_copy(path: Path, container: str, suffix: str) -> None:
-    """Raises RedlineError if the container does not support the audio codec, which only a trial shows."""
+    """Raises RedlineError if the container does not support the audio codec, which is tested by a trial."""
     with _opened(path) as source:
         for stream in source.streams.audio:
             name = stream.codec_context.name if stream.codec_context else "unknown"

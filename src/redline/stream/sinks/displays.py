@@ -16,7 +16,7 @@ _INSTEAD = "use browser, mjpeg or a file as output"
 
 
 class WindowSink(Sink):
-    """Tk must be used by one thread: the one that writes frames creates, draws and closes the window."""
+    """Tk must be used from one thread, so the thread that writes frames also creates and closes the window."""
 
     name = "window"
 
@@ -41,14 +41,15 @@ class WindowSink(Sink):
         if self._window is None:
             self._open()
         image_tk: Any = import_module("PIL.ImageTk")
-        # Keeps a reference to the image, because Tk has none: the image would be freed and the window become empty.
+        # Keeps a reference to the image, because Tk does not: otherwise the image is freed and the window becomes
+        # empty.
         window: Any = self._window
         self._image = image_tk.PhotoImage(as_square_pixels(frame), master=window)
         self._label.configure(image=self._image)
         window.update()
 
     def idle(self) -> None:
-        """Handles events while no frame comes, so that the window can be moved and closed."""
+        """Handles events while there is no frame, so that the window can be moved and closed."""
         if self._window is not None:
             self._window.update()
 

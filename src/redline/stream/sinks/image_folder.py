@@ -1,4 +1,4 @@
-"""Writes every frame as a PNG file named by its index, so that a dropped frame shows as a gap."""
+"""Writes every frame as a PNG file named by its index, so that a dropped frame leaves a gap in the numbers."""
 
 import io
 from pathlib import Path

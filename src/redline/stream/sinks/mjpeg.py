@@ -1,8 +1,8 @@
 """Serves Motion JPEG over HTTP, as a page and as a stream that browsers, players and recorders can open.
 
 A frame is encoded once, and only while there are viewers. A new viewer first gets the next frame, because the last
-encoded one may be old. Each viewer is sent the newest frame when the previous one is sent: a slow viewer gets fewer
-frames, a dead one is disconnected, and the stream waits for none of them.
+encoded one may be old. A viewer gets the newest frame whenever the previous one has been sent: a slow viewer gets fewer
+frames, a dead one is disconnected, and the stream waits for neither.
 """
 
 import asyncio
@@ -139,6 +139,6 @@ async def _next_image(images: asyncio.Queue[bytes], transport: asyncio.BaseTrans
 
 
 class _Multipart(web.StreamResponse):
-    """A response without a length that is not sent in chunks, which some players do not support."""
+    """A response without a length and without chunked encoding, which some players do not support."""
 
     _length_check = False

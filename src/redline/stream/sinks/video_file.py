@@ -3,7 +3,7 @@
 A live recording cannot be repeated, so it is written in fragments that reach the disk within a second, and survives a
 full disk or a killed process. The next recording in the folder recovers the file of a killed process.
 
-B-frames are disabled, so that frames leave the encoder in display order and timestamps may be irregular.
+B-frames are disabled, so that the encoder returns frames in display order and timestamps may be irregular.
 """
 
 import os
@@ -30,8 +30,8 @@ from redline.video.truncated import complete_bytes
 from redline.video.writing import exact_clock, open_encoder, open_output
 
 _BT709 = 1
-# The length of the fragments of a live recording. With no frames held back by the encoder, at most two seconds are lost
-# when the process is killed or the disk is full.
+# The length of the fragments of a live recording. The encoder delays no frames, so at most two seconds are lost if the
+# process is killed or the disk is full.
 _FRAGMENT_S = 1
 _KEY_FRAME_EVERY_S = 2
 _NO_DELAY = {"rc-lookahead": "0"}
@@ -40,8 +40,8 @@ _NO_DELAY = {"rc-lookahead": "0"}
 class VideoFileSink(Sink):
     """`origin_s` is the time of the source that becomes 0 in the file; None takes the time of the first frame.
 
-    `audio` is the video whose audio is copied. An `is_live` recording is kept as far as it was written if writing
-    fails. `notes` tell which recordings were recovered in the folder.
+    `audio` is the video whose audio is copied. If writing fails, the part of an `is_live` recording that was written is
+    kept. `notes` lists the recordings that were recovered in the folder.
     """
 
     takes_new_size = False
@@ -117,7 +117,7 @@ class _VideoWriter:
         self._origin_s = first.time_s if sink._origin_s is None else sink._origin_s
         self._default_duration = max(1, round(1 / sink._rate / first.time_base))
         self._last: int | None = None
-        # Durations of the frames inside the encoder, kept here because the encoder does not return them.
+        # Durations of the frames inside the encoder, stored here because the encoder does not return them.
         self._durations: dict[int, int] = {}
         self._end_s = Fraction(0)
         self._to_yuv = VideoReformatter()
@@ -182,7 +182,7 @@ class _VideoWriter:
         if self._audio is not None:
             self._audio.close()
         if self._output is not None:
-            # Closing writes the rest, which fails if writing failed before.
+            # Closing writes the remaining data, which fails if writing failed before.
             with suppress(OSError, ValueError, av.FFmpegError):
                 self._output.close()
             self._output = None
@@ -209,7 +209,7 @@ class _VideoWriter:
         context.sample_aspect_ratio = self._pixel_aspect
         context.colorspace = context.color_primaries = context.color_trc = _BT709
         context.color_range = ColorRange.MPEG
-        # Frame threads hold frames back; slice threads do not, at the cost of a slightly larger file.
+        # Frame threads delay frames; slice threads do not, but make the file slightly larger.
         context.thread_type = "SLICE" if sink._is_live else "AUTO"
         open_encoder(stream, sink._options)
         return stream
@@ -221,7 +221,7 @@ def _open(path: Path, container: str, time_base: Fraction, is_live: bool) -> Out
         # Frames must not wait for an audio stream that has ended.
         options |= {"flush_packets": "1", "max_interleave_delta": str(_FRAGMENT_S * av.time_base // 4)}
     if is_live and container == "matroska":
-        # A cluster ends after this limit, not at it, so the limit is 1 ms shorter.
+        # A cluster ends only after it exceeds this limit, so the limit is 1 ms shorter.
         options |= {"cluster_time_limit": str(_FRAGMENT_S * 1000 - 1)}
     elif is_live:
         # Writes fragments, and a regular file when finished; audio may begin before 0 in both.

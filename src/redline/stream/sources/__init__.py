@@ -1,4 +1,4 @@
-"""Sources of frames. A source is opened by its constructor, so that errors come before a stream starts.
+"""Sources of frames. A source is opened by its constructor, so that errors are raised before the stream starts.
 
 `frames()` runs in one thread and releases its resources there. `close()` may be called from any thread and only
 requests the end; the frames end soon after. A live source that loses its connection raises `SourceFault`, and
@@ -12,19 +12,19 @@ from typing import Protocol
 from redline.errors import RedlineError
 from redline.stream.frames import Frame
 
-# The largest side of generated or resized frames; larger sizes are rejected as typing errors.
+# The largest side of generated or resized frames; larger sizes are rejected as typos.
 LARGEST_PX = 16_384
 
 
 class SourceFault(RedlineError):
-    """Raised when the source gives no frames at present but may give some later."""
+    """Raised if the source has no frames now but may have some later."""
 
 
 class Source(Protocol):
     """`is_live` sources set the pace: frames that are not taken in time are lost.
 
-    `rate` is the average number of frames per second. `height` and `width` are those of the first frame; later frames
-    may differ.
+    `rate` is the average number of frames per second. `height` and `width` are the size of the first frame; later
+    frames may have other sizes.
     """
 
     name: str

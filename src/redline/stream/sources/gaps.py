@@ -3,16 +3,16 @@
 When a demuxer loses synchronization in a damaged file, it continues at the next valid position, or ends. How this
 shows depends on the format:
 
-- Matroska has timestamps: bytes are skipped and time is missing at the same place. Either alone is no damage: a frame
-  may be shown for long, and other data may lie between two frames.
-- MPEG-TS counts its packets: one is marked as corrupt and time is missing at the same place. A mark alone may be where
-  recordings were concatenated.
-- AVI has an index of its frames and no timestamps, so that all frames after a gap come too early. A gap shows as an
-  entry of the index that is never read.
-- Fragmented MP4 and FLV may declare their duration at the start. A damaged file ends before it.
-- IVF declares its number of frames at the start. From a damaged file, fewer frames are read.
+- Matroska has timestamps: a gap is reported if bytes were skipped and the timestamps jump at the same position. One of
+  the two is not enough, because a frame may have a long duration, and other data may lie between two frames.
+- MPEG-TS numbers its packets: a gap is reported if a packet is marked as corrupt and the timestamps jump at about the
+  same position. The mark alone also occurs where recordings were concatenated.
+- AVI has an index of its frames and no timestamps, so that all frames after a gap come too early. A gap is reported if
+  an entry of the index is never read.
+- Fragmented MP4 and FLV may declare their duration at the start. A damaged file ends before that time.
+- IVF declares its number of frames at the start. A damaged file has fewer frames.
 
-The number of frames missing after a truncation follows from the declared duration.
+The number of frames missing after a truncation is computed from the declared duration.
 """
 
 from fractions import Fraction
@@ -28,11 +28,11 @@ _FLV, _IVF = "flv", "ivf"
 # An intact file has at most a few dozen bytes between two packets.
 _SKIPPED_BYTES = 512
 _FRAMES_MISSING = {_MATROSKA: Fraction(5, 2), _MPEGTS: Fraction(3, 2)}
-# Packets come in decoding order, so a corrupt one may spoil a frame that is shown earlier or later.
+# Packets come in decoding order, so a corrupt packet may damage a frame that is shown earlier or later.
 _REORDERED_S = Fraction(1, 2)
 # The end of a file may hold an index and attachments, and the declared duration is rounded.
 _UNREAD_SHARE, _END_MISSING_S = 0.05, 0.25
-# An index points to a frame, or to the header before it.
+# An index entry points to a frame, or to the header before it.
 _AVI_HEADER_BYTES = 8
 
 
@@ -44,7 +44,7 @@ class Gap(NamedTuple):
 
 
 class GapDetector:
-    """Must be given every packet as it is read; the methods that find gaps take the times of decoded frames."""
+    """Must be given every packet when it is read. The methods that return gaps take the times of decoded frames."""
 
     def __init__(self, container: InputContainer, stream: VideoStream, rate: Fraction) -> None:
         self._container, self._stream, self._rate = container, stream, rate
@@ -83,7 +83,7 @@ class GapDetector:
 
     @property
     def is_gap_possible(self) -> bool:
-        """Whether the packets so far may include a gap; how it affects the frames is known only after decoding."""
+        """Whether there may be a gap in the packets so far; how it affects the frames is known only after decoding."""
         return bool(self._gaps_s) or not self._is_next
 
     def between(self, last_s: Fraction, next_s: Fraction) -> Gap | None:
@@ -132,7 +132,7 @@ class GapDetector:
         if stream.duration and stream.time_base:
             return (stream.duration + (stream.start_time or 0)) * Fraction(stream.time_base)
         if container.duration and self._kind == _FLV:
-            # The declared duration is the time of the end, wherever the video starts.
+            # The declared duration is the end time, whatever the start time is.
             return Fraction(container.duration, av.time_base)
         if container.duration:
             return Fraction(container.duration + (container.start_time or 0), av.time_base)

@@ -1,8 +1,8 @@
 """A camera or a network stream through FFmpeg, opened before the stream starts and again after each fault.
 
-Opening and every read have a timeout, after which the stream counts as lost. The first connection is kept open for the
-first frames, because a camera cannot be opened twice and a server is slow to open; frames that came meanwhile are
-skipped. After a fault, a video on a server continues after the last frame that was received.
+Opening and every read have a timeout, after which the stream counts as lost. The first connection stays open and gives
+the first frames, because a camera cannot be opened twice and a server is slow to open; frames that arrived in the
+meantime are skipped. After a fault, a video on a server continues after the last frame that was received.
 """
 
 import errno
@@ -38,16 +38,17 @@ _UNTIMED = 0x80
 _DELAYED, _DELAYED_CODECS = ("rtsp", "mpegts"), ("h264", "hevc", "mpeg4", "mpeg2video", "mpeg1video")
 # A video may end this much before its declared duration, because of rounding.
 _MISSING_S = 1
-# A wait this long means that the packet is new. Two in a row are required, because a busy machine causes single waits.
+# If a read takes this long, the packet is new. Two such reads in a row are required, because a busy machine causes
+# single long reads.
 _WAITED_S, _IN_A_ROW = 0.004, 2
-# A source that sends bursts, or faster than it is read, is accepted after this time.
+# Skipping ends after this time at the latest, because a source may send in bursts or faster than it is read.
 _LONGEST_S = 3.0
 SCHEMES = ("rtsp", "rtsps", "http", "https", "rtmp", "srt", "udp")
 # A playlist from the network may refer to other addresses, but not to local files.
 _PROTOCOLS = "crypto,data,http,https,httpproxy,rtmp,rtmps,rtmpt,rtp,srtp,srt,tcp,tls,udp"
-# Over UDP a lost packet would spoil all frames until the next key frame.
+# Uses TCP, because over UDP a lost packet would corrupt all frames until the next key frame.
 _RTSP = {"rtsp_transport": "tcp"}
-# After this many packets that cannot be decoded, a stream is given up.
+# Maximum number of consecutive packets that cannot be decoded; after more, the stream fails.
 _MAX_UNDECODABLE = 600
 _DEVICES = Path("/dev")
 
@@ -70,8 +71,8 @@ class Backlog:
     """Detects the end of the backlog that a live source sent while it was opened and the model was set up.
 
     The backlog is skipped, because its duration would otherwise add to the latency of every later frame. A stream does
-    not say how old its frames are, but packets of the backlog are available at once, while the reader has to wait for
-    new ones. Uses wall time even if the stream's clock is simulated, because the network is real.
+    not say how old its frames are, but packets of the backlog are available immediately, while the reader has to wait
+    for new ones. Uses wall time even if the stream's clock is simulated, because the network is real.
     """
 
     def __init__(self) -> None:
@@ -185,22 +186,22 @@ class LiveInput:
         try:
             container.seek(self._last, stream=_video_stream(container, self._address))
         except (av.FFmpegError, OSError):
-            # A server that cannot seek sends from the start: frames that were shown already are skipped.
+            # A server that cannot seek sends from the start; frames that were already shown are skipped.
             container.close()
             return _opened(self._address)
         return container
 
     def _check_end(self, stream: VideoStream, time_base: Fraction, shown: int | None) -> None:
-        """Raises SourceFault if the video ended early, because a server may break off without an error.
+        """Raises SourceFault if the video ended early, because a server may stop sending without an error.
 
-        A connection that gave no new frame is taken for the end of the video.
+        If a connection gave no new frame, the video is assumed to have ended.
         """
         if not stream.duration or self._last is None or self._last == shown:
             return
         length_s = ((stream.start_time or 0) + stream.duration) * time_base
         if length_s - self._last * time_base > _MISSING_S:
             came_s = float(self._last * time_base)
-            raise SourceFault(f"{self.name} broke off at {came_s:.1f} s of {float(length_s):.1f} s.")
+            raise SourceFault(f"{self.name} ended early at {came_s:.1f} s of {float(length_s):.1f} s.")
 
     def _decoded(
         self, container: InputContainer, stream: VideoStream, first: VideoFrame | None
@@ -275,12 +276,12 @@ def _opened(address: Address) -> InputContainer:
 
 def _video_stream(container: InputContainer, address: Address) -> VideoStream:
     stream = container.streams.best("video")
-    # A restarting camera may send audio before video, so this is a fault, which is retried.
+    # A restarting camera may send audio before video, so a missing video stream is retried.
     if not isinstance(stream, VideoStream):
         raise SourceFault(f"{address.name} has no video stream.")
     if stream.codec_context is None:
         raise SourceFault(f"{address.name}: there is no decoder for its codec.")
-    # PyAV's slice threads are kept, because frame threads delay every frame.
+    # Keeps slice threads, PyAV's default, because frame threads delay every frame.
     return stream
 
 

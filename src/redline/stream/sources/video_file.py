@@ -1,4 +1,4 @@
-"""A video file as a source: every frame once, at its exact time, also with a variable frame rate."""
+"""A video file as a source. Gives every frame once, with its exact timestamp, also if the frame rate is variable."""
 
 import threading
 from collections import deque
@@ -42,12 +42,12 @@ from redline.video.truncated import missing_bytes
 DAMAGED, MISSING = "damaged", "missing"
 _UNSPECIFIED = 2
 _HDR = {16: "PQ", 18: "HLG"}
-# By default swscale repeats chroma samples instead of interpolating them, which a model would see as steps.
+# By default, swscale repeats chroma samples instead of interpolating them, which would give the model step edges.
 _SMOOTH_COLOUR = Interpolation.FULL_CHR_H_INT | Interpolation.ACCURATE_RND
 
 
 class DamageSuspected(Exception):
-    """The video may be damaged, or does not support frame threads."""
+    """Raised if the video may be damaged, or does not support frame threads."""
 
 
 def decode_frame_threaded(packets: Iterator[Packet], stream: VideoStream, gaps: GapDetector) -> Iterator[VideoFrame]:
@@ -58,8 +58,8 @@ def decode_frame_threaded(packets: Iterator[Packet], stream: VideoStream, gaps: 
     sign of damage, before anything is reported or skipped, and the caller continues with a sequential decoder.
 
     The signs are a decoding error, a frame or packet marked as corrupt, a gap, and frames that are missing at the end.
-    FFmpeg marks some damage only later, or never (much damage of HEVC): such frames are returned spoiled, as by the
-    sequential decoder, but their pixels may differ from its pixels.
+    FFmpeg marks some damage only later, or never (often for HEVC): such frames are returned with errors, as by the
+    sequential decoder, but their pixels may differ from those of the sequential decoder.
     """
     threads = enable_frame_threads(stream)
     if threads < 2:
@@ -68,7 +68,7 @@ def decode_frame_threaded(packets: Iterator[Packet], stream: VideoStream, gaps: 
     while (packet := _next(packets)) is not None:
         if packet.is_corrupt or gaps.is_gap_possible:
             raise DamageSuspected
-        if packet.size and not packet.is_discard:  # trimmed videos have packets that are not to be shown
+        if packet.size and not packet.is_discard:  # trimmed videos have packets whose frames must not be shown
             with_content, are_timed = with_content + 1, are_timed and packet.pts is not None
             newest.append(packet.pts)
         try:
@@ -102,7 +102,7 @@ class DamagedVideo(RedlineError):
 
 @dataclass
 class _Progress:
-    """The number of frames that were yielded, and the time of the last one."""
+    """The number of yielded frames, and the timestamp of the last one."""
 
     count: int = 0
     last: int | None = None
@@ -184,7 +184,8 @@ class VideoFile:
                 if pts is not None and last is not None:
                     self._skip_gap(gaps.between(last * time_base, pts * time_base))
                 if pts is None or (last is not None and pts <= last):
-                    # Badly cut videos repeat timestamps: the next free one keeps the order and the number of frames.
+                    # Badly cut videos repeat timestamps; using the next free one keeps the order and the number of
+                    # frames.
                     pts = 0 if last is None else last + (default_duration if pts is None else 1)
                 last = pts
                 if done.last is not None and pts <= done.last:
@@ -245,7 +246,7 @@ def to_pixels(frame: VideoFrame, to_rgb: VideoReformatter, size: tuple[int, int]
     """Returns upright RGB pixels, scaled to `size` (height, width) in the same pass if swscale supports it."""
     colours = None
     if int(frame.colorspace) == _UNSPECIFIED and not frame.format.is_rgb:
-        # Players choose by the size if the file declares no colour space.
+        # Players choose BT.709 or BT.601 by the frame size if the file declares no colour space.
         large = frame.width >= 1280 or frame.height >= 720
         colours = Colorspace.ITU709 if large else Colorspace.ITU601
     height, width = (frame.height, frame.width) if size is None else upright(frame.rotation, *size)

@@ -1,4 +1,4 @@
-"""Sources that change the frames of another source: scaled, played at their own pace, or shown on a page as well."""
+"""Sources that wrap another source: to scale its frames, play it at its own frame rate, or also show it on a page."""
 
 import threading
 from collections.abc import Callable, Generator
@@ -16,7 +16,7 @@ from redline.stream.sources import LARGEST_PX, Source
 
 SOURCE_LATE = "source late"
 _LATE_S = 0.1
-# A source that is always late still shows a frame this often.
+# If a source is always late, a frame is still shown this often.
 _LONGEST_GAP_S = 0.5
 
 
@@ -86,12 +86,12 @@ class Previewed(SourceWrapper):
 
 
 class Paced(SourceWrapper):
-    """Makes a source live: its frames come at their presentation times, as from a camera.
+    """Makes a source live: yields its frames at their presentation times, as a camera does.
 
-    Times count from the first frame, so that one late frame does not delay the rest. The age of a late frame counts
-    from the time at which it was due, so that the latency shows that a source cannot keep up. A frame that is late by
-    more than one frame and a tenth of a second is dropped, unless no frame was shown in the last half second. `drop` is
-    called with the cause for each dropped frame.
+    Times count from the first frame, so that one late frame does not delay the rest. The age of a late frame is
+    measured from the time at which it was due, so that the latency shows that a source cannot keep up. A frame that is
+    late by more than one frame and a tenth of a second is dropped, unless no frame was shown in the last half second.
+    `drop` is called with the cause for each dropped frame.
     """
 
     def __init__(

@@ -1,11 +1,12 @@
 """The LSD loss, and the corruption of the history.
 
-The loss is the difference between output and target, relative to the difference between input and target.
-Absolute differences would give dark clips more weight than all others, and the model would brighten images that are
-bright enough. With relative ones, a loss of 1 means that the output is as far from the target as the input is.
+The loss is the difference between output and target, relative to the difference between input and target. Absolute
+differences would give dark clips more weight than all others, and the model would brighten images that are bright
+enough. With relative differences, a loss of 1 means that the output is as far from the target as the input is.
 
 The history frame is corrupted in the way a model's output degrades over time: colour shift, noise, blur, displacement.
-A model trained only on true frames as history accumulates its own errors. Trained on corrupted ones, it corrects them.
+A model trained only on clean history frames accumulates its own errors; trained on corrupted history frames, it
+corrects them.
 """
 
 import torch
@@ -18,7 +19,8 @@ from redline.datasets.clips.warp import positions, warp
 _SOFT = 0.03
 # Added to the input's difference, so that the weight of a perfect input stays finite.
 _LEAST = 0.03
-# The largest gain and offset of each colour, noise (all on a scale of [-1, 1]), and displacement in pixels.
+# The largest gain and offset of each colour, the largest noise (for images in [-1, 1]), and the largest displacement in
+# pixels.
 _GAIN, _OFFSET, _NOISE, _MOVED_PX = 0.12, 0.08, 0.12, 2.0
 
 
@@ -38,7 +40,7 @@ def weights_by_input(seen: Tensor, target: Tensor) -> Tensor:
 
 
 def corrupted(previous: Tensor, share: float, generator: torch.Generator) -> Tensor:
-    """Corrupts a share of the images, each differently. Images are in [-1, 1]."""
+    """Corrupts a random share of the images, each differently. Images are in [-1, 1]."""
     batch, channels, height, width = previous.shape
 
     def some(*shape: int) -> Tensor:

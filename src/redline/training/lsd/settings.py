@@ -1,4 +1,4 @@
-"""The config of an LSD training: [model], [data], [stages] and [training]."""
+"""The config of an LSD training run: [model], [data], [stages] and [training]."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
@@ -18,7 +18,7 @@ STAGES = ("diffusion", "rollouts", "distillation")
 
 @dataclass(frozen=True)
 class LsdSettings:
-    """A named size and the dimensions that differ from it. `weights` is the dtype in which the result is stored."""
+    """A model size and the dimensions that differ from it. `weights` is the dtype in which the result is stored."""
 
     size: str = "tiny"
     patch: int | None = None
@@ -38,7 +38,7 @@ class LsdSettings:
 
 @dataclass(frozen=True)
 class StageSettings:
-    """The share of the training at which each stage begins; 1 means never.
+    """The share of training at which each stage begins; 1 means never.
 
     Training begins with diffusion alone. From `rollouts_from` on, the model restores clips of `frames` frames with its
     own output as history; a share `corruption` of the histories is corrupted, and `steadiness` is the weight of a
@@ -67,7 +67,7 @@ class StageSettings:
         return self.distillation_from < 1 and self.teacher_share > 0
 
     def at(self, progress: float) -> str:
-        """Returns the stage after this share of the training."""
+        """Returns the stage after this share of training."""
         if progress >= self.distillation_from and self.distillation_from < 1:
             return "distillation"
         return "rollouts" if progress >= self.rollouts_from and self.rollouts_from < 1 else "diffusion"
@@ -78,8 +78,8 @@ class LsdLoopSettings(LoopSettings):
     """`compile` compiles the network; `checkpointing` recomputes activations in the backward pass. For large models,
     `adamw8bit` also shrinks the optimizer state to a quarter.
 
-    Validation takes `validation_clips` clips of each folder, `validation_frames` long. The scores on the result page
-    are measured over `final_frames`.
+    Validation uses `validation_clips` clips of `validation_frames` frames from each folder. The scores on the result
+    page are measured on clips of `final_frames` frames.
     """
 
     optimizer: Literal["adamw", "adam", "adamw8bit"] = "adamw"
@@ -102,5 +102,6 @@ class LsdTraining(PhotoTraining):
         multiple = self.model.config.multiple_px
         if self.data.frame_px % multiple:
             raise RedlineError(
-                f"frame_px = {self.data.frame_px} under [data] must be a multiple of {multiple}, or frames are padded."
+                f"frame_px = {self.data.frame_px} under [data] must be a multiple of {multiple}, so that frames need "
+                "no padding."
             )

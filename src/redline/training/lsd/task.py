@@ -38,7 +38,7 @@ _SEED_OF_VALIDATION = 900_001
 
 
 class StudentTeacher(nn.Module):
-    """`student` is trained; `teacher` averages its weights until distillation begins. `seconds` counts the time.
+    """`student` is trained; `teacher` averages its weights until distillation begins. `seconds` is the training time.
 
     It is one module, so that checkpoints hold both networks.
     """
@@ -62,7 +62,7 @@ class StudentTeacher(nn.Module):
 
 @dataclass(frozen=True)
 class _Draw:
-    """The control vector of a step, and the generators of its noise and of its choices, which are made on the host."""
+    """The control vector of a step, and the random generators of its noise (device) and of its choices (CPU)."""
 
     control: Tensor | None
     noise: torch.Generator
@@ -109,7 +109,7 @@ class LsdTask(PhotoTask):
 
     @property
     def averaged(self) -> nn.Module:
-        """The student alone, because the teacher is an average already."""
+        """The student alone, because the teacher is already an average."""
         return self.networks.student
 
     @property
@@ -148,7 +148,7 @@ class LsdTask(PhotoTask):
         return self._rollout(frames, seen, targets, draw)
 
     def validate(self, model: nn.Module) -> dict[str, float]:
-        """Returns the gain over the input, the warp error with and without history, and the drift, by folder name."""
+        """Returns PSNR, gain over the input, warp error with and without history, and drift, for each folder."""
         figures = {}
         for folder, result in self.judge(model, self.settings.loop.validation_frames).items():
             name = Path(folder).name
@@ -157,7 +157,7 @@ class LsdTask(PhotoTask):
         return figures
 
     def judge(self, model: nn.Module, frames: int) -> dict[str, Restoration]:
-        """Evaluates in fp32, so that the scores do not depend on the precision of training."""
+        """Evaluates in fp32, so that the scores do not depend on the training precision."""
         steps, data = self.settings.stages.sample_steps, self.settings.data
         restore = restorer(model, steps, self.settings.loop.validation_clips, data.frame_px, self.device)
         return {folder: judge(restore, clips.clip(0, frames), steps) for folder, clips in self.tests.items()}
@@ -202,7 +202,7 @@ class LsdTask(PhotoTask):
     def _distill(
         self, image: Tensor, given: Tensor, target: Tensor, weights_B: Tensor, draw: "_Draw"
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Trains one random sampling step on the output of the steps before it.
+        """Trains one randomly chosen sampling step on the output of the steps before it.
 
         Returns the output of that step, the output of the last step, and the loss.
         """
@@ -239,21 +239,22 @@ class LsdTask(PhotoTask):
     def _predict(
         self, network: nn.Module, noisy: Tensor, image: Tensor, given: Tensor, times: Tensor, control: Tensor | None
     ) -> Tensor:
-        # One memory layout, because a compiled network recompiles for every other one.
+        # Always the same memory layout, because a compiled network recompiles for each new layout.
         images = [one.contiguous() for one in (noisy, image, given)]
-        # One autocast context per call: autocast caches weights, and those cached under no_grad have no gradients.
+        # One autocast context per call: autocast caches converted weights, and weights cached under no_grad have no
+        # gradients.
         with computing_in(self.precision, self.device):
             return network(*images, times, control).float()
 
     def _control(self, generator: torch.Generator) -> tuple[Tensor | None, Tensor]:
-        """Returns the control vector and its first two entries, the shares of darkness and colour cast to keep."""
+        """Returns the control vector and its first two entries: the shares of darkness and colour cast to keep."""
         batch, entries = self.settings.data.batch, self.settings.model.config.control
         keep, chosen = torch.rand(2, batch, 2, generator=generator, device=self.device)
         keep = keep * (chosen[:, :1] < (_CONTROLLED if entries else 0.0))
         return (nn.functional.pad(keep, (0, entries - 2)) if entries else None), keep
 
     def _drop_some_history(self, history: Tensor, image: Tensor, generator: torch.Generator) -> Tensor:
-        """Replaces the history of some clips by the frame, as at the start of a video."""
+        """Replaces the history of some clips by the current frame, as at the start of a video."""
         nothing = torch.rand(len(history), 1, 1, 1, generator=generator, device=self.device) < _NO_HISTORY
         return torch.where(nothing, image, history)
 
@@ -264,7 +265,7 @@ class LsdTask(PhotoTask):
         return Sampler(sampler_table(name, PROCESS, PREDICTION, steps), self.device, batch)
 
     def _progress(self, step: int) -> float:
-        """Returns the share of the training done, by steps or by the clock; the clock includes earlier runs."""
+        """Returns the share of training that is done, by steps or by time; the time includes that before a resume."""
         loop = self.settings.loop
         if loop.steps is not None:
             return loop.progress(step, 0.0)

@@ -1,7 +1,7 @@
 """The interface between a model and training on text; `architectures.py` has the implementations.
 
 The fields of an architecture are the keys under [model]. Its methods build the model, compute the loss of a batch,
-count the arithmetic per token and save the result. The training loop knows nothing else about the model.
+count the FLOP per token and save the result. The training loop knows nothing else about the model.
 """
 
 from abc import ABC, abstractmethod
@@ -17,9 +17,9 @@ from redline.files.limits import NonNegativeInt
 from redline.nn.meta import meta_device
 from redline.nn.packing import Packing
 
-# Matrix products are fastest on whole tiles, so the vocabulary is rounded up to a multiple of this.
+# The vocabulary is rounded up to a multiple of this, because matrix products are fastest on whole tiles.
 _VOCABULARY_STEP = 64
-# A larger number is a typing error, and building the model to count its parameters would take minutes.
+# A larger number is assumed to be a typo; building the model to count its parameters would take minutes.
 _MOST_LAYERS = 2**14
 
 
@@ -44,7 +44,7 @@ class Architecture(ABC):
 
     @property
     def kept_per_token(self) -> int:
-        """A lower bound of the activations per token that the backward pass needs; 0 if unknown."""
+        """A lower bound on the number of activations per token that the backward pass needs; 0 if unknown."""
         return 0
 
     @abstractmethod
@@ -97,7 +97,7 @@ class LossModule(nn.Module):
         self, tokens_BS: Tensor, targets_BS: Tensor, documents_BS: Tensor, positions_BS: Tensor, borders: Tensor
     ) -> Tensor:
         packing = Packing(documents_BS, positions_BS, borders)
-        # The validation loss is without the z-loss.
+        # The validation loss excludes the z-loss.
         z_loss = self.z_loss if self.training else 0.0
         return self._architecture.loss(self.model, tokens_BS, targets_BS, packing, z_loss)
 
@@ -113,7 +113,7 @@ def check_layers(layers: int) -> None:
 
 
 def kept_by_blocks(layers: int, width: int, mlp_width: int) -> int:
-    """Returns the activations per token that all blocks keep for the backward pass.
+    """Returns the number of activations per token that all blocks keep for the backward pass.
 
     Each block keeps the inputs of attention and MLP, the query, the attention output, and the MLP's gate and value.
     """
@@ -121,7 +121,7 @@ def kept_by_blocks(layers: int, width: int, mlp_width: int) -> int:
 
 
 def products_per_token(model: nn.Module) -> int:
-    """Returns the multiplications per token in one forward pass: the sizes of all matrices but embedding tables."""
+    """Returns the multiplications per token in one forward pass: the sizes of all matrices except embedding tables."""
     matrices = {id(weight): weight.numel() for weight in model.parameters() if weight.ndim == 2}
     used = {id(m.weight) for m in model.modules() if isinstance(m, nn.Linear)}
     looked_up = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)} - used

@@ -43,7 +43,7 @@ class DecoderSettings(Architecture):
 
     def __post_init__(self) -> None:
         check_layers(self.layers)
-        # A shape that no Hugging Face model family can express could be trained but not saved.
+        # A model that no Hugging Face architecture can express could be trained but not saved.
         family_of(self.config(self.vocabulary or 1))
 
     @property
@@ -69,7 +69,8 @@ class DecoderSettings(Architecture):
         return model.loss(tokens_BS, targets_BS, packing, z_loss=z_loss)
 
     def flops_per_token(self, model: nn.Module, length: float) -> float:
-        # The backward pass takes two products for each forward one. A token attends to half of its document on average.
+        # The backward pass computes two matrix products per forward product. A token attends to half of its document on
+        # average.
         seen = min(length, 2 * self.window) if self.window else length
         channels = self.config(1).heads * self.config(1).head_dim
         return 6.0 * products_per_token(model) + 6.0 * self.layers * seen * channels

@@ -27,14 +27,14 @@ class TrainingCase:
     def open(self, batch: int, device: str) -> tuple[Callable[[], object], float, str]:
         where = torch.device(device)
         length = self.training.data.length
-        # The training that follows repeats these warnings.
+        # The training run that follows repeats these warnings.
         with quiet():
             trained = make_trained_model(self.training.with_batch(batch), self.vocabulary, where)
         optimizer = trained.optimizer()
         ema = Ema(trained.model, self.training.loop.ema_decay) if self.training.loop.ema_decay else None
         inputs = synthetic_batch(batch, length, self.vocabulary, 0).inputs(where)
 
-        # From the second part on, gradients are in memory during the forward pass.
+        # From the second micro-batch on, gradients are in memory during the forward pass.
         parts = min(self.training.data.accumulate, 2)
 
         def step() -> None:

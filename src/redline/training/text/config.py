@@ -1,4 +1,4 @@
-"""The config of a training on text: [model], [data], [tokenizer] and [training].
+"""The config for training on text: [model], [data], [tokenizer] and [training].
 
 `recall` under [data] names a recall task that generates the batches instead of text. Its options stand beside it, and
 there is no [tokenizer] then.
@@ -48,7 +48,7 @@ class TextLoopSettings(LoopSettings):
     """`plan` is a one-line plan or the path of a plan file. With `rate_scaling`, `learning_rate` is the rate for
     `rate_tokens` tokens per step.
 
-    `deterministic` refuses kernels whose results differ from run to run, so that a resumed training on a GPU matches an
+    `deterministic` refuses kernels whose results differ from run to run, so that a resumed run on a GPU matches an
     uninterrupted one bit for bit. A CPU has no such kernels.
     """
 
@@ -81,20 +81,22 @@ class TextLoopSettings(LoopSettings):
 
     @property
     def short_warmup_error(self) -> str:
-        """Returns an error message if the training ends before its learning rate is reached, otherwise ""."""
+        """Returns an error message if training ends during the warm-up, otherwise ""."""
         if self.steps is None or self.warmup_steps < self.steps:
             return ""
         return f"warmup_steps = {self.warmup_steps:,} do not end within {self.steps:,} steps: set fewer."
 
     @property
     def whole_plan(self) -> Plan:
-        """The plan as written. Its precision rungs set the precision of the training; `applied_plan` omits them."""
+        """The plan as written. Its precision rungs set the training precision; `applied_plan` omits them."""
         plan = Plan.load(self.plan) if self.plan.endswith(".toml") else Plan.parse(self.plan)
         for rung in plan.rungs:
             if not rung.training:
                 raise RedlineError(f"{rung.name} in the plan works for inference only.")
             if rung.stage is Stage.LAUNCH:
-                raise RedlineError(f"{rung.name} in the plan replaces a whole training step, which this loop splits.")
+                raise RedlineError(
+                    f"{rung.name} in the plan replaces a whole training step, but the training loop splits steps."
+                )
             if rung.name == "autocast" and getattr(rung, "dtype", "") == "fp16":
                 raise RedlineError(
                     "write fp16 in the plan instead of autocast(dtype=fp16): it adds a loss scale and fp32 masters."
@@ -112,7 +114,7 @@ class TextLoopSettings(LoopSettings):
 
     @property
     def asked_precision(self) -> str:
-        """Returns the precision of [training], or that of the plan where it is "auto"; "auto" if neither sets one."""
+        """Returns the precision under [training], or that of the plan if it is "auto"; "auto" if neither sets one."""
         return self.precision if self.precision != AUTO else self._planned_precision() or AUTO
 
     def rate_for(self, tokens_per_step: int) -> float:
@@ -139,7 +141,7 @@ class TextTraining:
         batch: int | None = None,
         length: int | None = None,
     ) -> "TextTraining":
-        """Returns the settings of a config file or dict, with the arguments that are not None in place of its own."""
+        """Returns the settings of a config file or dict; arguments that are not None replace its values."""
         with read_config(config, ("model", "data", "tokenizer", "training")) as tables:
             model, data, tokenizer = tables["model"], tables["data"], tables["tokenizer"]
             override(data, sources=sources, batch=batch, length=length)
@@ -151,7 +153,7 @@ class TextTraining:
             if kind not in ARCHITECTURES:
                 raise RedlineError(f"unknown kind under [model] {kind!r}: use one of {', '.join(ARCHITECTURES)}.")
             loop = decode(TextLoopSettings, tables["training"], "training")
-            # If `steps` overrides the config, as in a trial run, the training may end during the warm-up.
+            # If `steps` overrides the config, as in a trial run, training may end during the warm-up.
             if steps is None and loop.short_warmup_error:
                 raise RedlineError(loop.short_warmup_error)
             return cls(
@@ -180,7 +182,7 @@ class TextTraining:
         return self.data.batch * self.data.accumulate * self.data.length
 
     def with_batch(self, batch: int) -> "TextTraining":
-        """Returns a copy with this batch and the learning rate that belongs to it."""
+        """Returns a copy with this batch size and the learning rate that belongs to it."""
         chosen = replace(self, data=replace(self.data, batch=batch))
         rate = chosen.loop.rate_for(chosen.tokens_per_step)
         return replace(chosen, loop=replace(chosen.loop, learning_rate=rate, rate_scaling="none", rate_tokens=0))

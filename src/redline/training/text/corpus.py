@@ -1,4 +1,4 @@
-"""A tokenized corpus in shards: made once, and reused as long as its sources and settings do not change.
+"""Builds a tokenized corpus in shards, and reuses it as long as its sources and settings do not change.
 
 The corpus is written to a temporary folder, which is renamed when it is complete. The name of the folder is a digest of
 the sources (paths, sizes, modification times), how they are read, and the tokenizer.
@@ -149,7 +149,7 @@ class Corpus:
                 held += size
                 continue
             end = min(max(-(-(wanted - held) // copies), 2), length - 1)
-            # A single token is never predicted, so one alone is held out only if there is no other document.
+            # A single token has no target, so an end of one token is held out only if there is no other document.
             if end > (length < total) and held + end * copies <= 2 * wanted:
                 return whole, mark, end
         if not whole and least[0] < total:

@@ -1,6 +1,6 @@
-"""Refuses a training that cannot fit into memory, before anything is read or written.
+"""Refuses a training run that cannot fit into memory, before anything is read or written.
 
-The estimate is a lower bound, so a training that could run is never refused. On a CPU nothing else would warn: Linux
+The estimate is a lower bound, so a run that could fit is never refused. On a CPU there is no other warning: Linux
 overcommits memory, and later kills the process that uses too much of it.
 """
 

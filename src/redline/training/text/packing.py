@@ -1,7 +1,7 @@
 """Packs documents into rows without padding: shuffled, concatenated and cut every `length` tokens.
 
 Each row has the document number of every token, so that attention is masked to documents. The last token of a document
-has no target. The order of the rows depends on the seed and the step alone, so a resumed training sees the same rows.
+has no target. The order of the rows depends on the seed and the step alone, so a resumed run sees the same rows.
 
 B: rows of a batch, S: tokens of a row.
 """
@@ -82,7 +82,7 @@ class PackedRows:
 
     @property
     def attended(self) -> float:
-        """The mean, over all tokens, of the length of the part of the token's document that lies in its row."""
+        """The mean over all tokens of the length of the token's document, counted within its row only."""
         _, ends, _ = self._order(0)
         total = self.rows * self.length
         borders = np.union1d(ends[ends < total], np.arange(0, total + 1, self.length))
@@ -128,7 +128,7 @@ class PackedRows:
 
 
 def padding_share(lengths: np.ndarray, length: int, batch: int, seed: int = 0) -> float:
-    """Returns the share of padding if each document had its own rows, padded to the longest row of the batch."""
+    """Returns the share of padding without packing: each document in its own rows, padded to the batch's longest."""
     rest = lengths % length
     pieces = np.concatenate([np.full(int((lengths // length).sum()), length), rest[rest > 0]])
     np.random.default_rng(seed).shuffle(pieces)

@@ -1,6 +1,6 @@
 """Trains a language model on a recall task, with new samples in every step.
 
-The samples depend on the seed and the step alone, so a resumed training sees the same ones.
+The samples depend on the seed and the step alone, so a resumed run sees the same ones.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Writes the result of a training on text: a model folder with its tokenizer, and a summary page with curves."""
+"""Writes the result of training on text: a model folder with its tokenizer, and a summary page with curves."""
 
 import json
 from collections.abc import Mapping, Sequence

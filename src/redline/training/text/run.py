@@ -1,4 +1,4 @@
-"""Prepares and runs a training on text. Everything is checked before anything is written."""
+"""Prepares and runs training on text. Everything is checked before anything is written."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -57,7 +57,7 @@ def prepare_training(
     if found.skipped_message:
         log(found.skipped_message)
     if training.tokenizer.file:
-        # Checked now, because tokenizing the text may take long.
+        # Checked now, because tokenizing the text may take a long time.
         training.model.vocabulary_for(training.tokenizer.load().vocabulary)
 
     def check_is_saved_text(made: Corpus) -> None:
@@ -71,7 +71,7 @@ def prepare_training(
         rows_of(training, made)
         check_is_saved_text(made)
 
-    # If `check` raises, `prepare` deletes the shards that it has made, because this training cannot use them.
+    # If `check` raises, `prepare` deletes the shards that it has made, because this run cannot use them.
     corpus = prepare(found, training.tokenizer, Path(data.shards), status, check)
     check_is_saved_text(corpus)
     vocabulary = training.model.vocabulary_for(corpus.tokenizer.vocabulary)
@@ -112,9 +112,9 @@ def _with_batch(
     status: Log,
     log: Log,
 ) -> TextTraining:
-    """Sets the batch, and the learning rate that belongs to it.
+    """Sets the batch size, and the learning rate that belongs to it.
 
-    If the config says "auto", it is the batch with which a resumed training began, or the largest one that fits. `rows`
+    If the config says "auto", it is the batch size with which a resumed run began, or the largest one that fits. `rows`
     is the number of rows in the text, or None if samples are generated without end.
     """
     batch = training.data.batch
@@ -134,8 +134,8 @@ def _saved_batch(training: TextTraining, saved: SavedTraining) -> int:
     tokens, row = saved.identity["tokens_per_step"], training.data.length * training.data.accumulate
     if tokens < row or tokens % row:
         raise RedlineError(
-            f"{str(saved.path)!r} belongs to another training: its {tokens:,} tokens per step are not a multiple of "
-            f"length × accumulate = {training.data.length:,} × {training.data.accumulate}."
+            f"{str(saved.path)!r} belongs to another training run: its {tokens:,} tokens per step are not a multiple "
+            f"of length × accumulate = {training.data.length:,} × {training.data.accumulate}."
         )
     return tokens // row
 
@@ -158,7 +158,7 @@ def _largest_batch(
 def run_text(
     task: LanguageTask, out: Path, device: torch.device, resume: bool, progress: Callable[[Progress], None], log: Log
 ) -> tuple[Outcome, TextResult | None]:
-    """Trains and writes the result. Returns no result if the training was interrupted."""
+    """Trains and writes the result. Returns no result if the run was interrupted."""
     active = task.trained.active(task.optimizer(), task.training)
     ceiling = _ceiling(task, device)
     if ceiling is None:
@@ -176,7 +176,10 @@ def run_text(
     if outcome.interrupted:
         return outcome, None
     if loop.steps is not None and outcome.position.step > loop.steps:
-        log(f"no step was added: the checkpoint has {outcome.position.step:,} steps, and {loop.steps:,} were asked for")
+        log(
+            f"nothing to train: the checkpoint already has {outcome.position.step:,} steps, and {loop.steps:,} were "
+            "asked for"
+        )
     try:
         return outcome, write_result(task, outcome, out, active)
     except OSError as error:

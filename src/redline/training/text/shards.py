@@ -1,4 +1,4 @@
-"""Shards of tokens: memory-mapped files whose size and checksums are verified when they are opened.
+"""Writes and reads shards of tokens: memory-mapped files whose size and checksums are verified when they are opened.
 
     header: magic, version, bytes of a token, vocabulary, tokens, documents, checksums of the body and of the header
     body:   the tokens (16 bits each where the vocabulary allows), where each document starts and the last one ends,
@@ -62,7 +62,7 @@ def open_shard(path: Path) -> Shard:
     if header[: len(_MAGIC)] != _MAGIC:
         raise RedlineError(f"{str(path)!r} is not a shard of tokens.")
     if len(header) < _BODY:
-        raise RedlineError(f"the shard {str(path)!r} is cut off: it ends within its header.")
+        raise RedlineError(f"the shard {str(path)!r} is truncated: it ends within its header.")
     (checked,) = _CHECKSUM.unpack_from(header, _HEADER.size)
     if checked != zlib.crc32(header[: _HEADER.size]):
         raise RedlineError(f"the header of the shard {str(path)!r} is damaged.")
@@ -74,7 +74,7 @@ def open_shard(path: Path) -> Shard:
     first = _BODY + tokens * width + -(tokens * width) % 8
     expected = first + 8 * (documents + 1) + 8 * documents
     if size != expected:
-        problem = "cut off" if size < expected else "too long"
+        problem = "truncated" if size < expected else "too long"
         raise RedlineError(
             f"the shard {str(path)!r} is {problem}: it has {size:,} bytes, and its header says {expected:,}."
         )

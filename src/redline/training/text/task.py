@@ -30,14 +30,14 @@ _VALIDATION_BATCH = 8
 
 
 def identity_of_settings(training: TextTraining) -> dict[str, Any]:
-    """Returns the part of a training's identity that does not depend on its text, most decisive settings first."""
+    """Returns the settings that identify a training run, without its text; the most important settings come first."""
     free = {"plan", "rate_scaling", "rate_tokens", "sources", "shards", "batch", "accumulate", "text_field"}
     free |= {"separator", "validation_rows", "vocabulary", "precision", "deterministic"}
     return {"kind": training.kind, **settings_except(free, training.model, training.data, training.loop)}
 
 
 class LanguageTask(Task):
-    """`tokens` is the size of the tokenizer's vocabulary. `_draw` makes the rows of a step from seed and step alone."""
+    """`tokens` is the size of the tokenizer's vocabulary. `_draw` draws a step's rows from seed and step alone."""
 
     unit = "token"
     # The share of tokens that padding would have wasted; None without documents.
@@ -116,7 +116,7 @@ class LanguageTask(Task):
 
     @contextmanager
     def _evaluating(self, model: nn.Module) -> Iterator[LossModule]:
-        """Yields `model` in evaluation mode, with the precision of training and inside the plan's contexts.
+        """Yields `model` in evaluation mode, in the training precision and inside the plan's contexts.
 
         Compiled blocks recompile for evaluation. Outside of the plan's contexts they would exceed dynamo's limit of
         recompilations, and later blocks would run uncompiled.
@@ -177,7 +177,7 @@ class TextTask(LanguageTask):
 
     @torch.no_grad()
     def validate(self, model: nn.Module) -> dict[str, float]:
-        """Returns the mean loss over held-out rows, computed in the precision of training."""
+        """Returns the mean loss over held-out rows, computed in the training precision."""
         if self.held_out is None:
             return {}
         rows = min(self.training.data.validation_rows, self.held_out.rows)

@@ -41,7 +41,7 @@ class TextTokenizer:
 
     @property
     def special_tokens(self) -> bool:
-        """Whether the name of a special token in a text becomes that token."""
+        """Whether a special token's name in a text is encoded as that token."""
         return not self.inner.encode_special_tokens
 
     @property
@@ -70,7 +70,7 @@ class TextTokenizer:
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int, special_tokens: bool = False) -> TextTokenizer:
-    """Trains a byte-level BPE. A small corpus may give fewer tokens than `vocabulary`."""
+    """Trains a byte-level BPE. The vocabulary may be smaller than `vocabulary` if the corpus is small."""
     if vocabulary < MIN_VOCABULARY:
         raise RedlineError(
             f"vocabulary = {vocabulary} under [tokenizer] must be at least {MIN_VOCABULARY} (bytes and an end token)."

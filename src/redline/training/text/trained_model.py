@@ -50,7 +50,7 @@ class TrainedModel:
         return entered(self.job.contexts)
 
     def _rung(self, rung: Rung) -> str:
-        # The proof of fused_ops needs no step, and tells whether the rung found anything to replace.
+        # The proof of fused_ops does not need a training step, and says whether the rung found anything to replace.
         return f"rung {rung}: {rung.proof(self.job)}" if isinstance(rung, FusedOps) else f"rung {rung}"
 
     def active(self, optimizer: Optimizer, training: TextTraining) -> list[str]:
@@ -85,7 +85,7 @@ class TrainedModel:
 
 
 def plan_of(training: TextTraining, machine: Machine) -> Plan:
-    """Returns the plan in the config, or the plan shipped for this kind of machine if the config has none."""
+    """Returns the plan in the config, or the bundled plan for this kind of machine if the config has none."""
     return choose_plan("train", machine, given=training.loop.applied_plan if training.loop.plan else None).plan
 
 
@@ -126,7 +126,7 @@ def make_trained_model(
         replace(job, precision="bf16" if precision == "fp8" else precision), machine
     )
     if {id(weight) for weight in module.parameters()} != weights:
-        raise RedlineError(f"the plan {plan} replaces parameters, which a training must keep: remove that rung.")
+        raise RedlineError(f"the plan {plan} replaces parameters, which training must keep: remove that rung.")
 
     def call(inputs: Mapping[str, Tensor]) -> Tensor:
         return job.model(**inputs)

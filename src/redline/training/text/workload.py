@@ -22,7 +22,7 @@ from redline.training.text.architecture import LossModule, own_loss
 from redline.training.text.config import AUTO, TextTraining
 from redline.training.text.packing import synthetic_batch
 
-# The batch of a climb where the config says "auto".
+# The batch size of a climb if the config says "auto".
 _BATCH = 8
 
 
@@ -55,7 +55,7 @@ def make_workload(training: TextTraining) -> Workload:
 
     def optimizer(parameters: Iterable[nn.Parameter]) -> Optimizer:
         weights = list(parameters)
-        # The same model on the meta device tells which of the given weights are hidden matrices.
+        # The same model on the meta device shows which of the given weights are hidden matrices.
         with meta_device():
             alike = build()
         hidden = {id(weight) for weight in hidden_matrices(alike)}

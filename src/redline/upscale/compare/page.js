@@ -1,12 +1,12 @@
 "use strict";
 
-// The distance at which a pointer still grabs the divider, and how far an arrow key moves the image.
+// The maximum distance at which a pointer grabs the divider, and how far an arrow key moves the image.
 const NEAR_PX = 26, STEP_PX = 48;
 
 function watch(frame) {
   const range = frame.querySelector("input");
   const button = frame.parentElement.querySelector("button");
-  // The left upper corner of the image and its size at 100%, in CSS pixels of the frame.
+  // The top left corner of the image and its size at 100%, in CSS pixels of the frame.
   let actual = false, x = 0, y = 0, width = 0, height = 0, drag = null;
 
   function divide(percent) {
@@ -18,7 +18,7 @@ function watch(frame) {
 
   function move(toX, toY) {
     const within = (to, size, room) => size <= room ? (room - size) / 2 : Math.min(0, Math.max(room - size, to));
-    // An image that lies between two pixels of the screen is blurred.
+    // An image whose position is a fraction of a screen pixel is blurred.
     const onPixel = (length) => Math.round(length * devicePixelRatio) / devicePixelRatio;
     x = onPixel(within(toX, width, frame.clientWidth));
     y = onPixel(within(toY, height, frame.clientHeight));
@@ -26,7 +26,7 @@ function watch(frame) {
       frame.style.setProperty(name, value + "px");
   }
 
-  // Shows one image pixel per screen pixel, and moves the point at these shares of the image to (atX, atY).
+  // Shows one image pixel per screen pixel, and moves the point at these relative coordinates to (atX, atY).
   function zoom(on, shareX, shareY, atX, atY) {
     actual = on;
     width = frame.dataset.width / devicePixelRatio;

@@ -1,4 +1,4 @@
-"""Writes a page that compares images before and after, with a divider to drag between them.
+"""Writes a page that compares images before and after upscaling, with a divider to drag between them.
 
 The page is a single file without external resources, small enough to be sent: the number of images and their total
 pixels and bytes are limited. The page counts or names what was left out.

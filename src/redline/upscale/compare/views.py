@@ -1,7 +1,7 @@
-"""Makes the views of an image before and after, of equal size, so that a page can show one over the other.
+"""Makes views of an image before and after upscaling, of equal size, so that a page can overlay them.
 
 Both sides have the same size and encoding, so that they differ only by the upscaling. The source is resized with a
-bicubic filter here, because every browser has its own filter. Colours become 8-bit sRGB. A large result is reduced,
+bicubic filter here, because browsers differ in their filters. Colours become 8-bit sRGB. A large result is downscaled,
 which hides most of the difference; then the most detailed region is added at full resolution.
 
 Files are read from the top down in constant memory.
@@ -43,7 +43,8 @@ _CROP_SHARE = 1 / 3
 _BLOCK_PX = 16
 _CONTEXT_PX = 4
 _MOST_DECODED = 600
-# How far before the frame to seek: in some containers, a seek ends after the last key frame or after the frame.
+# How far before the frame to seek, because in some containers a seek ends after the last key frame or even after the
+# frame.
 _SEEK_BACK_S = (0.0, 2.0, 20.0, math.inf)
 
 
@@ -63,7 +64,7 @@ class View:
 
 @dataclass(frozen=True)
 class Views:
-    """The whole image, the most detailed region if the whole is reduced, and the centre of that region."""
+    """The whole image, the most detailed region if the whole is downscaled, and the centre of that region."""
 
     before_size: tuple[int, int]
     after_size: tuple[int, int]

@@ -1,7 +1,7 @@
 """Converts rows of samples to planes for a model and back, on any device.
 
-The colour of transparent pixels is arbitrary, often black, and would bleed into visible edges. So colour is multiplied
-by alpha before the model, and divided by the upscaled alpha afterwards.
+The colour of transparent pixels is arbitrary, often black, and would bleed into visible edges. Therefore colour is
+multiplied by alpha before the model, and divided by the upscaled alpha afterwards.
 
 float32 is exact for 16-bit samples: n/65535 · 65535 rounds to n for all of them.
 """
@@ -38,7 +38,8 @@ def from_planes(colour: Tensor, alpha: Tensor | None, channels: int, bits: int) 
     """Converts planes in [0, 1] to rows (H, W, channels) of uint8 or uint16: clamps, rounds, and averages grey."""
     if (channels in (2, 4)) != (alpha is not None) or channels not in (1, 2, 3, 4) or bits not in (8, 16):
         raise ImageError(
-            f"planes {'without' if alpha is None else 'with'} alpha cannot give {channels} channels of {bits} bits."
+            f"planes {'without' if alpha is None else 'with'} alpha cannot be converted to {channels} channels of "
+            f"{bits} bits."
         )
     height, width = colour.shape[-2:]
     narrow = torch.uint8 if bits == 8 else torch.int16

@@ -1,8 +1,8 @@
-"""Colour tags of a file other than an ICC profile, represented as PNG chunks.
+"""Reads and writes the colour tags of a file other than the ICC profile, represented as PNG chunks.
 
-AVIF has CICP numbers for primaries and transfer, which PNG has too. The other formats have no such tags. libvips does
-not support the numbers of AVIF, which are a property of the main image item. Writing usually adds a property to a file
-written by libvips. This moves the pixel data, so its offsets are updated.
+AVIF has CICP numbers for primaries and transfer, which PNG has too. The other formats have no such tags. AVIF stores
+the numbers as a property of the main image item, which libvips neither reads nor writes. Writing usually adds this
+property to a file written by libvips. This moves the pixel data, so its offsets are updated.
 """
 
 import struct
@@ -15,13 +15,14 @@ from redline.upscale.images.formats import Format, ImageError, boxes, insert
 from redline.upscale.images.png import Chunk, read_colours
 
 _CICP, _SRGB = b"cICP", b"sRGB"
-# CICP numbers, and the gamma and chromaticities of PNG with their tolerance: programs round them differently.
+# The values of sRGB: CICP numbers, and the gamma and chromaticities of PNG, with a tolerance because programs round
+# them differently.
 _SRGB_PRIMARIES, _SRGB_TRANSFERS = (1, 2), (13, 2)
 _SRGB_NUMBERS = {b"gAMA": (45_455,), b"cHRM": (31_270, 32_900, 64_000, 33_000, 30_000, 60_000, 15_000, 6_000)}
 _NEAR = 100
 # RGB in full range, as decoded pixels are.
 _OF_PIXELS = bytes([0, 1])
-# The encoder's matrix and range if the file names none: BT.601, full range.
+# The matrix and range that the encoder uses if the file has none: BT.601, full range.
 _DEFAULT_MATRIX = struct.pack(">HB", 6, 0x80)
 # The length, name, version and flags at the start of the meta box.
 _META_HEAD_BYTES = 12

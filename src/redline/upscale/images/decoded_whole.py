@@ -1,8 +1,8 @@
 """Reads formats that the packaged libvips does not support: BMP, TGA, JPEG 2000 and Netpbm.
 
-Files are decoded as a whole when rows are needed, except binary Netpbm samples, which libvips reads strip by strip.
-Pillow decodes BMP, TGA and JPEG 2000. The reader of the detected format is called directly, so that Pillow tries no
-other format. FFmpeg decodes JPEG 2000 colour of more than 8 bits, which Pillow would round.
+Files are decoded as a whole when their rows are first needed, except binary Netpbm, which libvips reads strip by strip.
+Pillow decodes BMP, TGA and JPEG 2000. Pillow's reader of the detected format is called directly, so that Pillow tries
+no other format. FFmpeg decodes JPEG 2000 colour of more than 8 bits, which Pillow would round.
 """
 
 import os
@@ -40,7 +40,7 @@ _GAP = rb"(?:\s|#[^\n]*\n)+"
 
 @dataclass(frozen=True)
 class _Header:
-    """`white` is the largest sample, which needs 16 bits above 255. `mode` is Pillow's, or "P1" to "P6" for Netpbm."""
+    """`white` is the largest sample value; above 255, samples have 16 bits. `mode` is Pillow's, or "P1" to "P6"."""
 
     width: int
     height: int

@@ -1,8 +1,8 @@
 """Reads and writes EXIF blocks, which are small TIFF files, and the EXIF and IPTC of TIFF files.
 
-Both consist of directories of tags. libvips leaves out the EXIF of TIFF files and truncates IPTC to a quarter. So they
-are read from the source file and added to the file that libvips wrote: the directories are appended and the header is
-pointed at them.
+Both consist of directories of tags. libvips leaves out the EXIF of TIFF files and truncates IPTC to a quarter.
+Therefore they are read from the source file and added to the file that libvips wrote: the directories are appended, and
+the offset in the header is changed.
 """
 
 import struct
@@ -17,7 +17,8 @@ _DPI_ACROSS, _DPI_DOWN, _RESOLUTION_UNIT, _PER_CENTIMETRE = 0x011A, 0x011B, 0x01
 _LONG, _UNDEFINED, _LONG8 = 4, 7, 18
 # A pointer to another directory, which is not copied.
 _INTEROPERABILITY = 0xA005
-# The size of a value in bytes by its type, and the size of the units that a change of byte order reverses.
+# The size in bytes of each value type, and of the units that a change of byte order reverses (a rational is two 4-byte
+# units).
 SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8, 18: 8}
 _UNITS = SIZES | {5: 4, 10: 4}
 
@@ -29,7 +30,7 @@ ReadAt = Callable[[int, int], bytes]
 # description, make, model, software, date, artist, host, rating, copyright, and Windows' title to subject.
 _DESCRIPTIVE = {0x010E, 0x010F, 0x0110, 0x0131, 0x0132, 0x013B, 0x013C, 0x4746, 0x8298, *range(0x9C9B, 0x9CA0)}
 _DESCRIPTION = 0x010E
-# tifffile writes the shape into the description, which is wrong for the upscaled image.
+# tifffile writes the array shape into the description, which would be wrong for the upscaled image.
 _OF_ANOTHER_SHAPE = b'{"shape":'
 _IPTC, _PIXELS_ACROSS, _PIXELS_DOWN = 0x83BB, 0xA002, 0xA003
 _COMPRESSION, _JPEGS, _PHOTOMETRIC, _YCBCR = 0x0103, (6, 7), 0x0106, 6

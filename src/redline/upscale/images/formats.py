@@ -1,4 +1,4 @@
-"""The image formats: how to recognise a file by its content, and what each format can hold."""
+"""The image formats: recognises a file by its content, and defines what each format can hold."""
 
 import re
 import struct
@@ -137,7 +137,7 @@ def boxes(file: BinaryIO, begin: int = 0, end: int | None = None) -> Iterator[tu
 
 
 def insert(file: BinaryIO, at: int, data: bytes) -> None:
-    """Moves the data after `at` piece by piece, last piece first, and writes the new bytes there."""
+    """Moves the data after `at` piece by piece, last piece first, and writes the new bytes at `at`."""
     end = file.seek(0, 2)
     for start in reversed(range(at, end, _PIECE_BYTES)):
         file.seek(start)

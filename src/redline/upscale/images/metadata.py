@@ -1,8 +1,8 @@
 """Copies metadata from one image file to another.
 
-When libvips encodes, it updates orientation, resolution and size in EXIF and drops the old thumbnail. It does not do
-so for TIFF, which `exif.py` handles. `png.py` and `colour_tags.py` add other metadata that libvips does not write, and
-the functions here the comments of JPEG files.
+When libvips encodes, it updates orientation, resolution and size in EXIF and drops the old thumbnail. It does not do so
+for TIFF, which `exif.py` handles. `png.py` and `colour_tags.py` add other metadata that libvips does not write; this
+module adds the comments of JPEG files.
 """
 
 import re
@@ -49,8 +49,8 @@ _PHOTOSHOP, _RESOURCE, _IPTC = b"Photoshop 3.0\0", b"8BIM", 0x0404
 class Metadata:
     """The metadata of an image file.
 
-    `text` has the texts of a PNG, `comments` those of a JPEG, `colour` the colour tags other than the ICC profile.
-    `depth` is the original depth of samples that are stored in 16 bits. The orientation in `exif` is upright.
+    `text` holds the texts of a PNG, `comments` the comments of a JPEG, and `colour` the colour tags other than the ICC
+    profile. `depth` is the original depth of samples that are stored in 16 bits. The orientation in `exif` is upright.
     """
 
     icc: bytes | None = None
@@ -106,7 +106,7 @@ def _dpi_of(image: VipsImage, path: Path, form: Format, exif: bytes | None) -> t
 
 
 def fit_metadata(metadata: Metadata, form: Format, width: int, height: int) -> tuple[Metadata, tuple[str, ...]]:
-    """Returns the metadata that the format can hold, updated to this size, and notes on what is left out."""
+    """Returns the metadata that the format can hold, updated to this size, and notes on omitted metadata."""
     notes = []
     if metadata.xmp is not None:
         sizes = {b"tiff:ImageWidth": width, b"tiff:ImageLength": height}

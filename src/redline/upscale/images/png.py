@@ -1,7 +1,7 @@
 """Reads and writes PNG chunks: texts, colour tags, resolution, and the number of frames.
 
-libvips writes no colour tags but the profile, and writes all texts as Latin-1. So texts and colour tags are copied from
-the source file to the file that libvips wrote.
+libvips writes no colour tags except the ICC profile, and writes all texts as Latin-1. Therefore texts and colour tags
+are copied from the source file to the file that libvips wrote.
 """
 
 import struct
@@ -28,7 +28,7 @@ class Chunk:
 
 
 def read_texts(path: Path) -> tuple[Chunk, ...]:
-    """Returns all texts but XMP and raw profiles, from before and after the pixels."""
+    """Returns all texts except XMP and raw profiles, from before and after the pixels."""
     return tuple(c for c in _read(path, _TEXTS, end=b"IEND") if not c.data.startswith((_XMP + b"\0", _RAW_PROFILE)))
 
 
@@ -38,7 +38,7 @@ def read_colours(path: Path) -> tuple[Chunk, ...]:
 
 
 def xmp_chunk(xmp: bytes) -> Chunk:
-    """Returns an XMP chunk, uncompressed and untranslated, as programs expect it."""
+    """Returns an XMP chunk without compression and translation, as programs expect it."""
     return Chunk(b"iTXt", _XMP + b"\0\0\0\0\0" + xmp)
 
 

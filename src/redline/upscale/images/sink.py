@@ -4,10 +4,10 @@ Encoders read rows on demand, so rows are collected first: small images in memor
 the target. libvips then encodes from there strip by strip. The scratch file and the incomplete image have hidden names
 (see `partial`), so that the files of a killed run can be recognised and removed.
 
-The default options of the formats come from measuring 17 megapixels of an enlarged photo on one core. PNG at level 2
-with the `up` filter took 0.65 s and 17.8 MB, where libvips' own defaults take 1.2 s and 35 MB, and level 6 1.7 s and
-15.5 MB. TIFF with LZW is as small as with deflate in half the time, and every program reads it. AVIF at effort 0 is 3%
-larger than at 2, in a sixth of the time.
+The default options of the formats are based on measurements with 17 megapixels of an upscaled photo on one core. PNG at
+level 2 with the `up` filter took 0.65 s and 17.8 MB; with libvips' own defaults 1.2 s and 35 MB, and at level 6 1.7 s
+and 15.5 MB. TIFF with LZW is as small as with deflate in half the time, and every program reads it. AVIF at effort 0 is
+3% larger than at 2, in a sixth of the time.
 """
 
 import os
@@ -49,7 +49,7 @@ class Encoding:
 class ImageSink(AbstractContextManager["ImageSink"]):
     """Opens an image file for writing. Any thread may use it, one at a time.
 
-    The suffix decides the format. `strip` leaves out all metadata but the colours. Raises `ImageError` if the format
+    The suffix decides the format. `strip` omits all metadata except the colours. Raises `ImageError` if the format
     cannot hold the image or the disk is full.
     """
 

@@ -1,8 +1,8 @@
 """Reads an image file as rows of samples, upright, from the top down, in constant memory.
 
 Damaged files are refused instead of being filled with grey: warnings of decoders count as errors, because some decoders
-only warn about lost data. A JPEG with a harmless flaw in its header, as some cameras write it, is read again without
-this check, and a note says so.
+only warn about lost data. A JPEG with a harmless flaw in its header, which some cameras write, is read again without
+this check, and a note reports it.
 
 A rotated image cannot be read from the top down: libvips first decodes all of it, into memory up to 100 MB and into a
 temporary file beyond.
@@ -175,7 +175,7 @@ def _fetch(image: VipsImage, top: int, into: np.ndarray) -> None:
 
 
 def _harmless_flaw(error: ImageError) -> str:
-    """Returns the warnings of a JPEG decoder if all of them are harmless, else an empty text."""
+    """Returns the warnings of a JPEG decoder if all of them are harmless, otherwise an empty string."""
     remarks = {line.partition(": ")[2] for line in getattr(error.__cause__, "detail", "").splitlines() if line.strip()}
     return "; ".join(sorted(remarks)) if all(_HARMLESS.search(remark) for remark in remarks) else ""
 

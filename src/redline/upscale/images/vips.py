@@ -1,8 +1,8 @@
-"""Loads libvips when it is first needed, explains its errors, and converts images to grey or RGB of 8 or 16 bits.
+"""Loads libvips on first use, makes its error messages readable, and converts images to grey or RGB of 8 or 16 bits.
 
-libvips decodes and encodes strip by strip, so memory is constant for images of any size. Its operation cache is off,
-because it would keep files open. Each pipeline has one worker thread, because callers process several images at once.
-All conversions are lazy, and RGB keeps its colour space and its profile.
+libvips decodes and encodes strip by strip, so memory is constant for images of any size. Its operation cache is
+disabled, because it would keep files open. Each pipeline has one worker thread, because callers process several images
+at once. All conversions are lazy, and RGB keeps its colour space and its profile.
 """
 
 import functools
@@ -18,7 +18,7 @@ from redline.upscale.images.formats import ImageError
 # A `pyvips.Image`; the module is imported lazily.
 VipsImage = Any
 
-DAMAGED = "its data is damaged or cut short"
+DAMAGED = "its data is damaged or truncated"
 _NOISE = re.compile(r"bad seek to|wbuffer_write: write failed|Unknown error -1")
 _SYSTEM_ERROR = re.compile(r"system error: (.+)")
 _SPEAKER, _CODE = re.compile(r"^[\w ]+: "), re.compile(r" \([\d.]+\)$")
@@ -73,7 +73,7 @@ def explaining(doing: str, unexplained: str = DAMAGED) -> Iterator[None]:
 
 
 def reason(detail: str, unexplained: str = DAMAGED) -> str:
-    """Returns the line of libvips' messages that names the cause, if there is one."""
+    """Returns the line of libvips' messages that states the cause, if there is one."""
     lines = [line.strip() for line in detail.splitlines() if line.strip() and not _NOISE.search(line)]
     for line in lines:
         if found := _SYSTEM_ERROR.search(line):

@@ -36,7 +36,7 @@ _KINDS = {
     "prores": _Kind("prores_ks"),
     "mpeg4": _Kind("mpeg4", options=(("flags", "+qscale"), ("global_quality", "236"))),
 }
-# The codecs that players expect in each container; some muxers would write more.
+# The codecs that players expect in each container; some muxers would accept more.
 _HELD = {
     "mp4": ("h264", "hevc", "av1", "vp9", "mpeg4"),
     "mov": ("h264", "hevc", "prores", "mpeg4"),

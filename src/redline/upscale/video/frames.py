@@ -1,8 +1,8 @@
 """Reads the frames of a video, from its start or from the point where an earlier run stopped.
 
 That point is identified by the time stamp and the digest of its frame: after a seek, some decoders need several frames
-until their output is right, and some containers seek too far. If the frame is not found, the seek starts further back,
-and finally at the start.
+until their output is correct, and some containers seek too far. If the frame is not found, the seek starts further
+back, and finally at the start.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ from redline.video.truncated import missing_bytes
 
 _MISSING_S, _UNREAD_SHARE = 0.25, 0.05
 _SEEK_BACK_S = (0, 2, 20)
-# A larger step back in time is not reordering but the start of another, concatenated video.
+# A larger step back in time is not caused by reordering, but is the start of another, concatenated video.
 _BACK_S = 0.5
 
 
@@ -56,7 +56,7 @@ class Damage:
     _times: dict[str, int] = field(default_factory=dict)
 
     def met(self, kind: str, place: str) -> None:
-        """Raises or notes damage. `kind` is a clause such as 'a frame is damaged'."""
+        """Raises for damage, or makes a note of it. `kind` is a clause such as 'a frame is damaged'."""
         if not self.keep_going:
             raise RedlineError(f"{self.name!r}: {kind} {place}; give --keep-going to keep what can be read.")
         self._times[kind] = self._times.get(kind, 0) + 1
@@ -72,7 +72,7 @@ def read_frames(video: VideoInfo, damage: Damage, after: Mark | None = None) -> 
     """Yields frames in display order with strictly rising time stamps; only those after the mark, if given."""
     missing = missing_bytes(video.path)
     if missing:
-        damage.met(f"the file is cut off, {missing:,} bytes are missing", "at its end")
+        damage.met(f"the file is truncated, {missing:,} bytes are missing", "at its end")
     if after is None:
         yield from _decode(video, damage)
         return
@@ -168,7 +168,7 @@ def _frames_and_faults(container: InputContainer, stream: VideoStream) -> Iterat
 def _is_lost(container: InputContainer, end: Fraction, read_bytes: int) -> bool:
     """Returns whether the reader of a damaged Matroska file ended early without an error.
 
-    In that case both time and bytes are left. Missing time alone may be the duration of the last frame.
+    In that case, both duration and bytes of the file remain. Remaining duration alone may be that of the last frame.
     """
     if container.format.name != "matroska,webm" or not container.duration:
         return False

@@ -146,9 +146,9 @@ class PartsFolder:
 def part_end_after(first: int, longest: int) -> int:
     """Returns the index of the frame before which a part that starts at `first` ends.
 
-    Parts become longer with the number of finished frames. So a short video can be resumed too, a stop costs at most a
-    third of the work, and a long video is not cut into many parts. A resumed run gives the same video, because the
-    length of a part depends on nothing else.
+    Parts become longer with the number of finished frames. Therefore a short video can be resumed too, an interruption
+    loses at most a third of the work, and a long video is not cut into many parts. A resumed run gives the same video,
+    because the length of a part depends only on this number.
     """
     return first + min(longest, max(_SHORTEST_PART, first // 2))
 
@@ -176,7 +176,7 @@ def notes_on_parts(target: Path) -> tuple[str, ...]:
 
 
 def describe_job(video: VideoInfo, encoder: Encoder, settings: VideoSettings, scale: int) -> dict[str, Any]:
-    """Returns all that the finished parts depend on, by the names that messages use."""
+    """Returns everything that the finished parts depend on, by the names that messages use."""
     status = video.path.stat()
     return {
         "the video": [status.st_size, status.st_mtime_ns, _sampled_hash(video.path, status.st_size)],
@@ -217,8 +217,8 @@ class PartEnd:
 class Frame:
     """A frame on its way through the stages. `end` is set for the last frame of a part.
 
-    `pixels` is float32 (1, 3, H, W) before the upscaling. Afterwards it has the planes to encode, concatenated into one
-    tensor, so that one copy moves them to the host.
+    `pixels` is float32 (1, 3, H, W) before the upscaling. After the upscaling, it holds the planes to encode,
+    concatenated into one tensor, so that one copy moves them to the host.
     """
 
     pixels: PendingCopy

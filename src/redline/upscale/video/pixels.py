@@ -4,8 +4,8 @@ swscale is not used, because its result depends on the processor and on flags, a
 This code follows the definition, runs on the device of the tensor, and rounds once. Chroma samples are located as in
 MPEG: on every other column, and halfway between two rows.
 
-If a video names no colour matrix, players guess one from its size. Upscaling changes the size, so the guess is made
-here from the size of the source, and written into the result.
+If a video declares no colour matrix, players guess one from its size. Upscaling changes the size, so the matrix is
+guessed here from the size of the source, and written into the result.
 """
 
 from dataclasses import dataclass, replace
@@ -37,7 +37,7 @@ _NAMES = {BT709: "BT.709", BT601: "BT.601"}
 
 @dataclass(frozen=True)
 class Colour:
-    """Matrix, primaries and transfer as numbers of ITU-T H.273, and whether black is 0 instead of 16."""
+    """Matrix, primaries and transfer as numbers of ITU-T H.273, and whether the range is full (black is 0, not 16)."""
 
     matrix: int
     primaries: int
@@ -52,7 +52,7 @@ class Colour:
         return replace(self, matrix=RGB, full_range=True)
 
     def as_yuv(self) -> "Colour":
-        """Returns the colours for YUV; RGB, which has no matrix, becomes BT.709, which every player knows."""
+        """Returns the colours for YUV; RGB, which has no matrix, becomes BT.709, which every player supports."""
         return replace(self, matrix=BT709, full_range=False) if self.matrix == RGB else self
 
     def tag(self, tagged: Any) -> None:
@@ -192,5 +192,5 @@ def colour_of(frame: VideoFrame) -> tuple[Colour, list[str]]:
     if matrix not in (UNSPECIFIED, RESERVED) and not grey:
         raise RedlineError(f"the video's colour matrix (number {matrix} of ITU-T H.273) is not supported.")
     guess = BT709 if frame.width >= 1280 or frame.height >= 720 else BT601
-    note = f"the video names no colour matrix: {_NAMES[guess]} is assumed, as players do for its size, and written"
+    note = f"the video declares no colour matrix: {_NAMES[guess]} is assumed, as players do for its size, and written"
     return Colour(guess, *tags, full), [] if grey else [note]

@@ -1,4 +1,4 @@
-"""Reads what a video is: its video stream, frame size, time base, colours and orientation."""
+"""Reads the properties of a video: its video stream, frame size, time base, colours and orientation."""
 
 import math
 from dataclasses import dataclass

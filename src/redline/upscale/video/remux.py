@@ -119,9 +119,9 @@ def _clock(video: VideoInfo, source: InputContainer) -> int:
 
 
 def _shift(source: InputContainer) -> tuple[Fraction, list[str]]:
-    # An arbitrary start time would become an empty start of the result.
+    # If the start time were kept, the result would begin with an empty interval.
     start = arbitrary_start_s(source)
-    return start, [f"all times are moved by {float(start):.3f} s, so that the video starts at 0"] if start else []
+    return start, [f"all timestamps are shifted by {float(start):.3f} s so that the video starts at 0"] if start else []
 
 
 def _chapters(source: InputContainer, shift: Fraction) -> list:
@@ -154,7 +154,7 @@ def video_packets(
 ) -> Iterator[Timed]:
     """Yields the packets of all parts.
 
-    Decode times are the sorted display times, shifted by the largest number of frames the encoder held back.
+    The dts are the sorted pts, shifted by the encoder's largest delay in frames.
     """
     moved = round(shift / video.time_base)
     times = [pts - moved for part in parts for pts in part.pts]
@@ -193,7 +193,7 @@ def other_packets(
         seconds = seconds if time is None else max(seconds, float(time * made.time_base))
         yield Timed(seconds, 1, number, made)
     if rising.moved:
-        notes.append(f"{rising.moved} audio or subtitle packets had times that did not rise, and were moved")
+        notes.append(f"{rising.moved} audio or subtitle packets had timestamps that did not increase, and were shifted")
 
 
 def _carried(
@@ -220,7 +220,7 @@ def _carried(
 
 
 class _Rising:
-    """Converts packets to the time base of their stream and makes decode times rise, as muxers require."""
+    """Converts packets to the time base of their stream, and makes the dts increase, as muxers require."""
 
     def __init__(self) -> None:
         self.moved = 0

@@ -22,7 +22,7 @@ from redline.upscale.video.remux import Assembly, assemble
 from redline.upscale.video.settings import VideoProgress, VideoResult, VideoSettings, target_format
 from redline.upscale.video.streams import check_other_streams
 
-# Frames that may queue between two stages, which bounds the memory for a video of any length.
+# Maximum number of frames that are queued between two stages, which bounds the memory for a video of any length.
 _WAITING_FRAMES = 2
 
 
@@ -68,7 +68,10 @@ def upscale_video(
     def finish(large: Tensor) -> PendingCopy:
         wanted = (1, 3, video.height * scale, video.width * scale)
         if tuple(large.shape) != wanted or not large.is_floating_point():
-            raise RedlineError(f"the model gave {tuple(large.shape)} {large.dtype} instead of {wanted} floating point.")
+            raise RedlineError(
+                f"the model returned shape {tuple(large.shape)} and dtype {large.dtype}, not {wanted} and floating "
+                "point."
+            )
         return _start_copy_to_host(large[0].float(), encoder, copies)
 
     def work(frame: Frame) -> Frame:

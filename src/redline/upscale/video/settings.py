@@ -11,11 +11,11 @@ TARGETS = {".mp4": "mp4", ".m4v": "mp4", ".mov": "mov", ".mkv": "matroska", ".we
 
 @dataclass(frozen=True)
 class VideoSettings:
-    """Options for the encoder, and what decides whether the finished parts of an earlier run can be used.
+    """Options for the encoder, and the values that decide whether finished parts of an earlier run can be used.
 
     `model` names the network and its plan, `tiles` holds the tile sizes and the batch size: parts made with other
-    values are not used. A part has `segment_frames` frames; the first parts are shorter. `strip` leaves out all tags
-    but languages.
+    values are not used. A part has `segment_frames` frames; the first parts are shorter. `strip` omits all tags except
+    languages.
     """
 
     model: str = ""

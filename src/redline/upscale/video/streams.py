@@ -27,7 +27,7 @@ _BITS_PER_S_PER_CHANNEL = 96_000
 _COVERS = {"mjpeg": ("cover.jpg", "image/jpeg"), "png": ("cover.png", "image/png")}
 
 
-# Converts the packets of a source stream to packets to write. None after the last packet asks for the remaining ones.
+# Converts the packets of a source stream to packets to write. None after the last packet requests the remaining ones.
 Carrier = Callable[[Packet | None], list[Packet]]
 
 
@@ -46,7 +46,7 @@ def _converted_audio(source: AudioStream, made: AudioStream) -> Carrier:
         try:
             frames = source.decode(packet)
         except av.FFmpegError:
-            # A damaged packet is a short gap in the audio; the rest is still good.
+            # A damaged packet causes only a short gap in the audio, so the rest is kept.
             frames = []
         packets = [encoded for frame in frames for encoded in made.encode(frame)]
         return packets if packet is not None else packets + list(made.encode(None))

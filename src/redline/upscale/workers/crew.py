@@ -1,4 +1,4 @@
-"""The worker processes of an upscaling and their messages: starts workers, and ends them without leftovers."""
+"""The worker processes of an upscaling run and their messages. Starts workers, and cleans up when they end."""
 
 import contextlib
 import os
@@ -39,7 +39,7 @@ class Job:
 class Proposal:
     """A worker's answer: the tile sizes and batch size that fit its memory, and its plan and weights.
 
-    The parent answers with the `Tiles` that all workers use, because different ones would give different pixels.
+    The parent answers with the `Tiles` that all workers use, because different tiles would give different pixels.
     """
 
     tiles: TileSizes
@@ -84,12 +84,12 @@ class Member(Child):
         self.send(task)
 
     def send(self, message: object) -> None:
-        """Sends a message; if the worker is gone does nothing, because `Crew.messages` reports its end."""
+        """Sends a message. Does nothing if the worker has ended, because `Crew.messages` reports that."""
         with contextlib.suppress(OSError):
             self.connection.send(message)
 
     def why_gone(self) -> str:
-        """Ends the worker, whose connection is closed, and returns a sentence about the cause."""
+        """Ends a worker whose connection is closed, and returns a sentence about the cause."""
         code = self.stop(_GRACE_S)
         return f"{self.name}: {self.failure.rstrip('.')}" if self.failure else self.describe_exit(code)
 
@@ -124,7 +124,7 @@ class Crew(contextlib.AbstractContextManager["Crew"]):
         self.members.clear()
 
     def messages(self) -> Iterator[tuple[Member, Any]]:
-        """Yields the members' messages as they come, and None for a member that is gone, which it removes."""
+        """Yields the members' messages as they arrive, and None for a member that has ended, which it removes."""
         while self.members:
             by_connection = {member.connection: member for member in self.members}
             for connection in wait(list(by_connection)):

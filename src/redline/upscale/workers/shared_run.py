@@ -1,8 +1,8 @@
-"""One upscaling by several workers, seen from the parent: agrees on tiles, hands out tasks, forwards messages.
+"""The parent's side of an upscaling run with workers: agrees on tiles, distributes tasks, and forwards messages.
 
 Videos come first, then images from the largest file to the smallest, so that long tasks do not start last. A large
-image that would keep one worker busy longer than all others is split into parts. The tasks of a dead worker are handed
-out again.
+image that would keep one worker busy longer than all others is split into parts. The tasks of a dead worker are
+distributed again.
 """
 
 import math
@@ -19,12 +19,12 @@ from redline.upscale.workers.split_image import Part, Split, split
 
 # The number of images that are assembled from their parts at the same time.
 _ASSEMBLERS = 2
-# A task fails if so many workers died while they held it, because it is probably the cause.
+# If this many workers died while they held a task, the task fails, because it is probably the cause.
 _MAX_DEATHS = 2
 
 
 class WorkQueue:
-    """The tasks that wait or are held by workers. Workers are identified by name.
+    """The tasks that are waiting or are held by workers. Workers are identified by name.
 
     `split` takes an image and a number, and splits the image into at most that many parts, or returns None.
     """
@@ -45,7 +45,7 @@ class WorkQueue:
         return bool(self._waiting) or any(self._held.values())
 
     def take(self, worker: str, image_only: bool = False) -> Task | None:
-        """Returns the next task for a worker, or None if there is none. With `image_only`, a video also gives None."""
+        """Returns the next task for a worker; None if there is none or if it is a video and `image_only` is set."""
         if not self._waiting or (image_only and self._waiting[0].is_video):
             return None
         task = self._waiting.popleft()
@@ -61,12 +61,12 @@ class WorkQueue:
         return task
 
     def finished(self, worker: str, outcome: Outcome) -> Outcome | Split | None:
-        """Records an outcome. Returns that of a whole file, a split image after its last part, and None before that."""
+        """Records an outcome. Returns that of a whole file; for a part, the split after the last one, else None."""
         self._held[worker].remove(outcome.task)
         return self._settled(outcome)
 
     def lost(self, worker: str, why: str, its_own_fault: bool = False) -> list[Outcome | Split]:
-        """Requeues the tasks of a worker that is gone; returns the outcomes of tasks that cannot be requeued."""
+        """Requeues the tasks of a worker that has ended; returns the outcomes of tasks that cannot be requeued."""
         settled: list[Outcome | Split | None] = []
         for task in self._held.pop(worker):
             self._deaths[task] += not its_own_fault
@@ -210,7 +210,7 @@ class SharedRun:
 
 
 def _check_same(member: Member, proposal: Proposal, plan: str, digest: str) -> None:
-    """Raises RedlineError if the worker would give different pixels, which would go unnoticed."""
+    """Raises RedlineError if the worker would give different pixels, which nothing else would detect."""
     if proposal.plan != plan:
         raise RedlineError(
             f"{member.name} has the plan {proposal.plan} and others have {plan}, which gives different pixels: "

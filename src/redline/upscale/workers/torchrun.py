@@ -24,7 +24,7 @@ from redline.machine.machine import resolve_device
 from redline.upscale.workers.crew import Crew, Member, start_member
 from redline.upscale.workers.worker import ParentGone, serve
 
-# Ranks may start at very different times, for example if a machine loads torch over its network.
+# Ranks may start at very different times, for example if a machine loads torch from a network drive.
 _TIMEOUT_S = 300.0
 
 
@@ -43,7 +43,7 @@ class Rank:
 
     @classmethod
     def find(cls, environment: Mapping[str, str] = os.environ) -> "Rank | None":
-        """Returns None if torchrun did not start this process, or started no other."""
+        """Returns None if torchrun did not start this process, or started only this one."""
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT", "LOCAL_WORLD_SIZE")
         given = {"LOCAL_WORLD_SIZE": "1", "TORCHELASTIC_RESTART_COUNT": "0", **environment}
         if any(name not in given for name in (*names, "MASTER_ADDR")) or given["WORLD_SIZE"] == "1":
@@ -110,7 +110,7 @@ def gather(rank: Rank, device: str) -> Crew:
                     answer_challenge(connection, secret)
                     crew.members.append(Member(f"rank {connection.recv()}", connection))
                 except (AuthenticationError, EOFError, OSError):
-                    connection.close()  # the other side does not know the secret
+                    connection.close()  # the other side does not have the secret key
         except BaseException as error:
             crew.__exit__(type(error))
             raise
@@ -134,7 +134,7 @@ def work_as(rank: Rank, device: str) -> None:
 
 
 def _connection(peer: socket.socket) -> Connection:
-    """Wraps the socket in a Connection, with TCP keep-alive, which detects a machine that lost its power."""
+    """Wraps the socket in a Connection, with TCP keep-alive, which detects a machine that lost power."""
     peer.settimeout(None)
     peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 6)):

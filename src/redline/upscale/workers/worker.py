@@ -24,7 +24,7 @@ from redline.upscale.workers.crew import Ask, Failed, Job, ListenerCall, Proposa
 
 
 class ParentGone(Exception):
-    """The connection to the parent ended."""
+    """Raised when the connection to the parent has ended."""
 
 
 class ParentConnection:
