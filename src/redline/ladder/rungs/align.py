@@ -14,7 +14,6 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from redline.errors import RungError
 from redline.ladder.job import Job
 from redline.ladder.rung import Rung, Stage, option
 from redline.machine.machine import Machine
@@ -109,12 +108,7 @@ class Align(Rung):
     summary: ClassVar[str] = "channel counts padded to a multiple of 8 for tensor cores"
     training: ClassVar[bool] = False
 
-    multiple: int = option(8, "pad channel counts to a multiple of this number")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.multiple < 2:
-            raise RungError(f"align: multiple must be an integer of at least 2, not {self.multiple}.")
+    multiple: int = option(8, "pad channel counts to a multiple of this number", at_least=2)
 
     def why_not(self, machine: Machine, job: Job | None = None) -> str:
         if "tensor cores" not in machine.features:

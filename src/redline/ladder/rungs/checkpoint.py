@@ -17,7 +17,6 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from redline.errors import RungError
 from redline.ladder.job import Job
 from redline.ladder.rung import Rung, Stage, option
 from redline.machine.machine import Machine
@@ -117,12 +116,7 @@ class Checkpoint(Rung):
     excludes: ClassVar[frozenset[str]] = frozenset({"compress_activations", "cuda_graph"})
 
     granularity: str = option("block", "unit of recomputation", ("block", "layer", "selective"))
-    every: int = option(1, "checkpoint every n-th block")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.every < 1:
-            raise RungError(f"{self.name}: every must be an integer of at least 1, not {self.every}.")
+    every: int = option(1, "checkpoint every n-th block", at_least=1)
 
     @classmethod
     def variants(cls, machine: Machine, training: bool = False) -> tuple[Rung, ...]:

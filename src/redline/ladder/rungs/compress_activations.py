@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from redline.errors import Refused, RungError
+from redline.errors import Refused
 from redline.ladder.job import Job
 from redline.ladder.rung import Rung, Stage, option
 from redline.machine.machine import Machine
@@ -167,12 +167,7 @@ class CompressActivations(Rung):
     excludes: ClassVar[frozenset[str]] = frozenset({"checkpoint"})
 
     format: str = option("bf16", "format of saved activations", tuple(_FORMATS))
-    min_bytes: int = option(65536, "minimum size in bytes of a packed tensor")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.min_bytes < 0:
-            raise RungError(f"{self.name}: min_bytes must be at least 0, not {self.min_bytes}.")
+    min_bytes: int = option(65536, "minimum size in bytes of a packed tensor", at_least=0)
 
     @classmethod
     def variants(cls, machine: Machine, training: bool = False) -> tuple[Rung, ...]:

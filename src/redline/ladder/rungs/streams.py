@@ -96,13 +96,8 @@ class Streams(Rung):
     training: ClassVar[bool] = False
     excludes: ClassVar[frozenset[str]] = frozenset({"cuda_graph"})
 
-    chunks: int = option(4, "how many chunks a batch is split into")
-    depth: int = option(2, "how many chunks may be in flight at once")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.chunks < 1 or self.depth < 1:
-            raise RungError("streams: chunks and depth must be at least 1.")
+    chunks: int = option(4, "how many chunks a batch is split into", at_least=1)
+    depth: int = option(2, "how many chunks may be in flight at once", at_least=1)
 
     @classmethod
     def variants(cls, machine: Machine, training: bool = False) -> "tuple[Rung, ...]":
