@@ -1,7 +1,6 @@
 """An HTML page about the recall of a model, without scripts or external resources."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from redline.evaluation.recall.evaluate import LossRow, RecallRow
@@ -10,22 +9,15 @@ from redline.notation import format_bytes, format_seconds
 from redline.pages import CURVE_COLORS, ChartCard, TextTable, render_page
 
 
-@dataclass(frozen=True)
-class Subject:
-    """The name of the model, and how it ran."""
-
-    name: str
-    about: str
-
-
-def render_recall_page(subject: Subject, rows: Sequence[RecallRow], losses: Sequence[LossRow] = ()) -> str:
+def render_recall_page(name: str, about: str, rows: Sequence[RecallRow], losses: Sequence[LossRow]) -> str:
+    """Renders the page; `about` says how the model ran."""
     tables = [_recall_table(rows)] if rows else []
     tables += [_loss_table(losses)] if losses else []
     return render_page(
         "redline.evaluation.recall",
         "page.html.jinja",
-        name=subject.name,
-        meta=subject.about,
+        name=name,
+        meta=about,
         headline=headline(rows, losses),
         charts=[chart for chart in _charts(rows, losses) if chart.drawing],
         tables=tables,
