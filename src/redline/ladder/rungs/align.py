@@ -9,7 +9,6 @@ modules are between two padded layers, the padded tensor is therefore passed on 
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -103,10 +102,10 @@ class PaddedSequential(nn.Sequential):
 
 @dataclass(frozen=True)
 class Align(Rung):
-    name: ClassVar[str] = "align"
-    stage: ClassVar[Stage] = Stage.LAYOUT
-    summary: ClassVar[str] = "channel counts padded to a multiple of 8 for tensor cores"
-    training: ClassVar[bool] = False
+    name = "align"
+    stage = Stage.LAYOUT
+    summary = "channel counts padded to a multiple of 8 for tensor cores"
+    training = False
 
     multiple: int = option(8, "pad channel counts to a multiple of this number", at_least=2)
 

@@ -11,7 +11,7 @@ calls `torch.utils.checkpoint`. The random state is restored, so dropout uses th
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -108,12 +108,12 @@ def _checkpointed(cls: type[nn.Module], record: _Record, selective: bool) -> typ
 
 @dataclass(frozen=True)
 class Checkpoint(Rung):
-    name: ClassVar[str] = "checkpoint"
-    stage: ClassVar[Stage] = Stage.MEMORY
-    summary: ClassVar[str] = "activations recomputed in the backward pass instead of saved"
-    inference: ClassVar[bool] = False
+    name = "checkpoint"
+    stage = Stage.MEMORY
+    summary = "activations recomputed in the backward pass instead of saved"
+    inference = False
     # A checkpoint reads the random state from the GPU to save it, which a CUDA graph capture forbids.
-    excludes: ClassVar[frozenset[str]] = frozenset({"compress_activations", "cuda_graph"})
+    excludes = frozenset({"compress_activations", "cuda_graph"})
 
     granularity: str = option("block", "unit of recomputation", ("block", "layer", "selective"))
     every: int = option(1, "checkpoint every n-th block", at_least=1)

@@ -10,7 +10,7 @@ several operations save, such as the input of query, key and value, is packed on
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
@@ -159,12 +159,12 @@ def _covers_its_storage(tensor: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class CompressActivations(Rung):
-    name: ClassVar[str] = "compress_activations"
-    stage: ClassVar[Stage] = Stage.MEMORY
-    summary: ClassVar[str] = "activations saved for the backward pass in bf16, fp8 or int8"
-    inference: ClassVar[bool] = False
+    name = "compress_activations"
+    stage = Stage.MEMORY
+    summary = "activations saved for the backward pass in bf16, fp8 or int8"
+    inference = False
     # Inside a checkpoint, its own saved-tensor hooks replace the hooks of this rung.
-    excludes: ClassVar[frozenset[str]] = frozenset({"checkpoint"})
+    excludes = frozenset({"checkpoint"})
 
     format: str = option("bf16", "format of saved activations", tuple(_FORMATS))
     min_bytes: int = option(65536, "minimum size in bytes of a packed tensor", at_least=0)

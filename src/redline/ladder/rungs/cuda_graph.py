@@ -14,7 +14,7 @@ are the same as without graphs.
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,10 +30,10 @@ from redline.notation import format_bytes
 
 @dataclass(frozen=True)
 class CudaGraph(Rung):
-    name: ClassVar[str] = "cuda_graph"
-    stage: ClassVar[Stage] = Stage.LAUNCH
-    summary: ClassVar[str] = "all kernels of a call captured once and replayed as one CUDA graph"
-    excludes: ClassVar[frozenset[str]] = frozenset({"onnxruntime"})
+    name = "cuda_graph"
+    stage = Stage.LAUNCH
+    summary = "all kernels of a call captured once and replayed as one CUDA graph"
+    excludes = frozenset({"onnxruntime"})
 
     clone: bool = option(True, "copy outputs out of the graph's memory; with false the next call overwrites them")
     limit: int = option(

@@ -13,7 +13,6 @@ where weights and gradients are fp32, it protects the gradients as well.
 import warnings
 from collections import defaultdict
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -111,12 +110,12 @@ def _fp16_to_bf16(tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class GradScaler(Rung):
-    name: ClassVar[str] = "grad_scaler"
-    stage: ClassVar[Stage] = Stage.PRECISION
-    summary: ClassVar[str] = "adaptive loss scaling for fp16; switches to bf16 after repeated overflows"
-    inference: ClassVar[bool] = False
+    name = "grad_scaler"
+    stage = Stage.PRECISION
+    summary = "adaptive loss scaling for fp16; switches to bf16 after repeated overflows"
+    inference = False
     # Each step reads from the device whether the gradients are finite, which a CUDA graph cannot do.
-    excludes: ClassVar[frozenset[str]] = frozenset({"cuda_graph"})
+    excludes = frozenset({"cuda_graph"})
 
     init_scale: float = option(4096.0, "initial scale of the loss", above=0)
     growth_factor: float = option(2.0, "factor of the scale after growth_interval steps without overflow", at_least=1)

@@ -12,7 +12,7 @@ gates pass, and leaves the other layers unchanged.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -57,11 +57,11 @@ class Int8(Rung):
     progressive: bool = option(False, "quantize layers by increasing sensitivity until a gate would fail")
     min_features: int = option(64, "minimum number of input and output features of a quantized layer")
 
-    name: ClassVar[str] = "int8"
-    stage: ClassVar[Stage] = Stage.PRECISION
-    summary: ClassVar[str] = "linear layers in int8: weights only, or weights and inputs (dynamic or calibrated)"
-    training: ClassVar[bool] = False
-    excludes: ClassVar[frozenset[str]] = frozenset({"fp8", "onnxruntime", "tensorrt"})
+    name = "int8"
+    stage = Stage.PRECISION
+    summary = "linear layers in int8: weights only, or weights and inputs (dynamic or calibrated)"
+    training = False
+    excludes = frozenset({"fp8", "onnxruntime", "tensorrt"})
 
     def __post_init__(self) -> None:
         super().__post_init__()

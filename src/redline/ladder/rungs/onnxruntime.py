@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -65,11 +65,11 @@ class Onnxruntime(Rung):
     )
     threads: int = option(0, "threads per operator; 0 uses the number of torch threads", at_least=0)
 
-    name: ClassVar[str] = "onnxruntime"
-    stage: ClassVar[Stage] = Stage.COMPILE
-    summary: ClassVar[str] = "ONNX Runtime (CPU, CUDA or TensorRT), optionally in int8"
-    training: ClassVar[bool] = False
-    excludes: ClassVar[frozenset[str]] = frozenset({"compile", "tensorrt", "cuda_graph", "int8", "fp8"})
+    name = "onnxruntime"
+    stage = Stage.COMPILE
+    summary = "ONNX Runtime (CPU, CUDA or TensorRT), optionally in int8"
+    training = False
+    excludes = frozenset({"compile", "tensorrt", "cuda_graph", "int8", "fp8"})
 
     def __post_init__(self) -> None:
         super().__post_init__()
