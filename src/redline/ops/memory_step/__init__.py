@@ -7,7 +7,8 @@ B: sequences, H: heads, K: channels of a key, V: channels of a value, C = H · (
 
 from torch import Tensor
 
-from redline.ops.checks import check_shape, check_sizes
+from redline.errors import ModelError
+from redline.ops.checks import check_shape
 from redline.ops.dispatch import run
 from redline.ops.memory_step import reference
 from redline.ops.memory_step.reference import Learned, Projected
@@ -29,12 +30,21 @@ def memory_step(
     return run("memory_step", implementation, supported, reference.memory_step, *arguments)
 
 
-def _check(token: Projected, learned: Learned, recent_BTC: Tensor, state_BHKV: Tensor) -> None:
-    op, given = "memory_step", {f"token.{name}": tensor for name, tensor in token._asdict().items()}
-    given |= {f"learned.{name}": tensor for name, tensor in learned._asdict().items()}
-    sizes = check_sizes(op, state_BHKV=state_BHKV, **given)
-    batch, heads, keys, values, taps = (sizes[letter] for letter in "BHKVT")
-    channels = heads * (2 * keys + values)
-    check_shape(op, "token.mixed_BC", token.mixed_BC, (batch, channels))
-    check_shape(op, "token.gate_BG", token.gate_BG, (batch, heads * values))
-    check_shape(op, "recent_BTC", recent_BTC, (batch, taps - 1, channels))
+def _check(token: Projected, learned: Learned, recent: Tensor, state: Tensor) -> None:
+    if state.ndim != 4:
+        raise ModelError(f"memory_step: state_BHKV must have 4 dimensions, not {tuple(state.shape)}.")
+    batch, heads, keys, values = state.shape
+    channels, taps = heads * (2 * keys + values), learned.taps_TC.shape[0] if learned.taps_TC.ndim else 0
+    expected = {
+        "token.mixed_BC": (token.mixed_BC, (batch, channels)),
+        "token.decay_BH": (token.decay_BH, (batch, heads)),
+        "token.strength_BH": (token.strength_BH, (batch, heads)),
+        "token.gate_BG": (token.gate_BG, (batch, heads * values)),
+        "learned.taps_TC": (learned.taps_TC, (taps, channels)),
+        "learned.decay_bias_H": (learned.decay_bias_H, (heads,)),
+        "learned.log_rate_H": (learned.log_rate_H, (heads,)),
+        "learned.norm_V": (learned.norm_V, (values,)),
+        "recent_BTC": (recent, (batch, taps - 1, channels)),
+    }
+    for name, (tensor, shape) in expected.items():
+        check_shape("memory_step", name, tensor, shape)
