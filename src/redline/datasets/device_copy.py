@@ -1,5 +1,8 @@
 """Copies small tensors to a device asynchronously."""
 
+from dataclasses import dataclass, fields
+from typing import Self
+
 import torch
 from torch import Tensor
 
@@ -9,3 +12,11 @@ def copy_to_device(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type == "cuda":
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Parameters that are drawn on the host and used on a device; subclass as a dataclass of tensors."""
+
+    def to(self, device: torch.device) -> Self:
+        return type(self)(*(copy_to_device(getattr(self, field.name), device) for field in fields(self)))

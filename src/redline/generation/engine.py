@@ -19,7 +19,7 @@ from redline.generation.language_model import LanguageModel, MemoryModel, Piecew
 from redline.generation.planned import PlannedModel
 from redline.generation.sampling import Sampling
 from redline.generation.session import Session
-from redline.generation.token_stream import Completion, Reason, TokenStream
+from redline.generation.token_stream import Completion, Reason, Request, TokenStream
 from redline.ladder.plan import Plan
 
 # Capacities are rounded up to a multiple of this, so that one captured step serves many lengths.
@@ -109,9 +109,8 @@ class InferenceEngine:
         def release() -> None:
             self._idle = (key, session)
 
-        stops = frozenset(stop_tokens)
-        chunk = self._chunk_of(len(prompts))
-        return TokenStream(session, prompts, sampling, limit, reason, stops, chunk, release, state)
+        request = Request(prompts, sampling, limit, reason, frozenset(stop_tokens), self._chunk_of(len(prompts)))
+        return TokenStream(session, request, release, state)
 
     def generate(
         self,

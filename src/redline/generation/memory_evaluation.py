@@ -10,7 +10,7 @@ import torch
 from redline.errors import ModelError, RedlineError
 from redline.evaluation.recall import LossRow, Recall, RecallRow, evaluate, loss_by_position, make_task, task_in
 from redline.evaluation.recall.evaluate import check_counts, check_tasks
-from redline.evaluation.recall.page import Subject, render_recall_page
+from redline.evaluation.recall.page import render_recall_page
 from redline.evaluation.recall.passkey import KINDS
 from redline.evaluation.recall.tasks import SYMBOLIC, name_of
 from redline.generation.folder import ModelFolder, check_architecture, find_model, read_config
@@ -33,7 +33,7 @@ class MemoryEvaluation:
 
     def to_html(self) -> str:
         """Returns a page with the curves."""
-        return render_recall_page(Subject(self.model, self.about), self.recall, self.loss)
+        return render_recall_page(self.model, self.about, self.recall, self.loss)
 
 
 def evaluate_memory(

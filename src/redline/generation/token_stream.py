@@ -26,34 +26,37 @@ class Completion:
     state: Any = field(default=None, compare=False, repr=False)
 
 
+@dataclass(frozen=True)
+class Request:
+    """`limit` is the largest number of tokens per row; a row that reaches it ends with the reason `limit_reason`.
+
+    `chunk` is the number of prompt tokens per prefill call.
+    """
+
+    prompts: Sequence[Sequence[int]]
+    sampling: Sampling
+    limit: int
+    limit_reason: Reason
+    stop_tokens: frozenset[int]
+    chunk: int
+
+
 class TokenStream:
     """An iterator over tuples with the next token of each row; None stands for a row that has ended.
 
     It can be closed early (`close`, or leaving a `with` block); the next stream then reuses its session.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        prompts: Sequence[Sequence[int]],
-        sampling: Sampling,
-        limit: int,
-        reason: Reason,
-        stop_tokens: frozenset[int],
-        chunk: int,
-        release: Callable[[], None],
-        state: Any = None,
-    ) -> None:
-        """`limit` is the largest number of tokens per row. A row that reaches it ends with the reason `reason`."""
-        self.completions = [Completion() for _ in prompts]
+    def __init__(self, session: Session, request: Request, release: Callable[[], None], state: Any = None) -> None:
+        self.completions = [Completion() for _ in request.prompts]
         self.prefill_s = 0.0
         self.step_s: list[float] = []
         self._release: Callable[[], None] | None = release
         # The memory state before the prompts, replaced by the state after them, and a function that advances it by
         # tokens.
         self._before = state
-        self._read_on = partial(read_on, session.model, chunk=chunk, device=session.device)
-        self._tokens = self._run(session, prompts, sampling, limit, reason, stop_tokens, chunk)
+        self._read_on = partial(read_on, session.model, chunk=request.chunk, device=session.device)
+        self._tokens = self._run(session, request)
 
     @property
     def state(self) -> Any:
@@ -87,18 +90,9 @@ class TokenStream:
         if release is not None:
             release()
 
-    def _run(
-        self,
-        session: Session,
-        prompts: Sequence[Sequence[int]],
-        sampling: Sampling,
-        limit: int,
-        reason: Reason,
-        stop_tokens: frozenset[int],
-        chunk: int,
-    ) -> Generator[tuple[int | None, ...], None, None]:
-        begun = time.perf_counter()
-        session.start(prompts, sampling, chunk, self._before)
+    def _run(self, session: Session, request: Request) -> Generator[tuple[int | None, ...], None, None]:
+        begun, limit = time.perf_counter(), request.limit
+        session.start(request.prompts, request.sampling, request.chunk, self._before)
         if self._before is not None:
             self._before = cast(StateCache, session.cache).snapshot()
         sent, last = 1, begun
@@ -116,13 +110,13 @@ class TokenStream:
             self._check(tokens)
             row: list[int | None] = []
             for token, completion in zip(tokens, self.completions, strict=True):
-                if completion.reason is None and token in stop_tokens:
+                if completion.reason is None and token in request.stop_tokens:
                     completion.reason = "stop"
                 if completion.reason is None:
                     completion.tokens.append(token)
                     row.append(token)
                     if count == limit:
-                        completion.reason = reason
+                        completion.reason = request.limit_reason
                 else:
                     row.append(None)
             if any(token is not None for token in row):

@@ -1,5 +1,6 @@
 """A rung: one optimization. Its fields are its options; its methods check, apply and prove it."""
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
@@ -23,9 +24,15 @@ class Stage(IntEnum):
     LAUNCH = 7
 
 
-def option(default: Any, help: str, choices: Sequence[Any] = ()) -> Any:
-    """Declares an option of a rung: its default, a line of help, and the allowed values."""
-    return field(default=default, metadata={"help": help, "choices": tuple(choices)})
+_LIMITS = {"at_least": operator.ge, "above": operator.gt, "at_most": operator.le, "below": operator.lt}
+
+
+def option(default: Any, help: str, choices: Sequence[Any] = (), **limits: float) -> Any:
+    """Declares an option of a rung: its default, a line of help, and the allowed values.
+
+    A number may have the limits `at_least`, `above`, `at_most` and `below`.
+    """
+    return field(default=default, metadata={"help": help, "choices": tuple(choices), "limits": limits})
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,11 @@ class Rung(ABC):
             if choices and value not in choices:
                 allowed = ", ".join(map(str, choices))
                 raise RungError(f"{self.name}: unknown {item.name} {value!r} (supported: {allowed}).")
+            for word, limit in item.metadata.get("limits", {}).items():
+                if not _LIMITS[word](value, limit):
+                    raise RungError(
+                        f"{self.name}: {item.name} must be {word.replace('_', ' ')} {limit:g}, not {value}."
+                    )
 
     @classmethod
     def options(cls) -> tuple[Field[Any], ...]:

@@ -2,7 +2,9 @@
 
 import re
 
-from redline.ladder.report.charts.curves import Curve, draw_curves
+import pytest
+
+from redline.ladder.report.charts.curves import Curve, draw_curves, short_count
 
 
 def test_points_are_those_of_the_journal() -> None:
@@ -27,3 +29,10 @@ def test_curves_are_drawn_once_per_width() -> None:
     heights = [float(pair.split()[1]) for pair in first[1].split("L")]
     assert heights == sorted(heights)  # lower values stand lower on the page
     assert str(draw_curves("Loss", [Curve("one", ((1, 2.0),))], "loss")) == ""
+
+
+@pytest.mark.parametrize(
+    ("count", "said"), [(2**20, "1M"), (3 * 2**20, "3M"), (2**10, "1K"), (1536, "1,536"), (5120, "5K"), (1000, "1,000")]
+)
+def test_counts_are_shortened_where_that_is_exact(count: int, said: str) -> None:
+    assert short_count(count) == said

@@ -1,8 +1,10 @@
 """Whole reports against golden files: where every mark stands, and what every table says."""
 
 import re
+from functools import partial
 
 import pytest
+from markupsafe import Markup
 
 from goldens import check_golden
 from ladder.report.synthetic_climb import cpu_climb, h200_climb, training_climb
@@ -48,3 +50,19 @@ def test_curves_match_the_golden_file() -> None:
     drawn += draw_curves("Open", [falling], "open", span=(0.5, None)) + draw_curves("Flat", [flat], "flat")
     drawn += draw_curves("Below", [flat], "below", span=(5.0, None))
     check_golden("curves.svg.txt", lines(str(drawn)))
+
+
+def test_curves_over_lengths_match_the_golden_file() -> None:
+    lengths = (512, 1024, 2048, 3000, 4096)
+    share = Curve("share", tuple((length, 1 - index / 10) for index, length in enumerate(lengths)))
+    bytes_ = Curve("memory", tuple((length, 3.0 * length) for length in lengths))
+    flat = Curve("flat", ((512, 0.0), (4096, 0.0)), "c2")
+    draw = partial(draw_curves, along="tokens", lengths=True)
+    drawn = [
+        draw("Recall", [share, Curve("none", ())], "recall", up="right", span=(0.0, 1.0)),
+        draw("Memory", [bytes_], "memory", up="bytes", doubling=True, write=lambda v: f"{v:.0f} B"),
+        draw("All", [share, bytes_, flat, share], "all", up="any"),
+        draw("Flat", [flat], "flat", up="none"),
+    ]
+    check_golden("recall_curves.svg.txt", lines(str(Markup("").join(drawn))))
+    assert draw("One", [Curve("one", ((512, 1.0),))], "one") == ""

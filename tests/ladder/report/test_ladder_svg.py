@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from ladder.report.synthetic_climb import cpu_climb, h200_climb, training_climb
-from redline.ladder.report import Climb, climb_svg, ladder_rows, ladder_svg
+from redline.ladder.report import Climb, climb_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -35,9 +35,9 @@ def test_kept_rungs_have_bars_and_dropped_rungs_have_reasons():
 
 
 def test_bars_are_as_long_as_the_gain():
-    rows = ladder_rows(cpu_climb())
-    widths = bars(ladder_svg(rows, "cnn"))
-    assert widths["final"] / widths["base"] == pytest.approx(rows[-1].over_start, rel=0.01)
+    climb = Climb.of(cpu_climb())
+    widths = bars(climb_svg(climb))
+    assert widths["final"] / widths["base"] == pytest.approx(climb.entries[-1].row.over_start, rel=0.01)
 
 
 def test_memory_is_the_gain_of_a_climb_for_memory():
@@ -58,4 +58,3 @@ def test_names_are_escaped_and_nothing_is_loaded():
 
 def test_an_unfinished_climb_is_drawn():
     assert "eager" in texts(climb_svg(Climb.of(h200_climb()[:1])))
-    assert texts(ladder_svg([])) == ["", ""]

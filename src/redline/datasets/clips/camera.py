@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from redline.datasets.clips.settings import ClipSettings
-from redline.datasets.device_copy import copy_to_device
+from redline.datasets.device_copy import Drawn
 
 # The range of periods of zoom and rotation in frames, and that of the faster hand shake.
 _PERIODS = (40.0, 200.0)
@@ -20,7 +20,7 @@ _SHAKE_PX = 0.7
 
 
 @dataclass(frozen=True)
-class Camera:
+class Camera(Drawn):
     """For each clip and frame: photo pixels per frame pixel, rotation angle, and the photo position of the center."""
 
     scale_BT: Tensor
@@ -55,9 +55,6 @@ class Camera:
             (some(-math.pi, math.pi) * (some(0, 1) < 0.5) * 0.1 + turn * swing(some(*_PERIODS))).float(),
             (middle + pan + shake).movedim(1, 2).float(),
         )
-
-    def to(self, device: torch.device) -> "Camera":
-        return Camera(*(copy_to_device(one, device) for one in (self.scale_BT, self.angle_BT, self.centre_BT2)))
 
     def to_photo(self, frame: int, u_BHW2: Tensor) -> Tensor:
         """Maps frame positions to photo positions."""

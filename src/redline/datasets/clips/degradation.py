@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from redline.datasets.clips.jpeg_artifacts import JpegArtifacts
 from redline.datasets.clips.settings import ClipSettings
-from redline.datasets.device_copy import copy_to_device
+from redline.datasets.device_copy import Drawn
 
 _BLUR_RADIUS = 4
 # The range of the share of the light loss (in log space) that automatic gain restores.
@@ -22,7 +22,7 @@ _UNCOMPRESSED = 101.0
 
 
 @dataclass(frozen=True)
-class Degradation:
+class Degradation(Drawn):
     """`light_BC` is the brightness factor of each channel, `read_B` constant noise, `shot_B` signal-dependent noise."""
 
     blur_B: Tensor
@@ -52,10 +52,6 @@ class Degradation:
             gain.sqrt() * some(settings.noise, 0.7),  # the variance is proportional to the light before gain
             torch.where(uncompressed, _UNCOMPRESSED, quality.floor()),
         )
-
-    def to(self, device: torch.device) -> "Degradation":
-        tensors = (self.blur_B, self.light_BC, self.read_B, self.shot_B, self.quality_B)
-        return Degradation(*(copy_to_device(tensor, device) for tensor in tensors))
 
     def target(self, clean_BCHW: Tensor, keep_B2: Tensor) -> Tensor:
         """Returns the restoration target, which keeps a share of the darkness (first) and the color cast (second)."""

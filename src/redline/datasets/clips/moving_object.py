@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from redline.datasets.clips.settings import ClipSettings
-from redline.datasets.device_copy import copy_to_device
+from redline.datasets.device_copy import Drawn
 
 
 @dataclass(frozen=True)
-class MovingObject:
+class MovingObject(Drawn):
     """For each clip the radii of the ellipse, its center in each frame, and whether the clip has an object."""
 
     radii_B2: Tensor
@@ -33,10 +33,6 @@ class MovingObject:
         path = some(-1.0, 1.0, 2)[:, None] * half[:, None] + speed[:, None] * torch.arange(frames)[:, None]
         center = torch.remainder(path + half[:, None], 2 * half[:, None]) - half[:, None]
         return cls(radii.float(), center.float(), present)
-
-    def to(self, device: torch.device) -> "MovingObject":
-        tensors = (self.radii_B2, self.center_BT2, self.present_B)
-        return MovingObject(*(copy_to_device(tensor, device) for tensor in tensors))
 
     def inside_px(self, frame: int, u_BHW2: Tensor) -> Tensor:
         """Returns the approximate distance of positions from the object's edge in pixels; negative outside."""

@@ -1,30 +1,23 @@
 """An HTML page about the recall of a model, without scripts or external resources."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 
-from redline.evaluation.recall.curves import Axis, LengthCurve, draw
 from redline.evaluation.recall.evaluate import LossRow, RecallRow
+from redline.ladder.report.charts.curves import Curve, draw_curves
 from redline.notation import format_bytes, format_seconds
 from redline.pages import CURVE_COLORS, ChartCard, TextTable, render_page
 
 
-@dataclass(frozen=True)
-class Subject:
-    """The name of the model, and how it ran."""
-
-    name: str
-    about: str
-
-
-def render_recall_page(subject: Subject, rows: Sequence[RecallRow], losses: Sequence[LossRow] = ()) -> str:
+def render_recall_page(name: str, about: str, rows: Sequence[RecallRow], losses: Sequence[LossRow]) -> str:
+    """Renders the page; `about` says how the model ran."""
     tables = [_recall_table(rows)] if rows else []
     tables += [_loss_table(losses)] if losses else []
     return render_page(
         "redline.evaluation.recall",
         "page.html.jinja",
-        name=subject.name,
-        meta=subject.about,
+        name=name,
+        meta=about,
         headline=headline(rows, losses),
         charts=[chart for chart in _charts(rows, losses) if chart.drawing],
         tables=tables,
@@ -67,22 +60,18 @@ def _loss_table(losses: Sequence[LossRow]) -> TextTable:
 def _charts(rows: Sequence[RecallRow], losses: Sequence[LossRow]) -> list[ChartCard]:
     tasks = list(dict.fromkeys(row.task for row in rows))
     recalled = [
-        LengthCurve(task, tuple((row.length, row.accuracy) for row in rows if row.task == task)) for task in tasks
+        Curve(task, tuple((row.length, row.accuracy) for row in rows if row.task == task), f"c{n % CURVE_COLORS}")
+        for n, task in enumerate(tasks)
     ]
-    legend = tuple((f"c{n % CURVE_COLORS}", task) for n, task in enumerate(tasks)) if len(tasks) > 1 else ()
-    state = LengthCurve("state", tuple(sorted({(row.length, float(row.state_bytes)) for row in rows})))
-    loss = LengthCurve("loss", tuple((row.last, row.loss) for row in losses))
-    share = Axis("correct", (0.0, 1.0), write=lambda value: f"{value:.0%}")
-    sizes = Axis("bytes", doubling=True, write=format_bytes)
-    length = "tokens in the text"
+    legend = tuple((curve.kind, curve.name) for curve in recalled) if len(tasks) > 1 else ()
+    state = Curve("state", tuple(sorted({(row.length, float(row.state_bytes)) for row in rows})))
+    loss = Curve("loss", tuple((row.last, row.loss) for row in losses))
+    draw = partial(draw_curves, along="tokens in the text", lengths=True)
+    shares = draw("Recall", recalled, "recall", up="correct", span=(0.0, 1.0), write=lambda value: f"{value:.0%}")
+    sizes = draw("State", [state], "state", up="bytes", doubling=True, write=format_bytes)
+    nats = draw("Loss by position", [loss], "loss", up="loss", along="preceding tokens, up to")
     return [
-        ChartCard("Recall", "Share of correct answers.", draw("Recall", recalled, "recall", length, share), legend),
-        ChartCard(
-            "State", "Bytes that one sequence keeps between two tokens.", draw("State", [state], "state", length, sizes)
-        ),
-        ChartCard(
-            "Loss by position",
-            "Nats per token, by the number of preceding tokens.",
-            draw("Loss by position", [loss], "loss", "preceding tokens, up to", Axis("loss")),
-        ),
+        ChartCard("Recall", "Share of correct answers.", shares, legend),
+        ChartCard("State", "Bytes that one sequence keeps between two tokens.", sizes),
+        ChartCard("Loss by position", "Nats per token, by the number of preceding tokens.", nats),
     ]

@@ -11,7 +11,7 @@ from redline.ladder.measurement import Measurement
 from redline.ladder.report.climb import Climb, choose_run
 from redline.ladder.report.html import render_html
 from redline.ladder.report.ladder import Row, ladder_rows
-from redline.ladder.report.ladder_svg import climb_svg, ladder_svg
+from redline.ladder.report.ladder_svg import climb_svg
 from redline.ladder.report.markdown import render_markdown
 
 __all__ = [
@@ -20,7 +20,6 @@ __all__ = [
     "choose_run",
     "climb_svg",
     "ladder_rows",
-    "ladder_svg",
     "render_html",
     "render_markdown",
     "write_report",

@@ -1,12 +1,11 @@
 """The ladder of one climb as a standalone SVG file, for a README or a slide."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
 
 from redline.ladder.report.charts.svg import Drawing, Scale, shorten, text_width
-from redline.ladder.report.climb import KINDS, TRIED, UNTRIED, Climb, find_final, format_ratio, row_label
+from redline.ladder.report.climb import KINDS, TRIED, UNTRIED, Climb, Entry, format_ratio
 from redline.ladder.report.ladder import Row
 from redline.notation import format_bytes, format_seconds
 
@@ -23,7 +22,7 @@ text { fill: #ecebe8; } .subtitle, .quiet { fill: #a6a29b; }
 .compiled { fill: #d79d44; } .kept { fill: #3f9a9e; } .final { fill: #ff5d73; }
 }
 """
-_MARGIN, _ROW, _TOP, _BAR = 28, 28, 96, 14
+_WIDTH, _MARGIN, _ROW, _TOP, _BAR = 900, 28, 28, 96, 14
 
 
 @dataclass(frozen=True)
@@ -36,34 +35,23 @@ class _Step:
     note: str
 
 
-def ladder_svg(
-    rows: Sequence[Row], title: str = "", subtitle: str = "", *, objective: str = "latency", width: int = 900
-) -> str:
+def climb_svg(climb: Climb) -> str:
     """Returns an SVG document with one bar per step of a climb, from the original model to the final plan.
 
-    A bar is as long as the cumulative gain over the original model. Rungs that were tried and not kept are gray and
-    show the reason instead of a bar. Rungs that were never tried are listed in the last line.
-
-    Args:
-        rows: the rows of one climb, as `ladder_rows` returns them.
-        title: the first line.
-        subtitle: the second line, shortened if it is too long.
-        objective: the objective of the climb; for `memory` the gain is the reduction of peak memory, otherwise the
-            speed-up.
-        width: in pixels, at least 480.
-
-    Example:
-        >>> svg = ladder_svg(ladder_rows(load_measurements(Path("climb.jsonl"))), "resnet")  # doctest: +SKIP
+    A bar is as long as the cumulative gain over the original model: the reduction of peak memory if memory is the
+    objective, otherwise the speed-up. Rungs that were tried and not kept are gray and show the reason instead of a bar.
+    Rungs that were never tried are listed in the last line.
     """
-    steps = _steps(rows, memory=objective == "memory")
-    untried = [(row.rung or row.plan).partition("(")[0] for row in rows if row.role in TRIED and row.verdict in UNTRIED]
+    title, width = f"{climb.subject.workload} on {climb.machine.name}", _WIDTH
+    steps = _steps(climb)
+    untried = [(e.row.rung or e.row.plan).partition("(")[0] for e in climb.tried if e.row.verdict in UNTRIED]
     height = _TOP + _ROW * len(steps) + (_ROW if untried else 0) + 16
     words = "; ".join(f"{step.label} {step.note}" for step in steps)
-    drawing = Drawing(width, height, title or "The ladder", f"Gain after each rung: {words}.")
+    drawing = Drawing(width, height, title, f"Gain after each rung: {words}.")
     card = '<rect class="card" x=".5" y=".5" width="{}" height="{}" rx="12"/>'
     drawing.parts.append(Markup(card).format(width - 1, height - 1))
     drawing.text(_MARGIN, 42, shorten(title, (width - 2 * _MARGIN) * 0.66), "title")
-    drawing.label(_MARGIN, 66, subtitle, width - 2 * _MARGIN, "subtitle")
+    drawing.label(_MARGIN, 66, climb.headline(), width - 2 * _MARGIN, "subtitle")
     left = _MARGIN + min(width * 0.28, 20 + max((text_width(step.label) for step in steps), default=0))
     right = width - _MARGIN - 16 - max((text_width(step.note) for step in steps if step.gain), default=0)
     scale = Scale(0.0, max((step.gain for step in steps if step.gain), default=1.0), left, right)
@@ -73,16 +61,6 @@ def ladder_svg(
         text = f"Not tried: {', '.join(dict.fromkeys(untried))}"
         drawing.label(_MARGIN, height - 20, text, width - 2 * _MARGIN, "quiet")
     return str(drawing.document(_STYLE))
-
-
-def climb_svg(climb: Climb) -> str:
-    """Returns the SVG image of `climb`, titled with its workload, machine and headline."""
-    return ladder_svg(
-        [entry.row for entry in climb.entries],
-        f"{climb.subject.workload} on {climb.machine.name}",
-        climb.headline(),
-        objective=climb.subject.objective,
-    )
 
 
 def _draw_step(drawing: Drawing, step: _Step, scale: Scale, y: float) -> None:
@@ -98,33 +76,31 @@ def _draw_step(drawing: Drawing, step: _Step, scale: Scale, y: float) -> None:
     drawing.text(drawing.width - _MARGIN, y + 13, step.note, "figure", "end")
 
 
-def _steps(rows: Sequence[Row], memory: bool) -> list[_Step]:
-    baseline = next((row for row in rows if row.role == "baseline"), None)
-    final_at = find_final(rows)
-    compiles = [row for row in rows if row.role == "compile" and row.over_start is not None]
-    compiled = max(compiles, key=lambda row: row.over_start or 0.0, default=None)
-    removed = {row.rung for row in rows if row.role == "ablation" and row.verdict == "dropped"}
+def _steps(climb: Climb) -> list[_Step]:
+    memory = climb.subject.objective == "memory"
+    removed = {entry.row.rung for entry in climb.ablations if entry.row.verdict == "dropped"}
     steps = []
-    for index, row in enumerate(rows):
+    for entry in climb.entries:
+        row = entry.row
         tried = row.role in TRIED and row.verdict not in UNTRIED
-        if not (tried or row is baseline or row is compiled or index == final_at):
+        if not (tried or entry is climb.baseline or entry is climb.compiled or entry is climb.final):
             continue
-        gain = _gain(row, baseline, memory)
-        label = row_label(row, index == final_at)
+        gain = _gain(row, climb.baseline, memory)
         if tried and (row.verdict != "kept" or gain is None):
-            steps.append(_Step(label, "quiet", None, f"{row.verdict}: {row.reason}" if row.reason else row.verdict))
+            reason = f"{row.verdict}: {row.reason}" if row.reason else row.verdict
+            steps.append(_Step(entry.label, "quiet", None, reason))
             continue
         kind = KINDS.get(row.role, "kept")
-        label = f"+ {label}" if kind == "kept" else label
+        label = f"+ {entry.label}" if kind == "kept" else entry.label
         label += " (removed later)" if tried and row.rung.partition("(")[0] in removed else ""
         steps.append(_Step(label, kind, gain, _note(row, gain, memory)))
     return steps
 
 
-def _gain(row: Row, baseline: Row | None, memory: bool) -> float | None:
+def _gain(row: Row, baseline: Entry | None, memory: bool) -> float | None:
     if not memory:
         return row.over_start
-    before = baseline.peak_bytes if baseline is not None else None
+    before = baseline.row.peak_bytes if baseline is not None else None
     return before / row.peak_bytes if before and row.peak_bytes and row.over_start is not None else None
 
 

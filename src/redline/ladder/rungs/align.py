@@ -9,12 +9,10 @@ channel-wise modules are between two padded layers, the padded tensor is therefo
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from redline.errors import RungError
 from redline.ladder.job import Job
 from redline.ladder.rung import Rung, Stage, option
 from redline.machine.machine import Machine
@@ -104,17 +102,12 @@ class PaddedSequential(nn.Sequential):
 
 @dataclass(frozen=True)
 class Align(Rung):
-    name: ClassVar[str] = "align"
-    stage: ClassVar[Stage] = Stage.LAYOUT
-    summary: ClassVar[str] = "channel counts padded to a multiple of 8 for tensor cores"
-    training: ClassVar[bool] = False
+    name = "align"
+    stage = Stage.LAYOUT
+    summary = "channel counts padded to a multiple of 8 for tensor cores"
+    training = False
 
-    multiple: int = option(8, "pad channel counts to a multiple of this number")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.multiple < 2:
-            raise RungError(f"align: multiple must be an integer of at least 2, not {self.multiple}.")
+    multiple: int = option(8, "pad channel counts to a multiple of this number", at_least=2)
 
     def why_not(self, machine: Machine, job: Job | None = None) -> str:
         if "tensor cores" not in machine.features:

@@ -6,7 +6,7 @@ direct conversions `bf16` and `fp16` avoid. A climb measures the difference.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,10 +45,10 @@ class Autocasting(nn.Module):
 
 @dataclass(frozen=True)
 class Autocast(Rung):
-    name: ClassVar[str] = "autocast"
-    stage: ClassVar[Stage] = Stage.PRECISION
-    summary: ClassVar[str] = "torch.autocast: fp32 weights, cast per operation at every call"
-    excludes: ClassVar[frozenset[str]] = frozenset({"bf16", "fp16"})
+    name = "autocast"
+    stage = Stage.PRECISION
+    summary = "torch.autocast: fp32 weights, cast per operation at every call"
+    excludes = frozenset({"bf16", "fp16"})
 
     dtype: str = option("bf16", "dtype of the operations that autocast runs in low precision", tuple(DTYPES))
 

@@ -36,7 +36,7 @@ def count_convertible(model: nn.Module, dtype: torch.dtype) -> int:
 class HalfPrecision(Rung):
     """Converts the model once, and wraps it in a boundary that accepts fp32 inputs and returns fp32 outputs."""
 
-    stage: ClassVar[Stage] = Stage.PRECISION
+    stage = Stage.PRECISION
     dtype: ClassVar[torch.dtype]
 
     def why_not(self, machine: Machine, job: Job | None = None) -> str:
@@ -57,10 +57,10 @@ class HalfPrecision(Rung):
 
 @dataclass(frozen=True)
 class Bf16(HalfPrecision):
-    name: ClassVar[str] = "bf16"
-    summary: ClassVar[str] = "weights and activations in bfloat16, converted once"
-    dtype: ClassVar[torch.dtype] = torch.bfloat16
-    excludes: ClassVar[frozenset[str]] = frozenset({"fp16", "autocast"})
+    name = "bf16"
+    summary = "weights and activations in bfloat16, converted once"
+    dtype = torch.bfloat16
+    excludes = frozenset({"fp16", "autocast"})
 
     def fallbacks(self, verdict: str, training: bool) -> tuple[tuple[Rung, ...], ...]:
         return ((self, Fp32Attention()),) if verdict == "refused" else ()

@@ -6,7 +6,6 @@ that error.
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -33,9 +32,9 @@ def _is_layout_independent(weight: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class ChannelsLast(Rung):
-    name: ClassVar[str] = "channels_last"
-    stage: ClassVar[Stage] = Stage.LAYOUT
-    summary: ClassVar[str] = "channels-last memory format for images and 2-D convolutions"
+    name = "channels_last"
+    stage = Stage.LAYOUT
+    summary = "channels-last memory format for images and 2-D convolutions"
 
     def why_not(self, machine: Machine, job: Job | None = None) -> str:
         if job is None:

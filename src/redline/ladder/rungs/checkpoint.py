@@ -11,13 +11,12 @@ calls `torch.utils.checkpoint`. The random state is restored, so dropout uses th
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from redline.errors import RungError
 from redline.ladder.job import Job
 from redline.ladder.rung import Rung, Stage, option
 from redline.machine.machine import Machine
@@ -109,20 +108,15 @@ def _checkpointed(cls: type[nn.Module], record: _Record, selective: bool) -> typ
 
 @dataclass(frozen=True)
 class Checkpoint(Rung):
-    name: ClassVar[str] = "checkpoint"
-    stage: ClassVar[Stage] = Stage.MEMORY
-    summary: ClassVar[str] = "activations recomputed in the backward pass instead of saved"
-    inference: ClassVar[bool] = False
+    name = "checkpoint"
+    stage = Stage.MEMORY
+    summary = "activations recomputed in the backward pass instead of saved"
+    inference = False
     # A checkpoint reads the random state from the GPU to save it, which a CUDA graph capture forbids.
-    excludes: ClassVar[frozenset[str]] = frozenset({"compress_activations", "cuda_graph"})
+    excludes = frozenset({"compress_activations", "cuda_graph"})
 
     granularity: str = option("block", "unit of recomputation", ("block", "layer", "selective"))
-    every: int = option(1, "checkpoint every n-th block")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.every < 1:
-            raise RungError(f"{self.name}: every must be an integer of at least 1, not {self.every}.")
+    every: int = option(1, "checkpoint every n-th block", at_least=1)
 
     @classmethod
     def variants(cls, machine: Machine, training: bool = False) -> tuple[Rung, ...]:

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -49,10 +49,10 @@ class Compiled:
 
 @dataclass(frozen=True)
 class Compile(Rung):
-    name: ClassVar[str] = "compile"
-    stage: ClassVar[Stage] = Stage.COMPILE
-    summary: ClassVar[str] = "torch.compile: fused kernels and less Python overhead"
-    excludes: ClassVar[frozenset[str]] = frozenset({"onnxruntime", "tensorrt"})
+    name = "compile"
+    stage = Stage.COMPILE
+    summary = "torch.compile: fused kernels and less Python overhead"
+    excludes = frozenset({"onnxruntime", "tensorrt"})
 
     mode: str = option("default", "mode of torch.compile", MODES)
     fullgraph: bool = option(False, "raise an error at a graph break")

@@ -10,7 +10,7 @@ activation that several operations save, such as the input of query, key and val
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from redline.errors import Refused, RungError
+from redline.errors import Refused
 from redline.ladder.job import Job
 from redline.ladder.rung import Rung, Stage, option
 from redline.machine.machine import Machine
@@ -159,20 +159,15 @@ def _covers_its_storage(tensor: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class CompressActivations(Rung):
-    name: ClassVar[str] = "compress_activations"
-    stage: ClassVar[Stage] = Stage.MEMORY
-    summary: ClassVar[str] = "activations saved for the backward pass in bf16, fp8 or int8"
-    inference: ClassVar[bool] = False
+    name = "compress_activations"
+    stage = Stage.MEMORY
+    summary = "activations saved for the backward pass in bf16, fp8 or int8"
+    inference = False
     # Inside a checkpoint, its own saved-tensor hooks replace the hooks of this rung.
-    excludes: ClassVar[frozenset[str]] = frozenset({"checkpoint"})
+    excludes = frozenset({"checkpoint"})
 
     format: str = option("bf16", "format of saved activations", tuple(_FORMATS))
-    min_bytes: int = option(65536, "minimum size in bytes of a packed tensor")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.min_bytes < 0:
-            raise RungError(f"{self.name}: min_bytes must be at least 0, not {self.min_bytes}.")
+    min_bytes: int = option(65536, "minimum size in bytes of a packed tensor", at_least=0)
 
     @classmethod
     def variants(cls, machine: Machine, training: bool = False) -> tuple[Rung, ...]:

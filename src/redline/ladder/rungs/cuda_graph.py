@@ -14,13 +14,12 @@ are the same as without graphs.
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from redline.cuda_graphs import CaptureCounts, CudaGraphCapturer, GraphedCallable, TrainingState
-from redline.errors import RungError
 from redline.ladder.job import Job
 from redline.ladder.rung import Rung, Stage, option
 from redline.ladder.rungs.compile import Compile
@@ -31,19 +30,16 @@ from redline.notation import format_bytes
 
 @dataclass(frozen=True)
 class CudaGraph(Rung):
-    name: ClassVar[str] = "cuda_graph"
-    stage: ClassVar[Stage] = Stage.LAUNCH
-    summary: ClassVar[str] = "all kernels of a call captured once and replayed as one CUDA graph"
-    excludes: ClassVar[frozenset[str]] = frozenset({"onnxruntime"})
+    name = "cuda_graph"
+    stage = Stage.LAUNCH
+    summary = "all kernels of a call captured once and replayed as one CUDA graph"
+    excludes = frozenset({"onnxruntime"})
 
     clone: bool = option(True, "copy outputs out of the graph's memory; with false the next call overwrites them")
-    limit: int = option(8, "maximum number of graphs (one per combination of input shapes); further ones run eagerly")
-    rehearsals: int = option(3, "warm-up calls before the capture")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.limit < 1 or self.rehearsals < 1:
-            raise RungError("cuda_graph: limit and rehearsals must be at least 1.")
+    limit: int = option(
+        8, "maximum number of graphs (one per combination of input shapes); further ones run eagerly", at_least=1
+    )
+    rehearsals: int = option(3, "warm-up calls before the capture", at_least=1)
 
     def adjust_other(self, other: Rung) -> Rung | None:
         """Replaces torch.compile modes that use CUDA graphs by the same modes without them."""

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar
 
 import torch
 from torch import nn
@@ -37,9 +36,9 @@ def _benchmarking(seen: Counter[str]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class CudnnBenchmark(Rung):
-    name: ClassVar[str] = "cudnn_benchmark"
-    stage: ClassVar[Stage] = Stage.FLAGS
-    summary: ClassVar[str] = "cuDNN times its convolution algorithms and uses the fastest"
+    name = "cudnn_benchmark"
+    stage = Stage.FLAGS
+    summary = "cuDNN times its convolution algorithms and uses the fastest"
 
     @property
     def autotunes(self) -> bool:

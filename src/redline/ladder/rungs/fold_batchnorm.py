@@ -11,7 +11,7 @@ import inspect
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -49,10 +49,10 @@ class Folded(nn.Module):
 
 @dataclass(frozen=True)
 class FoldBatchnorm(Rung):
-    name: ClassVar[str] = "fold_batchnorm"
-    stage: ClassVar[Stage] = Stage.STRUCTURE
-    summary: ClassVar[str] = "BatchNorm folded into the preceding convolution or Linear"
-    training: ClassVar[bool] = False
+    name = "fold_batchnorm"
+    stage = Stage.STRUCTURE
+    summary = "BatchNorm folded into the preceding convolution or Linear"
+    training = False
 
     def why_not(self, machine: Machine, job: Job | None = None) -> str:
         if job is None:

@@ -9,7 +9,7 @@ module, and the saved plan contains `bf16`.
 import copy
 import warnings
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,12 +30,10 @@ LARGEST = torch.finfo(torch.float16).max
 
 @dataclass(frozen=True)
 class Fp16(HalfPrecision):
-    name: ClassVar[str] = "fp16"
-    dtype: ClassVar[torch.dtype] = torch.float16
-    summary: ClassVar[str] = (
-        "weights and activations in float16, converted once; falls back to bf16 if the samples overflow"
-    )
-    excludes: ClassVar[frozenset[str]] = frozenset({"bf16", "autocast"})
+    name = "fp16"
+    dtype = torch.float16
+    summary = "weights and activations in float16, converted once; falls back to bf16 if the samples overflow"
+    excludes = frozenset({"bf16", "autocast"})
 
     check: bool = option(True, "run the samples in fp16 first and fall back to bf16 if a value overflows")
 

@@ -6,7 +6,6 @@ dtype; only the values computed from them are fp32.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from redline.errors import RungError
 from redline.ladder.job import Job
@@ -19,9 +18,9 @@ from redline.machine.machine import Machine
 
 @dataclass(frozen=True)
 class Fp32Attention(Rung):
-    name: ClassVar[str] = "fp32_attention"
-    stage: ClassVar[Stage] = Stage.PRECISION
-    summary: ClassVar[str] = "attention scores and softmax in fp32 under fp16 or bf16"
+    name = "fp32_attention"
+    stage = Stage.PRECISION
+    summary = "attention scores and softmax in fp32 under fp16 or bf16"
 
     def why_not(self, machine: Machine, job: Job | None = None) -> str:
         if job is None:

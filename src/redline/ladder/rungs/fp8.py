@@ -6,7 +6,7 @@ costs more than the product saves; a climb measures the rung alone and again und
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -41,11 +41,11 @@ class Fp8(Rung):
     skip: tuple[str, ...] = option((), "names of modules that are not quantized")
     min_features: int = option(64, "minimum number of input and output features of a quantized layer")
 
-    name: ClassVar[str] = "fp8"
-    stage: ClassVar[Stage] = Stage.PRECISION
-    summary: ClassVar[str] = "linear layers in 8-bit floats: weights only, or weights and inputs"
-    training: ClassVar[bool] = False
-    excludes: ClassVar[frozenset[str]] = frozenset({"int8", "onnxruntime", "tensorrt"})
+    name = "fp8"
+    stage = Stage.PRECISION
+    summary = "linear layers in 8-bit floats: weights only, or weights and inputs"
+    training = False
+    excludes = frozenset({"int8", "onnxruntime", "tensorrt"})
 
     @classmethod
     def variants(cls, machine: Machine, training: bool = False) -> tuple[Rung, ...]:

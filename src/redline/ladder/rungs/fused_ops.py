@@ -10,7 +10,6 @@ where torch enables it by default; the rung `tf32` enables it again.
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import nn
@@ -24,9 +23,9 @@ from redline.nn import SwitchableModule
 
 @dataclass(frozen=True)
 class FusedOps(Rung):
-    name: ClassVar[str] = "fused_ops"
-    stage: ClassVar[Stage] = Stage.STRUCTURE
-    summary: ClassVar[str] = "fused kernels in modules that Redline provides (Triton on GPU)"
+    name = "fused_ops"
+    stage = Stage.STRUCTURE
+    summary = "fused kernels in modules that Redline provides (Triton on GPU)"
 
     pack: bool = option(True, "reorder weights for inference into the fastest layout; false for int8 on a GPU")
 

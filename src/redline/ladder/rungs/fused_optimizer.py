@@ -9,7 +9,7 @@ import importlib
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -125,10 +125,10 @@ def _optimizer_of(job: Job) -> Optimizer:
 
 @dataclass(frozen=True)
 class FusedOptimizer(Rung):
-    name: ClassVar[str] = "fused_optimizer"
-    stage: ClassVar[Stage] = Stage.STRUCTURE
-    summary: ClassVar[str] = "optimizer that updates many weights per kernel (apex, fused, foreach)"
-    inference: ClassVar[bool] = False
+    name = "fused_optimizer"
+    stage = Stage.STRUCTURE
+    summary = "optimizer that updates many weights per kernel (apex, fused, foreach)"
+    inference = False
 
     backend: str = option("auto", "implementation; auto uses the best one available", ("auto", *_BACKENDS))
 

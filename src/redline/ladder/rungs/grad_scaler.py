@@ -13,13 +13,11 @@ weights and gradients are fp32, it protects the gradients as well.
 import warnings
 from collections import defaultdict
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from redline.errors import RungError
 from redline.ladder.job import Job
 from redline.ladder.rung import Rung, Stage, option
 from redline.machine.machine import Machine
@@ -112,31 +110,20 @@ def _fp16_to_bf16(tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class GradScaler(Rung):
-    name: ClassVar[str] = "grad_scaler"
-    stage: ClassVar[Stage] = Stage.PRECISION
-    summary: ClassVar[str] = "adaptive loss scaling for fp16; switches to bf16 after repeated overflows"
-    inference: ClassVar[bool] = False
+    name = "grad_scaler"
+    stage = Stage.PRECISION
+    summary = "adaptive loss scaling for fp16; switches to bf16 after repeated overflows"
+    inference = False
     # Each step reads from the device whether the gradients are finite, which a CUDA graph cannot do.
-    excludes: ClassVar[frozenset[str]] = frozenset({"cuda_graph"})
+    excludes = frozenset({"cuda_graph"})
 
-    init_scale: float = option(4096.0, "initial scale of the loss")
-    growth_factor: float = option(2.0, "factor of the scale after growth_interval steps without overflow")
-    growth_interval: int = option(2000, "number of steps without overflow before the scale grows")
-    backoff: float = option(0.5, "factor of the scale after an overflow")
-    switch_after: int = option(5, "number of overflows in a row before the switch to bf16; 0 disables the switch")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        limits = {
-            "init_scale must be greater than 0": self.init_scale > 0,
-            "growth_factor must be at least 1": self.growth_factor >= 1,
-            "growth_interval must be an integer of at least 1": self.growth_interval >= 1,
-            "backoff must be between 0 and 1": 0 < self.backoff < 1,
-            "switch_after must be an integer of at least 0": self.switch_after >= 0,
-        }
-        for sentence, holds in limits.items():
-            if not holds:
-                raise RungError(f"{self.name}: {sentence}, not {getattr(self, sentence.split()[0])}.")
+    init_scale: float = option(4096.0, "initial scale of the loss", above=0)
+    growth_factor: float = option(2.0, "factor of the scale after growth_interval steps without overflow", at_least=1)
+    growth_interval: int = option(2000, "number of steps without overflow before the scale grows", at_least=1)
+    backoff: float = option(0.5, "factor of the scale after an overflow", above=0, below=1)
+    switch_after: int = option(
+        5, "number of overflows in a row before the switch to bf16; 0 disables the switch", at_least=0
+    )
 
     def why_not(self, machine: Machine, job: Job | None = None) -> str:
         if job is None:

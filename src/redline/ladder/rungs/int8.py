@@ -12,7 +12,7 @@ gates pass, and leaves the other layers unchanged.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -50,21 +50,21 @@ class Int8(Rung):
         ("weight_only", "dynamic", "static"),
     )
     calibration: str = option("minmax", "mode=static: method that determines the input range of each layer", METHODS)
-    percentile: float = option(99.9, "calibration=percentile: percentage of values inside the range")
+    percentile: float = option(
+        99.9, "calibration=percentile: percentage of values inside the range", above=0, at_most=100
+    )
     skip: tuple[str, ...] = option((), "names of modules that are not quantized")
     progressive: bool = option(False, "quantize layers by increasing sensitivity until a gate would fail")
     min_features: int = option(64, "minimum number of input and output features of a quantized layer")
 
-    name: ClassVar[str] = "int8"
-    stage: ClassVar[Stage] = Stage.PRECISION
-    summary: ClassVar[str] = "linear layers in int8: weights only, or weights and inputs (dynamic or calibrated)"
-    training: ClassVar[bool] = False
-    excludes: ClassVar[frozenset[str]] = frozenset({"fp8", "onnxruntime", "tensorrt"})
+    name = "int8"
+    stage = Stage.PRECISION
+    summary = "linear layers in int8: weights only, or weights and inputs (dynamic or calibrated)"
+    training = False
+    excludes = frozenset({"fp8", "onnxruntime", "tensorrt"})
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.percentile <= 100:
-            raise RungError(f"int8: percentile must be above 0 and at most 100, not {self.percentile}.")
         if self.mode != "static" and self.calibration != "minmax":
             raise RungError(f"int8: calibration={self.calibration} needs mode=static, not mode={self.mode}.")
 

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar
 
 from redline.ladder.job import Job
 from redline.ladder.rung import Rung, Stage
@@ -46,9 +45,9 @@ def _page_faults() -> int:
 
 @dataclass(frozen=True)
 class KeepMemory(Rung):
-    name: ClassVar[str] = "keep_memory"
-    stage: ClassVar[Stage] = Stage.FLAGS
-    summary: ClassVar[str] = "the CPU allocator keeps freed memory, so that layers do not fault in new pages"
+    name = "keep_memory"
+    stage = Stage.FLAGS
+    summary = "the CPU allocator keeps freed memory, so that layers do not fault in new pages"
 
     def why_not(self, machine: Machine, job: Job | None = None) -> str:
         if machine.is_cuda:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -60,23 +60,21 @@ class Onnxruntime(Rung):
         ("none", "dynamic", "static"),
     )
     calibration: str = option("minmax", "int8=static: method that determines the ranges on the samples", METHODS)
-    percentile: float = option(99.999, "calibration=percentile: percentage of values inside the range")
-    threads: int = option(0, "threads per operator; 0 uses the number of torch threads")
+    percentile: float = option(
+        99.999, "calibration=percentile: percentage of values inside the range", above=50, at_most=100
+    )
+    threads: int = option(0, "threads per operator; 0 uses the number of torch threads", at_least=0)
 
-    name: ClassVar[str] = "onnxruntime"
-    stage: ClassVar[Stage] = Stage.COMPILE
-    summary: ClassVar[str] = "ONNX Runtime (CPU, CUDA or TensorRT), optionally in int8"
-    training: ClassVar[bool] = False
-    excludes: ClassVar[frozenset[str]] = frozenset({"compile", "tensorrt", "cuda_graph", "int8", "fp8"})
+    name = "onnxruntime"
+    stage = Stage.COMPILE
+    summary = "ONNX Runtime (CPU, CUDA or TensorRT), optionally in int8"
+    training = False
+    excludes = frozenset({"compile", "tensorrt", "cuda_graph", "int8", "fp8"})
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.int8 != "static" and self.calibration != "minmax":
             raise RungError(f"onnxruntime: calibration={self.calibration} needs int8=static.")
-        if not 50 < self.percentile <= 100:
-            raise RungError(f"onnxruntime: percentile must be above 50 and at most 100, not {self.percentile}.")
-        if self.threads < 0:
-            raise RungError(f"onnxruntime: threads must be at least 0, not {self.threads}.")
 
     @classmethod
     def variants(cls, machine: Machine, training: bool = False) -> tuple[Rung, ...]:

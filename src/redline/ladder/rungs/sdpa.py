@@ -12,7 +12,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -68,9 +68,9 @@ def _context(backend: str) -> Context:
 
 @dataclass(frozen=True)
 class Sdpa(Rung):
-    name: ClassVar[str] = "sdpa"
-    stage: ClassVar[Stage] = Stage.STRUCTURE
-    summary: ClassVar[str] = "fused attention instead of hand-written attention, with the fastest kernel"
+    name = "sdpa"
+    stage = Stage.STRUCTURE
+    summary = "fused attention instead of hand-written attention, with the fastest kernel"
 
     backend: str = option(
         "auto",

@@ -11,7 +11,7 @@ Splitting a batch is valid only if rows do not depend on each other. The rung ch
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -90,19 +90,14 @@ def _pieces(tensors: list[Tensor], chunks: int) -> Iterator[tuple[int, list[Tens
 
 @dataclass(frozen=True)
 class Streams(Rung):
-    name: ClassVar[str] = "streams"
-    stage: ClassVar[Stage] = Stage.LAUNCH
-    summary: ClassVar[str] = "copies in and out that overlap with the computation, through pinned memory"
-    training: ClassVar[bool] = False
-    excludes: ClassVar[frozenset[str]] = frozenset({"cuda_graph"})
+    name = "streams"
+    stage = Stage.LAUNCH
+    summary = "copies in and out that overlap with the computation, through pinned memory"
+    training = False
+    excludes = frozenset({"cuda_graph"})
 
-    chunks: int = option(4, "how many chunks a batch is split into")
-    depth: int = option(2, "how many chunks may be in flight at once")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.chunks < 1 or self.depth < 1:
-            raise RungError("streams: chunks and depth must be at least 1.")
+    chunks: int = option(4, "how many chunks a batch is split into", at_least=1)
+    depth: int = option(2, "how many chunks may be in flight at once", at_least=1)
 
     @classmethod
     def variants(cls, machine: Machine, training: bool = False) -> "tuple[Rung, ...]":

@@ -6,7 +6,7 @@ a new shape compiles another engine, and therefore takes longer.
 
 import importlib.util
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -48,11 +48,11 @@ class Tensorrt(Rung):
     precision: str = option("keep", "keep the dtypes of the model, or use fp16 where it is safe", ("keep", "fp16"))
     optimization_level: int = option(3, "how thoroughly TensorRT searches for kernels", (0, 1, 2, 3, 4, 5))
 
-    name: ClassVar[str] = "tensorrt"
-    stage: ClassVar[Stage] = Stage.COMPILE
-    summary: ClassVar[str] = "TensorRT engines, compiled with torch-tensorrt"
-    training: ClassVar[bool] = False
-    excludes: ClassVar[frozenset[str]] = frozenset({"compile", "onnxruntime", "int8", "fp8"})
+    name = "tensorrt"
+    stage = Stage.COMPILE
+    summary = "TensorRT engines, compiled with torch-tensorrt"
+    training = False
+    excludes = frozenset({"compile", "onnxruntime", "int8", "fp8"})
 
     @classmethod
     def variants(cls, machine: Machine, training: bool = False) -> tuple[Rung, ...]:

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import ClassVar
 
 import torch
 from torch import nn
@@ -145,9 +144,9 @@ def _look_at(model: nn.Module) -> Seen:
 
 @dataclass(frozen=True)
 class Tf32(Rung):
-    name: ClassVar[str] = "tf32"
-    stage: ClassVar[Stage] = Stage.FLAGS
-    summary: ClassVar[str] = "fp32 matrix products on tensor cores (10-bit mantissa)"
+    name = "tf32"
+    stage = Stage.FLAGS
+    summary = "fp32 matrix products on tensor cores (10-bit mantissa)"
 
     def why_not(self, machine: Machine, job: Job | None = None) -> str:
         if "tf32" not in machine.hardware_dtypes:

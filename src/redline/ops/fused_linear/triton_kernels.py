@@ -57,7 +57,8 @@ def mean_and_scale(moments, row_offset, row_mask, rows, parts, channels, eps):
 
 
 @triton.jit
-def normalized(total, column, column_mask, weight_sums, moments, row_offset, row_mask, rows, parts, channels, eps):
+def normalized(total, place, weight_sums, moments, rows, parts, channels, eps):
+    column, column_mask, row_offset, row_mask = place
     mean, scale = mean_and_scale(moments, row_offset, row_mask, rows, parts, channels, eps)  # pyright: ignore[reportGeneralTypeIssues]
     weight_sum = tl.load(weight_sums + column, mask=column_mask, other=0.0)
     return (total - mean[:, None] * weight_sum[None, :]) * scale[:, None]
@@ -65,10 +66,11 @@ def normalized(total, column, column_mask, weight_sums, moments, row_offset, row
 
 @triton.jit
 def apply_epilogue(
-    total, column, column_mask, bias, residual, out, row_offset, row_mask, residual_steps, out_steps, share,
+    total, place, bias, residual, out, residual_steps, out_steps, share,
     ACTIVATION: tl.constexpr, RESIDUAL: tl.constexpr,
 ):  # fmt: skip
     """Applies bias, activation and residual, writes the block, and returns the stored values, 0 out of bounds."""
+    column, column_mask, row_offset, row_mask = place
     inside = row_mask[:, None] & column_mask[None, :]
     total = activated(total + tl.load(bias + column, mask=column_mask, other=0.0).to(tl.float32)[None, :], ACTIVATION)
     if RESIDUAL:
@@ -107,6 +109,7 @@ def linear_kernel(
     row_mask = row < rows
     column_mask = column < N
     row_offset = row.to(tl.int64)
+    place = (column, column_mask, row_offset, row_mask)
 
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     x_row = x + row_offset[:, None] * (x_steps * STEP_OF_ROWS)
@@ -118,13 +121,8 @@ def linear_kernel(
         total = tl.dot(rows_block, weights, total, input_precision=PRECISION)
 
     if NORMALIZE:
-        total = normalized(
-            total, column, column_mask, weight_sums, moments, row_offset, row_mask, rows, parts, channels, eps
-        )  # fmt: skip
-    stored = apply_epilogue(
-        total, column, column_mask, bias, residual, out, row_offset, row_mask, residual_steps, out_steps, share,
-        ACTIVATION, RESIDUAL,
-    )  # fmt: skip
+        total = normalized(total, place, weight_sums, moments, rows, parts, channels, eps)
+    stored = apply_epilogue(total, place, bias, residual, out, residual_steps, out_steps, share, ACTIVATION, RESIDUAL)
     if MOMENTS:
         write_moments(stored, tile, new_moments, row_offset, row_mask, rows)
 
@@ -149,15 +147,14 @@ def descriptor_kernel(
     row_mask = row < rows
     column_mask = column < N
     row_offset = row.to(tl.int64)
+    place = (column, column_mask, row_offset, row_mask)
 
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for start in range(0, K, BLOCK_K):
         total = tl.dot(x.load([first_row, start]), tl.trans(weight.load([first_column, start])), total)
 
     if NORMALIZE:
-        total = normalized(
-            total, column, column_mask, weight_sums, moments, row_offset, row_mask, rows, parts, channels, eps
-        )  # fmt: skip
+        total = normalized(total, place, weight_sums, moments, rows, parts, channels, eps)
     total = activated(total + tl.load(bias + column, mask=column_mask, other=0.0).to(tl.float32)[None, :], ACTIVATION)
     if RESIDUAL:
         total = residual.load([first_row, first_column]).to(tl.float32) + share * total

@@ -115,17 +115,17 @@ def mlp_kernel(
         if OUT_REST > 0:
             weights = _load_rows(outer, J_steps, more, more_mask, K + start, K + H, BLOCK_H)
             total_rest = tl.dot(activated, tl.trans(weights), total_rest)
+    place = (column, column_mask, row_offset, row_mask)
     stored = apply_epilogue(
-        total, column, column_mask, outer_bias, residual, out, row_offset, row_mask, residual_steps, out_steps, share,
-        ACTIVATION, RESIDUAL,
-    )  # fmt: skip
+        total, place, outer_bias, residual, out, residual_steps, out_steps, share, ACTIVATION, RESIDUAL
+    )
     if MOMENTS:
         write_moments(stored, 0, new_moments, row_offset, row_mask, rows)
     if OUT_REST > 0:
+        place = (more, more_mask, row_offset, row_mask)
         stored_rest = apply_epilogue(
-            total_rest, more, more_mask, outer_bias, residual, out, row_offset, row_mask, residual_steps, out_steps,
-            share, ACTIVATION, RESIDUAL,
-        )  # fmt: skip
+            total_rest, place, outer_bias, residual, out, residual_steps, out_steps, share, ACTIVATION, RESIDUAL
+        )
         if MOMENTS:
             write_moments(stored_rest, 1, new_moments, row_offset, row_mask, rows)
 

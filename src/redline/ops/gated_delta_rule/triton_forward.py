@@ -24,6 +24,7 @@ from redline.ops.gated_delta_rule.triton_tiles import (
     load_rows,
     load_state,
     pairs,
+    row_products,
     store_rows,
     store_state,
 )
@@ -42,11 +43,11 @@ def _sums(g, decay, line, begin, tokens, before):
 
 @triton.jit
 def _system(
-    k, beta, documents, row, line, page, begin, tokens, heads,
-    ROW: tl.constexpr, COLUMN: tl.constexpr, c_i, c_j,
+    k, beta, documents, chunk, ROW: tl.constexpr, COLUMN: tl.constexpr, c_i, c_j,
     KEYS: tl.constexpr, BLOCK_K: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Computes block (ROW, COLUMN) of A."""
+    row, line, page, begin, tokens, heads = chunk
     i = tl.arange(0, 16)
     t_i = begin + ROW * 16 + i
     t_j = begin + COLUMN * 16 + i
@@ -92,31 +93,24 @@ def inverse_kernel(
 ):  # fmt: skip
     """Computes T in fp32 blocks of 16 × 16: diagonal blocks by substitution, the blocks below from them."""
     begin, row, left, line, page = chunk_offsets(tl.program_id(1), tl.program_id(0), tokens, heads, C)
+    chunk = (row, line, page, begin, tokens, heads)
     corner = (tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)) * (C * C)
     i = tl.arange(0, 16)
     one = tl.where(i[:, None] == i[None, :], 1.0, 0.0)
     none = tl.zeros((16, 16), tl.float32)
     c_0, total = _sums(g, decay, line, begin, tokens, 0.0)
-    A_00 = _system(
-        k, beta, documents, row, line, page, begin, tokens, heads, 0, 0, c_0, c_0, KEYS, BLOCK_K, PACKED, PRECISION
-    )
+    A_00 = _system(k, beta, documents, chunk, 0, 0, c_0, c_0, KEYS, BLOCK_K, PACKED, PRECISION)
     T_00 = one
     if C >= 32:
         c_1, total = _sums(g, decay, line, begin + 16, tokens, total)
-        A_11 = _system(
-            k, beta, documents, row, line, page, begin, tokens, heads, 1, 1, c_1, c_1, KEYS, BLOCK_K, PACKED, PRECISION
-        )
+        A_11 = _system(k, beta, documents, chunk, 1, 1, c_1, c_1, KEYS, BLOCK_K, PACKED, PRECISION)
         T_11 = one
     if C >= 64:
         c_2, total = _sums(g, decay, line, begin + 32, tokens, total)
-        A_22 = _system(
-            k, beta, documents, row, line, page, begin, tokens, heads, 2, 2, c_2, c_2, KEYS, BLOCK_K, PACKED, PRECISION
-        )
+        A_22 = _system(k, beta, documents, chunk, 2, 2, c_2, c_2, KEYS, BLOCK_K, PACKED, PRECISION)
         T_22 = one
         c_3, total = _sums(g, decay, line, begin + 48, tokens, total)
-        A_33 = _system(
-            k, beta, documents, row, line, page, begin, tokens, heads, 3, 3, c_3, c_3, KEYS, BLOCK_K, PACKED, PRECISION
-        )
+        A_33 = _system(k, beta, documents, chunk, 3, 3, c_3, c_3, KEYS, BLOCK_K, PACKED, PRECISION)
         T_33 = one
     for column in range(15):
         T_00 = _eliminate(A_00, T_00, column)
@@ -127,34 +121,22 @@ def inverse_kernel(
             T_33 = _eliminate(A_33, T_33, column)
     _store_block(inverse, corner, T_00, 0, 0, C)
     if C >= 32:
-        A_10 = _system(
-            k, beta, documents, row, line, page, begin, tokens, heads, 1, 0, c_1, c_0, KEYS, BLOCK_K, PACKED, PRECISION
-        )
+        A_10 = _system(k, beta, documents, chunk, 1, 0, c_1, c_0, KEYS, BLOCK_K, PACKED, PRECISION)
         T_10 = -_product(T_11, _product(A_10, T_00))
         _store_block(inverse, corner, none, 0, 1, C)
         _store_block(inverse, corner, T_10, 1, 0, C)
         _store_block(inverse, corner, T_11, 1, 1, C)
     if C >= 64:
-        A_20 = _system(
-            k, beta, documents, row, line, page, begin, tokens, heads, 2, 0, c_2, c_0, KEYS, BLOCK_K, PACKED, PRECISION
-        )
-        A_21 = _system(
-            k, beta, documents, row, line, page, begin, tokens, heads, 2, 1, c_2, c_1, KEYS, BLOCK_K, PACKED, PRECISION
-        )
+        A_20 = _system(k, beta, documents, chunk, 2, 0, c_2, c_0, KEYS, BLOCK_K, PACKED, PRECISION)
+        A_21 = _system(k, beta, documents, chunk, 2, 1, c_2, c_1, KEYS, BLOCK_K, PACKED, PRECISION)
         T_20 = -_product(T_22, _product(A_20, T_00) + _product(A_21, T_10))
         T_21 = -_product(T_22, _product(A_21, T_11))
         _store_block(inverse, corner, T_20, 2, 0, C)
         _store_block(inverse, corner, T_21, 2, 1, C)
         _store_block(inverse, corner, T_22, 2, 2, C)
-        A_30 = _system(
-            k, beta, documents, row, line, page, begin, tokens, heads, 3, 0, c_3, c_0, KEYS, BLOCK_K, PACKED, PRECISION
-        )
-        A_31 = _system(
-            k, beta, documents, row, line, page, begin, tokens, heads, 3, 1, c_3, c_1, KEYS, BLOCK_K, PACKED, PRECISION
-        )
-        A_32 = _system(
-            k, beta, documents, row, line, page, begin, tokens, heads, 3, 2, c_3, c_2, KEYS, BLOCK_K, PACKED, PRECISION
-        )
+        A_30 = _system(k, beta, documents, chunk, 3, 0, c_3, c_0, KEYS, BLOCK_K, PACKED, PRECISION)
+        A_31 = _system(k, beta, documents, chunk, 3, 1, c_3, c_1, KEYS, BLOCK_K, PACKED, PRECISION)
+        A_32 = _system(k, beta, documents, chunk, 3, 2, c_3, c_2, KEYS, BLOCK_K, PACKED, PRECISION)
         T_30 = -_product(T_33, _product(A_30, T_00) + _product(A_31, T_10) + _product(A_32, T_20))
         T_31 = -_product(T_33, _product(A_31, T_11) + _product(A_32, T_21))
         T_32 = -_product(T_33, _product(A_32, T_22))
@@ -229,12 +211,7 @@ def output_kernel(
 ):  # fmt: skip
     begin, row, left, line, page = chunk_offsets(tl.program_id(1), tl.program_id(0), tokens, heads, C)
     index = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
-    scores = tl.zeros((C, C), tl.float32)
-    for block in tl.static_range(0, KEYS, BLOCK_K):
-        x = block + tl.arange(0, BLOCK_K)
-        Q = load_rows(q, row, left, heads, x, KEYS, C)
-        K = load_rows(k, row, left, heads, x, KEYS, C)
-        scores = tl.dot(Q, tl.trans(K), scores, input_precision=PRECISION)
+    scores = row_products(q, k, row, left, heads, KEYS, BLOCK_K, C, PRECISION)
     scores *= pairs(decay, documents, line, page, begin, tokens, C, PACKED, False)
     rounded = scores.to(q.dtype.element_ty)
     from_start, to_end, whole = decays(decay, documents, line, page, begin, tokens, C, PACKED)

@@ -33,11 +33,9 @@ def why_not(x: Tensor, w: Tensor) -> str:
 
 
 @triton.jit
-def _finish(
-    sums, m, n, inside, x_scale, w_scale, bias, out, columns, x_scale_stride,
-    HAS_X_SCALE: tl.constexpr, HAS_W_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr,
-):  # fmt: skip
+def _finish(sums, m, n, inside, ends, HAS_X_SCALE: tl.constexpr, HAS_W_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr):
     """Scales, adds the bias and stores. The row and column indices `m` and `n` broadcast to the shape of `sums`."""
+    x_scale, w_scale, bias, out, columns, x_scale_stride = ends
     value = sums.to(tl.float32)
     if HAS_X_SCALE:
         value *= tl.load(x_scale + m * x_scale_stride, mask=inside, other=0.0)
@@ -85,10 +83,8 @@ def vector_kernel(
     if IS_SHARED:
         tl.store(partial + tl.program_id(1).to(tl.int64) * columns + n, total, mask=n < columns)
     else:
-        _finish(
-            total, tl.zeros_like(n), n, n < columns, x_scale, w_scale, bias, out, columns, x_scale_stride,
-            HAS_X_SCALE, HAS_W_SCALE, HAS_BIAS,
-        )  # fmt: skip
+        ends = (x_scale, w_scale, bias, out, columns, x_scale_stride)
+        _finish(total, tl.zeros_like(n), n, n < columns, ends, HAS_X_SCALE, HAS_W_SCALE, HAS_BIAS)
 
 
 @triton.jit
@@ -122,10 +118,8 @@ def block_kernel(
         place = (tl.program_id(1).to(tl.int64) * rows + m[:, None]) * columns + n[None, :]
         tl.store(partial + place, sums, mask=inside)
     else:
-        _finish(
-            sums, m[:, None], n[None, :], inside, x_scale, w_scale, bias, out, columns, x_scale_stride,
-            HAS_X_SCALE, HAS_W_SCALE, HAS_BIAS,
-        )  # fmt: skip
+        ends = (x_scale, w_scale, bias, out, columns, x_scale_stride)
+        _finish(sums, m[:, None], n[None, :], inside, ends, HAS_X_SCALE, HAS_W_SCALE, HAS_BIAS)
 
 
 @triton.jit
@@ -140,10 +134,8 @@ def finish_kernel(
     sums = tl.load(partial + place, mask=inside, other=0)
     for index in range(1, SHARES):
         sums += tl.load(partial + index * rows * columns + place, mask=inside, other=0)
-    _finish(
-        sums, place // columns, place % columns, inside, x_scale, w_scale, bias, out, columns, x_scale_stride,
-        HAS_X_SCALE, HAS_W_SCALE, HAS_BIAS,
-    )  # fmt: skip
+    ends = (x_scale, w_scale, bias, out, columns, x_scale_stride)
+    _finish(sums, place // columns, place % columns, inside, ends, HAS_X_SCALE, HAS_W_SCALE, HAS_BIAS)
 
 
 def empty_product(x: Tensor, w: Tensor, dtype: torch.dtype) -> Tensor:
