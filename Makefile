@@ -4,16 +4,24 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-main test-interpreted test-cpu-avx512 test-cpu-avx2 test-all check check-style check-types check-figures check-tests format figures tables mutants clean
+.PHONY: ci demo test test-main test-interpreted test-cpu-avx512 test-cpu-avx2 test-all check check-style check-types check-figures check-tests format figures tables mutants clean
 
 demo: $(READY)
 	$(BIN)/redline climb resnet --budget 150s --sampling 3s --out redline-out/demo
 
+# What runs beside the main tests.
+BESIDE := test-interpreted
+
+# All checks and tests. The types take one core a minute: they are checked beside the tests, which leave no core idle.
+ci: $(READY)
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target check-tests check-style check-figures
+	@$(MAKE) --no-print-directory test BESIDE="check-types test-interpreted"
+
 test: $(READY)
-	@trap 'kill $$interpreted' INT TERM; \
-	$(MAKE) --no-print-directory test-interpreted > $(VENV)/interpreted.txt 2>&1 & interpreted=$$!; \
+	@trap 'kill $$beside' INT TERM; \
+	$(MAKE) --no-print-directory --keep-going $(BESIDE) > $(VENV)/beside.txt 2>&1 & beside=$$!; \
 	$(MAKE) --no-print-directory test-main; main=$$?; \
-	wait $$interpreted; code=$$?; cat $(VENV)/interpreted.txt; exit $$((main || code))
+	wait $$beside; code=$$?; cat $(VENV)/beside.txt; exit $$((main || code))
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-cpu-avx512 test-cpu-avx2
 # These measure time: what a neighbour on the machine causes is gone at a second look, a regression is not.
 	$(BIN)/pytest -m "not gpu and not slow and alone" --durations=25 --reruns 2 $(shell grep -rl "mark.alone" tests)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from forked_python import ForkedPython
 from redline.ladder.measuring.worker_pool import WorkerPool
 from redline.machine.machine import Machine
 
@@ -143,8 +144,15 @@ def without_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
+def forked_python() -> Iterator[ForkedPython]:
+    with ForkedPython() as forked:
+        yield forked
+
+
+@pytest.fixture(scope="session")
 def pool() -> Iterator[WorkerPool]:
-    with WorkerPool() as pool:
+    # They compile one or two models: to precompile torch's header for those takes longer than it saves.
+    with WorkerPool({"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}) as pool:
         yield pool
 
 

@@ -188,8 +188,17 @@ def test_shapes_that_make_another_model(command: Callable[..., Seen], tmp_path: 
     assert_one_sentence(seen, "the model of shape width=8 has different weights from that of width=4")
 
 
+@pytest.mark.parametrize("words", [["climb"], ["verify", "eager"], ["bench"]], ids=lambda words: words[0])
+def test_a_missing_file_is_reported_before_a_worker_starts(
+    words: list[str], command: Callable[..., Seen], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("search.climb", "verify", "bench"):
+        monkeypatch.setattr(f"redline.ladder.{module}.WorkerPool", None)
+    assert_one_sentence(command(*words, "no_such.py:f", "--device", "cpu"), "there is no file 'no_such.py'")
+
+
 def test_error_in_a_real_process(tmp_path: Path) -> None:
-    """The same through a real process, with a pool of its own."""
+    """The same through a real process."""
     arguments = [sys.executable, "-m", "redline", "climb", "no_such.py:f", "--device", "cpu"]
     seen = subprocess.run(arguments, capture_output=True, text=True, cwd=tmp_path)
     assert_one_sentence(Seen(seen.returncode, seen.stdout, seen.stderr), "there is no file 'no_such.py'")

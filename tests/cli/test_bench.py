@@ -58,6 +58,7 @@ def verdict(seen: Seen) -> str:
 
 
 @pytest.mark.alone
+@pytest.mark.usefixtures("without_compiler")
 def test_compare(saved: Path, command: Callable[..., Seen], tmp_path: Path) -> None:
     arguments = ["bench", *WORKLOAD, "--compare", saved]
     # A neighbour that comes or goes between two runs makes a true difference; not three times in a row.
@@ -74,6 +75,11 @@ def test_compare(saved: Path, command: Callable[..., Seen], tmp_path: Path) -> N
     faster = command(*arguments, "--json")
     assert (faster.code, verdict(faster)) == (0, "faster")
 
+
+def test_what_is_not_compared(saved: Path, command: Callable[..., Seen], tmp_path: Path) -> None:
+    arguments = ["bench", *WORKLOAD, "--sampling", "300ms", "--compare", saved]
+    # Slower than any run, so that a neighbour on the machine causes no regression.
+    change(saved, steady(1.0))
     change(saved, lambda row: row["machine"].update(fingerprint="another", name="Another machine"))
     refused = command(*arguments, "--save", tmp_path / "now.json")
     assert refused.code == 2 and refused.out == ""

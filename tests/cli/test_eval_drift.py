@@ -17,7 +17,7 @@ from .test_bad_input import assert_one_sentence
 
 OPTIONS = ("--frames", 64, "--size", 32, "--device", "cpu")
 # More than controls are shown.
-LONGER = 80
+LONGER = 66
 
 
 @pytest.fixture

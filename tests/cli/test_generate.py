@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from forked_python import COMMAND_LINE, ForkedPython
 from patience import PATIENCE_S
 from redline.generation import InferenceEngine
 from redline.generation.text_stream import TextStream
@@ -259,15 +260,17 @@ def test_a_terminal_without_the_characters_gets_others(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [(), ("--json",)], ids=["text", "json"])
-def test_a_reader_that_leaves_ends_it_quietly(options: tuple[str, ...], folder: Path) -> None:
-    arguments = [sys.executable, "-m", "redline", "generate", str(folder), "sea", "--device", "cpu", *options]
+def test_a_reader_that_leaves_ends_it_quietly(
+    options: tuple[str, ...], folder: Path, forked_python: ForkedPython
+) -> None:
+    arguments = ["generate", folder, "sea", "--device", "cpu", *options]
     read, write = os.pipe()
     os.close(read)
     try:
-        seen = subprocess.run(arguments, stdout=write, stderr=subprocess.PIPE, timeout=PATIENCE_S)
+        seen = forked_python.run(COMMAND_LINE, *arguments, stdout=write)
     finally:
         os.close(write)
-    assert (seen.returncode, without_progress(seen.stderr)) == (141, [])
+    assert (seen.returncode, without_progress(seen.stderr.encode())) == (141, [])
 
 
 def test_ctrl_c_ends_it_cleanly(tmp_path: Path) -> None:

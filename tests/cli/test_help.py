@@ -4,11 +4,12 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from forked_python import COMMAND_LINE, ForkedPython
 from patience import PATIENCE_S
 from redline import choices
 from redline.cli import COMMANDS, load_command
@@ -45,16 +46,26 @@ def test_python_m_redline_lists_every_command(tmp_path: Path) -> None:
     assert all(re.search(rf"\b{name}\b", seen.stdout) for name in COMMANDS)
 
 
-@pytest.mark.parametrize("arguments", [("--help",), ("rungs",), ("rungs", "--json")], ids=" ".join)
-def test_broken_pipe_has_its_own_exit_code(arguments: tuple[str, ...]) -> None:
+@pytest.fixture
+def broken_pipe() -> Iterator[int]:
     read, write = os.pipe()
     os.close(read)
-    try:
-        command = [sys.executable, "-m", "redline", *arguments]
-        seen = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, timeout=PATIENCE_S)
-    finally:
-        os.close(write)
+    yield write
+    os.close(write)
+
+
+def test_broken_pipe_has_its_own_exit_code(broken_pipe: int) -> None:
+    command = [sys.executable, "-m", "redline", "--help"]
+    seen = subprocess.run(command, stdout=broken_pipe, stderr=subprocess.PIPE, timeout=PATIENCE_S)
     assert (seen.returncode, seen.stderr) == (141, b"")
+
+
+@pytest.mark.parametrize("arguments", [("rungs",), ("rungs", "--json")], ids=" ".join)
+def test_broken_pipe_after_torch_was_imported(
+    arguments: tuple[str, ...], broken_pipe: int, forked_python: ForkedPython
+) -> None:
+    seen = forked_python.run(COMMAND_LINE, *arguments, stdout=broken_pipe)
+    assert (seen.returncode, seen.stderr) == (141, "")
 
 
 def test_command_list_matches_the_help_of_each_command() -> None:
@@ -158,15 +169,11 @@ def test_doctor_says_what_the_machine_can_do(command: Callable[..., Seen]) -> No
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no disk that is always full")
-def test_full_disk_is_reported() -> None:
+def test_full_disk_is_reported(forked_python: ForkedPython) -> None:
+    said = "redline: the output cannot be written: No space left on device."
     with Path("/dev/full").open("w") as full:
-        for arguments in (["--version"], ["rungs"]):
-            seen = subprocess.run(
-                [sys.executable, "-m", "redline", *arguments],
-                stdout=full,
-                stderr=subprocess.PIPE,
-                text=True,
-                check=False,
-            )
-            said = "redline: the output cannot be written: No space left on device."
-            assert (seen.returncode, seen.stderr.strip()) == (2, said), arguments
+        command = [sys.executable, "-m", "redline", "--version"]
+        seen = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        assert (seen.returncode, seen.stderr.strip()) == (2, said)
+        seen = forked_python.run(COMMAND_LINE, "rungs", stdout=full)
+        assert (seen.returncode, seen.stderr.strip()) == (2, said)

@@ -77,7 +77,7 @@ def test_python_on_the_page_runs(name: str, tmp_path: Path) -> None:
     script.write_text(_PAGE, encoding="utf-8")
     (tmp_path / "blocks").mkdir()
     for number, block in enumerate(blocks):
-        short = re.sub(r'budget="\d+s"', 'budget="3s"', block)
+        short = re.sub(r'budget="\d+s"', 'budget="1s"', block)
         (tmp_path / "blocks" / f"{number:03}.py").write_text(short + _EPILOGUE, encoding="utf-8")
     seen = subprocess.run(
         [sys.executable, script.name],

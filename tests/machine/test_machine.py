@@ -1,6 +1,7 @@
 """The machine, and the decisions that its measured rates lead to."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -13,8 +14,6 @@ from redline.ladder.job import Job
 from redline.ladder.rungs.fp16 import Fp16
 from redline.machine.ceilings import with_ceilings
 from redline.machine.machine import Ceilings, Machine, resolve_device
-
-pytestmark = pytest.mark.alone
 
 CPU = replace(Machine.detect("cpu"), ceilings=None)
 # fp16 convolutions are fast and fp16 matmul is emulated, as on a Neoverse-N1; bf16 is fully emulated.
@@ -76,8 +75,11 @@ def test_the_precision_to_start_from() -> None:
 
 
 @pytest.fixture(scope="module")
-def measured() -> Machine:
-    return with_ceilings(CPU, again=True)
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    """The cache is this file's own: other processes of the tests may measure ceilings meanwhile."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REDLINE_CACHE", str(tmp_path_factory.mktemp("ceilings")))
+        yield with_ceilings(CPU, again=True)
 
 
 def test_measured_ceilings_are_sane_and_cached(measured: Machine) -> None:
@@ -90,14 +92,15 @@ def test_measured_ceilings_are_sane_and_cached(measured: Machine) -> None:
     )  # restored after the first bf16 matmul, which disables it on a CPU without bf16
 
 
-def test_cached_ceilings_need_not_have_the_dtypes_that_a_cpu_limit_hides(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_ceilings_need_not_have_the_dtypes_that_a_cpu_limit_hides(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("REDLINE_CACHE", str(tmp_path))
     monkeypatch.setenv("REDLINE_CPU_LIMIT", "avx2")
     ceilings = Ceilings(1e9, {"fp32": 1e9}, {"fp32": 1e9})
     path = Machine.detect("cpu").cache_path
-    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(asdict(ceilings)))
     assert Machine.detect("cpu").ceilings == ceilings
-    path.unlink()
 
 
 def test_an_exceeded_ceiling_is_measured_again(measured: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

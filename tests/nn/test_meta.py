@@ -1,13 +1,12 @@
 """Tests that models are built on the meta device without large imports, and get uninitialized tensors afterwards."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from forked_python import ForkedPython
 from redline.nn.meta import allocate, meta_device
 
 # `redline generate` and `redline upscale` load these models, and do not compile on a CPU.
@@ -30,8 +29,8 @@ print([name for name in ("torch._dynamo", "sympy") if name in sys.modules])
 """
 
 
-def test_models_are_loaded_without_the_compiler(tmp_path: Path) -> None:
-    seen = subprocess.run([sys.executable, "-c", _LOADS], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+def test_models_are_loaded_without_the_compiler(tmp_path: Path, forked_python: ForkedPython) -> None:
+    seen = forked_python.run(_LOADS, cwd=tmp_path)
     assert (seen.stdout, seen.returncode) == ("[]\n", 0), seen.stderr[-2000:]
 
 

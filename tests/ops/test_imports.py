@@ -6,6 +6,8 @@ import textwrap
 
 import pytest
 
+from forked_python import ForkedPython
+
 from .registry import OPS
 
 
@@ -15,10 +17,10 @@ def run(script: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_every_op_is_a_function_in_every_import_order() -> None:
+def test_every_op_is_a_function_in_every_import_order(forked_python: ForkedPython) -> None:
     """Each order runs in a forked process that has imported torch, but nothing of redline."""
     ops = [(op.function.__module__.split(".")[2], op.name) for op in OPS]
-    found = run(f"""
+    script = f"""
         import importlib, os, sys
         import torch
 
@@ -49,18 +51,23 @@ def test_every_op_is_a_function_in_every_import_order() -> None:
                 if fails(before, [(package, name)]):
                     failed.append((name, before))
         sys.exit(str(failed) if failed else 0)
-    """)
+    """
+    found = forked_python.run(textwrap.dedent(script))
     assert found.returncode == 0, found.stderr
 
 
-def test_an_op_is_a_function_after_its_kernels_were_imported() -> None:
+def test_an_op_is_a_function_after_its_kernels_were_imported(forked_python: ForkedPython) -> None:
     pytest.importorskip("triton")
-    found = run("import redline.ops.rms_norm.triton\nfrom redline.ops import rms_norm\nassert callable(rms_norm)")
+    found = forked_python.run(
+        "import redline.ops.rms_norm.triton\nfrom redline.ops import rms_norm\nassert callable(rms_norm)"
+    )
     assert found.returncode == 0, found.stderr
 
 
-def test_importing_the_ops_starts_neither_triton_nor_cuda() -> None:
-    found = run("import sys, torch, redline.ops; assert not ('triton' in sys.modules or torch.cuda.is_initialized())")
+def test_importing_the_ops_starts_neither_triton_nor_cuda(forked_python: ForkedPython) -> None:
+    found = forked_python.run(
+        "import sys, torch, redline.ops; assert not ('triton' in sys.modules or torch.cuda.is_initialized())"
+    )
     assert found.returncode == 0, found.stderr
 
 

@@ -24,6 +24,7 @@ from redline.ladder.search.settings import Settings, Shapes, read_duration, read
 from redline.ladder.search.source_digest import describe_change
 from redline.ladder.statistics import CONFIDENCE, Interval
 from redline.ladder.workload import Workload
+from redline.ladder.workloads.addresses import check_file
 
 SCHEMA = 1
 
@@ -127,6 +128,8 @@ def bench(
     """
     progress = progress or no_progress
     read = [read_plan(plan) for plan in plans]
+    for workload in workloads:
+        check_file(workload)
     with WorkerPool() as pool:
         machine = ask_machine(pool, device, measure=False)
         prepared = []

@@ -24,6 +24,7 @@ from redline.ladder.search.progress import Progress, no_progress, print_progress
 from redline.ladder.search.settings import Settings, Shapes, read_duration, read_shapes
 from redline.ladder.statistics import Interval
 from redline.ladder.workload import Workload
+from redline.ladder.workloads.addresses import check_file
 from redline.machine.machine import Machine
 
 
@@ -79,6 +80,7 @@ def verify(
     """
     plan = read_plan(plan)
     progress = progress or no_progress
+    check_file(workload)
     with WorkerPool() as pool:
         settings = Settings(
             address_of(workload, pool),

@@ -40,8 +40,8 @@ def spec(pool: WorkerPool, milliseconds: float) -> TrialSpec:
 
 
 @pytest.fixture(scope="module")
-def arms(pool: WorkerPool) -> Iterator[list[Arm]]:
-    opened = [open_arm(pool, spec(pool, ms), Plan()) for ms in (2.0, 2.0, 2.2)]
+def arms(quiet_pool: WorkerPool) -> Iterator[list[Arm]]:
+    opened = [open_arm(quiet_pool, spec(quiet_pool, ms), Plan()) for ms in (2.0, 2.0, 2.2)]
     yield opened
     for arm in opened:
         arm.stop()
@@ -81,13 +81,13 @@ def test_the_same_number_of_turns_for_every_arm(arms: list[Arm]) -> None:
     assert all(value > 1.9e-3 for samples in taken for value in samples[""])
 
 
-def test_peak_memory_of_steady_steps(pool: WorkerPool, tmp_path: Path) -> None:
+def test_peak_memory_of_steady_steps(quiet_pool: WorkerPool, tmp_path: Path) -> None:
     """A convolution on a larger image has a higher peak; both are far below that of the process."""
     peaks = []
     for size in (64, 512):
         seeds, path = (10, 11, 12), str(tmp_path / f"{size}.pt")
         shapes = {"": {"size": size, "batch": 1}}
-        worker = pool.start()
+        worker = quiet_pool.start()
         address = f"{WORKLOADS}:convolutions"
         worker.ask(
             "reference",
@@ -100,7 +100,7 @@ def test_peak_memory_of_steady_steps(pool: WorkerPool, tmp_path: Path) -> None:
             dtype="fp32",
         )
         worker.stop()
-        arm = open_arm(pool, TrialSpec(address, shapes, "cpu", {seeds: path}), Plan())
+        arm = open_arm(quiet_pool, TrialSpec(address, shapes, "cpu", {seeds: path}), Plan())
         peaks.append(measure_peak(arm, TrialSpec(address, shapes, "cpu", {})))
         arm.stop()
     activation = 24 * 512 * 512 * 4

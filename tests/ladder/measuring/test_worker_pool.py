@@ -74,10 +74,10 @@ def test_a_workload_that_cannot_be_judged_is_refused(function: str, sentence: st
 
 
 @pytest.mark.alone
-def test_forked_workers_start_fast(pool: WorkerPool) -> None:
+def test_forked_workers_start_fast(quiet_pool: WorkerPool) -> None:
     start = time.perf_counter()
     for _ in range(3):
-        worker = pool.start()
+        worker = quiet_pool.start()
         worker.ask("machine", 60, device="cpu", measure=False)
         worker.stop()
     assert (time.perf_counter() - start) / 3 < 2.0

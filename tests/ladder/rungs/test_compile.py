@@ -1,4 +1,5 @@
 import functools
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -43,6 +44,13 @@ class Breaks(Net):
         x = super().forward(x)
         torch._dynamo.graph_break()
         return x * 2
+
+
+@pytest.fixture(scope="module", autouse=True)
+def vector_instructions_work() -> Iterator[None]:
+    """The compiler takes this CPU's vector instructions untested; `search/test_climb` has them tested, for seconds."""
+    with torch._inductor.config.patch({"cpp.vec_isa_ok": True}):
+        yield
 
 
 @pytest.fixture(autouse=True)

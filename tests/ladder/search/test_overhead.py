@@ -44,7 +44,7 @@ def _untimed_steps(seconds: float) -> int:
     return 0 if seconds > 1.0 else max(1, min(20, ceil(0.005 / seconds)))
 
 
-@pytest.mark.usefixtures("without_compiler")
+@pytest.mark.usefixtures("without_compiler", "lent_workers")
 def test_a_trial_costs_its_setup_its_samples_and_at_most_two_seconds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,8 +5,6 @@ import logging
 import re
 import socket
 import ssl
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -17,6 +15,7 @@ import torch
 from aiohttp import ClientSession, WSMsgType, WSServerHandshakeError
 
 import redline.stream.browser as browser
+from forked_python import ForkedPython
 from patience import HANGS_S, PATIENCE_S
 from redline.errors import RedlineError
 from redline.stream.access import urls
@@ -133,9 +132,9 @@ def test_missing_packages_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
         serve(port=0, **NEEDED)
 
 
-def test_importing_needs_neither_aiortc_nor_aiohttp() -> None:
+def test_importing_needs_neither_aiortc_nor_aiohttp(forked_python: ForkedPython) -> None:
     code = "import sys; sys.modules['aiortc'] = sys.modules['aiohttp'] = None; import redline.stream.browser"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    assert forked_python.run(code).returncode == 0
 
 
 def test_https_with_a_certificate(open_server: Callable[..., Page], tmp_path: Path) -> None:

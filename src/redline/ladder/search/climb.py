@@ -17,6 +17,7 @@ from redline.ladder.search.progress import Progress, no_progress, print_progress
 from redline.ladder.search.settings import Settings, Shapes, read_duration, read_rungs, read_shapes
 from redline.ladder.search.target import Target
 from redline.ladder.workload import Workload
+from redline.ladder.workloads.addresses import check_file
 
 
 def climb(
@@ -80,6 +81,7 @@ def climb(
         ablate=ablation,
         resume=resume,
     )
+    check_file(workload)
     with WorkerPool() as pool:
         settings = replace(settings, workload=address_of(workload, pool))
         climbed = Climber(settings, pool, progress or no_progress).run()

@@ -55,6 +55,14 @@ def find_function(address: str) -> Callable[..., Any]:
     return function
 
 
+def check_file(workload: str | Workload) -> None:
+    """Raises WorkloadError if the address names a Python file that does not exist, before a worker pool is started."""
+    if isinstance(workload, str) and not find_prefix(workload):
+        place = workload.rpartition(":")[0]
+        if place.endswith(".py") and not Path(place).is_file():
+            raise WorkloadError(f"there is no file {place!r}.")
+
+
 def _import_module(name: str) -> Any:
     # The user's own module is usually in the working directory.
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
