@@ -151,7 +151,9 @@ class TileRunner:
             squares = squares_to_judge(tiles, self.network.window)
             # Judged without compilation and graph capture, which would be repeated for the shape of the squares.
             plain = Plan.of([rung for rung in self.plan.rungs if rung.stage < Stage.COMPILE])
-            judged = fast if plain == self.plan else plain.apply(network, squares, gates=(GATE,), check=False)
+            judged = (
+                fast if plain == self.plan else plain.apply(self.network.module, squares, gates=(GATE,), check=False)
+            )
             with torch.no_grad():
                 score = GATE.judge(_without_tf32(self.network.module)(squares), judged(squares))
             if score.passed or not self._use_safer_precision(

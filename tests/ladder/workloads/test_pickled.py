@@ -100,7 +100,7 @@ def test_a_model_in_memory_compiles_in_a_trial(network: ModuleType, registered: 
 
 def test_a_workload_loaded_by_its_address_compiles_in_a_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "scales_next_to_it.py").write_text(SCALES)
-    source = f"{NETWORK}\nimport redline\n\ndef mine():\n    return redline.Workload(Network, lambda seed: torch.randn(2, 4))\n"
-    (tmp_path / "network.py").write_text(source)
+    mine = "import redline\n\ndef mine():\n    return redline.Workload(Network, lambda seed: torch.randn(2, 4))\n"
+    (tmp_path / "network.py").write_text(f"{NETWORK}\n{mine}")
     monkeypatch.setattr(sys, "path", list(sys.path))
     compiles_elsewhere(load_workload(f"{tmp_path}/network.py:mine"), tmp_path, "redline_workload_network")

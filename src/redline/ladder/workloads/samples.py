@@ -42,6 +42,18 @@ class SampleInputs:
         return tree_map_only(Tensor, lambda tensor: tensor.to(device), sample)
 
 
+def random_like(tensor: Tensor) -> Tensor:
+    """Returns a variation of an example on the default device; a constant example becomes random values."""
+    device = torch.get_default_device()
+    if _varies(tensor):
+        return _vary(tensor.cpu()).to(device)
+    if tensor.is_floating_point() and not bool((tensor == 1).all()):
+        return torch.randn(tensor.shape, dtype=tensor.dtype)
+    if tensor.dtype in (torch.int32, torch.int64) and not tensor.any():
+        return torch.randint(2, tensor.shape, dtype=tensor.dtype)
+    return tensor.to(device)  # a mask, or positions
+
+
 def _varies(tensor: Tensor) -> bool:
     """Returns whether `_vary` changes a tensor; masks, constants and sorted integers (positions) stay as they are."""
     if tensor.numel() < 2 or tensor.is_complex() or len(torch.unique(tensor.flatten()[:4096])) <= 2:
