@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.export.passes import move_to_device_pass
 
 from redline.errors import WorkloadError
 from redline.ladder.workload import Inputs, Workload
@@ -62,7 +63,7 @@ def _find_function(path: str) -> Callable[..., Workload]:
 
         def build() -> nn.Module:
             device = torch.get_default_device()
-            return ExportedModel(torch.export.passes.move_to_device_pass(torch.export.load(path), device))
+            return ExportedModel(move_to_device_pass(torch.export.load(path), device))
 
         def inputs(seed: int) -> Inputs:
             return tree_map_only(Tensor, lambda tensor: random_like(resized(tensor)), example)

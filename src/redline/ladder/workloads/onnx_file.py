@@ -20,6 +20,8 @@ from redline.ladder.workloads.images import random_images
 from redline.ladder.workloads.onnx_operators import OPERATORS
 from redline.ladder.workloads.optional import import_for
 
+# Attributes that do not change a result here: of an output that is not computed, or of the precision of a sum.
+_UNUSED = ("storage_order", "stash_type", "training_mode", "momentum")
 # The default size of a variable axis, by its place: the batch, the channels or positions, height and width.
 _SIZES = (1, 64, 224, 224)
 
@@ -48,7 +50,7 @@ class Conversion:
 
     def _convert(self, node: Any) -> None:
         inputs = [self.names[name] if name else None for name in node.input]
-        attributes = {a.name: self._attribute(a) for a in node.attribute}
+        attributes = {a.name: self._attribute(a) for a in node.attribute if a.name not in _UNUSED}
         if node.op_type == "Shape":
             first = self.values[inputs[0]] if isinstance(inputs[0], fx.Node) else inputs[0]
             size = np.array(first.shape, np.int64)

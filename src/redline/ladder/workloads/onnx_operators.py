@@ -172,7 +172,12 @@ def global_average_pool(x: Tensor) -> Tensor:
 
 
 def max_pool(
-    x: Tensor, kernel_shape: Ints, strides: Ints = (), pads: Ints = (), dilations: Ints = (1,), ceil_mode: int = 0
+    x: Tensor,
+    kernel_shape: Ints,
+    strides: Ints = (),
+    pads: Ints = (),
+    dilations: Ints = (1,),
+    ceil_mode: int = 0,
 ) -> Tensor:
     x = F.pad(x, _around(pads), value=float("-inf"))
     pooled = {3: F.max_pool1d, 4: F.max_pool2d, 5: F.max_pool3d}[x.ndim]
@@ -183,7 +188,13 @@ def max_pool(
 
 
 def average_pool(
-    x: Tensor, kernel_shape: Ints, strides: Ints = (), pads: Ints = (), ceil_mode: int = 0, count_include_pad: int = 0
+    x: Tensor,
+    kernel_shape: Ints,
+    strides: Ints = (),
+    pads: Ints = (),
+    ceil_mode: int = 0,
+    count_include_pad: int = 0,
+    dilations: Ints = (),
 ) -> Tensor:
     pooled = {3: F.avg_pool1d, 4: F.avg_pool2d, 5: F.avg_pool3d}[x.ndim]
     padding = list(pads[: len(kernel_shape)]) or 0
