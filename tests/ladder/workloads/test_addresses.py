@@ -92,8 +92,6 @@ def test_an_unknown_timm_model_is_named(timm: None) -> None:
 @pytest.mark.parametrize(
     "address, package", [("timm:resnet50", "timm"), ("hf:folder", "transformers"), ("a.onnx", "onnx")]
 )
-    "address, package", [("timm:resnet50", "timm"), ("hf:folder", "transformers"), ("a.onnx", "onnx")]
-)
 def test_a_missing_package_is_named(address: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)  # pyright: ignore[reportArgumentType]
     with pytest.raises(WorkloadError, match=f"needs {package}, which cannot be imported.*pip install {package}"):
