@@ -1,4 +1,4 @@
-"""`--traceback` shows where the user's code failed, in this process and in a trial; without it there is one sentence."""
+"""`--traceback` shows where the user's code failed, here and in a trial; without it there is one sentence."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -89,10 +89,6 @@ KEPT = [
     (CacheInAttribute, "attribute 'past'"),
     (AlwaysTraining, "batch norm 'norm'"),
 ]
-    (CacheInBuffer, "buffer 'cache'"),
-    (CacheInAttribute, "attribute 'past'"),
-    (AlwaysTraining, "batch norm 'norm'"),
-]
 RANDOM = [(AlwaysDropping, "dropout of 0.4 in 'drop'"), (FunctionalDropout, "an operation in its forward pass")]
 
 
