@@ -5,7 +5,8 @@ variable size are options of the workload, such as `batch`.
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,17 @@ from redline.ladder.workloads.optional import import_for
 _UNUSED = ("storage_order", "stash_type", "training_mode", "momentum")
 # The default size of a variable axis, by its place: the batch, the channels or positions, height and width.
 _SIZES = (1, 64, 224, 224)
+
+
+class _Apply(nn.Module):
+    """An operator that has no layer in torch."""
+
+    def __init__(self, function: Callable[..., Any], attributes: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.function, self.attributes = function, attributes
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.function(*inputs, **self.attributes)
 
 
 class Conversion:
@@ -69,12 +81,12 @@ class Conversion:
         made = self._layer(node, inputs, attributes)
         if made is None:
             args = [self._static(v) if i in operator.static else self._operand(v) for i, v in enumerate(inputs)]
-            made = self._emit(self.graph.call_function(operator.function, tuple(args), attributes))
+            made = self._call(node, _Apply(operator.function, attributes), args)
         if len([name for name in node.output if name]) == 1:
             self.names[node.output[0]] = made
             return
         for index, name in enumerate(node.output):
-            self.names[name] = self._emit(self.graph.call_function(_pick, (made, index)))
+            self.names[name] = self._emit(self.graph.call_function(getitem, (made, index)))
 
     def _layer(self, node: Any, inputs: list[Any], attributes: dict[str, Any]) -> fx.Node | None:
         """Returns a call of a layer of `torch.nn`, or None if there is none for this node."""
@@ -106,10 +118,13 @@ class Conversion:
             return None
         layer.weight = nn.Parameter(weight.contiguous())
         layer.bias = nn.Parameter(bias) if bias is not None else None
-        name = _identifier(node.name or f"{node.op_type}_{len(self.values)}")
+        return self._call(node, layer.eval(), inputs[:1])
+
+    def _call(self, node: Any, module: nn.Module, args: Sequence[Any]) -> fx.Node:
+        name = _identifier(node.name or node.op_type)
         name = name if not hasattr(self.root, name) else f"{name}_{len(self.values)}"
-        self.root.add_module(name, layer.eval())
-        return self._emit(self.graph.call_module(name, (inputs[0],)))
+        self.root.add_module(name, module)
+        return self._emit(self.graph.call_module(name, tuple(args)))
 
     def _emit(self, node: fx.Node) -> fx.Node:
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda one: self.values[one])
@@ -151,10 +166,6 @@ class Conversion:
             [node], "one", [make(n) for n in node.input], [make(n) for n in node.output]
         )
         return self.onnx.helper.make_model(graph, opset_imports=self.opset)
-
-
-def _pick(values: Any, index: int) -> Any:
-    return values[index]
 
 
 def _identifier(name: str) -> str:
