@@ -6,6 +6,7 @@ variable size are options of the workload, such as `batch`.
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from operator import getitem
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ class Conversion:
     """Builds a `torch.fx` graph node by node, while running it on an example, which determines all shapes."""
 
     def __init__(self, model: Any, example: dict[str, Tensor]) -> None:
-        import onnx
+        import onnx.reference
 
         self.onnx, self.opset = onnx, model.opset_import
         self.root, self.graph = nn.Module(), fx.Graph()
@@ -69,10 +70,12 @@ class Conversion:
             self.names[node.output[0]] = size[slice(attributes.get("start"), attributes.get("end"))]
             return
         if not any(isinstance(value, fx.Node) for value in inputs):
-            evaluator = self.onnx.reference.ReferenceEvaluator(self._alone(node))
-            results = evaluator.run(None, dict(zip(node.input, inputs, strict=True)))
-            self.names.update(zip(node.output, map(np.asarray, results), strict=False))
-            return
+            # The reference implementation is limited for some operators, such as GatherElements.
+            with suppress(ValueError, NotImplementedError, RuntimeError):
+                evaluator = self.onnx.reference.ReferenceEvaluator(self._alone(node))
+                results = evaluator.run(None, dict(zip(node.input, inputs, strict=True)))
+                self.names.update(zip(node.output, map(np.asarray, results), strict=False))
+                return
         operator = OPERATORS.get(node.op_type)
         if operator is None or node.domain not in ("", "ai.onnx"):
             raise WorkloadError(f"the ONNX operator {node.op_type!r} is not supported (node {node.name!r}).")

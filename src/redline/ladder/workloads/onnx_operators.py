@@ -55,6 +55,18 @@ def _gather(x: Tensor, indices: Tensor, axis: int = 0) -> Tensor:
     return picked.reshape(*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
 
 
+def _gather_nd(x: Tensor, indices: Tensor, batch_dims: int = 0) -> Tensor:
+    sizes = indices.shape[:-1]
+    outer = [torch.arange(sizes[i], device=x.device).view(-1, *_ONES[: len(sizes) - i - 1]) for i in range(batch_dims)]
+    return x[(*outer, *indices.unbind(-1))]
+
+
+def _depth_to_space(x: Tensor, blocksize: int, mode: str = "DCR") -> Tensor:
+    if mode == "DCR":  # the block comes before the channels
+        x = x.unflatten(1, (blocksize**2, -1)).transpose(1, 2).flatten(1, 2)
+    return F.pixel_shuffle(x, blocksize)
+
+
 def _around(pads: Ints) -> list[int]:
     """Returns ONNX's pads in the order of `F.pad`, which begins with the last axis."""
     half = len(pads) // 2
@@ -136,6 +148,12 @@ _OTHER_NAME = {
     "Mish": F.mish,
     "Gemm": _gemm,
     "Gather": _gather,
+    "GatherElements": lambda x, i, axis=0: x.gather(axis, torch.where(i < 0, i + x.shape[axis], i)),
+    "GatherND": _gather_nd,
+    "DepthToSpace": _depth_to_space,
+    "IsNaN": torch.isnan,
+    "CumSum": lambda x, axis, **_: x.cumsum(int(axis)),
+    "Trilu": lambda x, k=0, upper=1: x.triu(int(k)) if upper else x.tril(int(k)),
     "MaxPool": _max_pool,
     "AveragePool": _average_pool,
     "Conv": _conv,
