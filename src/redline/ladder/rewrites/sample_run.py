@@ -38,7 +38,8 @@ def state_preserved(model: nn.Module) -> Iterator[None]:
             value.extend(before) if isinstance(value, list) else value.update(before)
         with torch.no_grad():
             for tensor, before in saved:
-                tensor.copy_(before)
+                if not torch.equal(tensor, before):  # a tensor that was expanded cannot be written
+                    tensor.copy_(before)
 
 
 @contextmanager
