@@ -33,7 +33,7 @@ def test_traceback_shows_the_users_line(
     command: Callable[..., Seen], tmp_path: Path, arguments: list[str], function: str, place: str
 ) -> None:
     (tmp_path / "mine.py").write_text(MINE)
-    seen = command(*arguments, f"mine.py:{function}", "--device", "cpu")
+    seen = command(*arguments, f"{tmp_path}/mine.py:{function}", "--device", "cpu")
     assert seen.code == 2 and seen.out == ""
     assert place in seen.err and "mine.py" in seen.err
     assert seen.err.splitlines()[-1].startswith("redline: ")
@@ -41,5 +41,5 @@ def test_traceback_shows_the_users_line(
 
 def test_without_it_there_is_one_sentence(command: Callable[..., Seen], tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MINE)
-    seen = command("climb", "mine.py:mine", "--device", "cpu")
+    seen = command("climb", f"{tmp_path}/mine.py:mine", "--device", "cpu")
     assert seen.code == 2 and "Traceback" not in seen.err and "no such sum" in seen.err

@@ -179,13 +179,14 @@ class Plan:
         job = replace(Job.of(model, batches, gates, loss, optimizer, host_inputs, share), clip_norm=clip_norm)
         compare = None
         if not job.training:
-            if check and (layers := training_layers(job.model)):
+            layers = training_layers(job.model)
+            job.model.eval()
+            if check and (layers := [layer for layer in layers if layer not in training_layers(job.model)]):
                 warnings.warn(
                     f"the model is in training mode ({', '.join(layers[:3])}), but the optimized copy computes like "
                     "the model after eval(): call eval() first.",
                     stacklevel=2,
                 )
-            job.model.eval()
             if check and batches:
                 compare = OutputCheck(job)
                 job = replace(job, state=compare.state)

@@ -1,6 +1,7 @@
 import copy
 import tomllib
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from redline.errors import PlanError, RungError
-from redline.ladder.job import Job
+from redline.ladder.job import Job, TrainingStep
 from redline.ladder.plan import Plan
 from redline.ladder.rewrites.io_adapter import Boundary
 from redline.ladder.rungs.autocast import Autocast
@@ -234,8 +235,8 @@ def test_on_a_gpu() -> None:
         assert (gradient - parameter.grad).norm() / parameter.grad.norm() < 0.01, name
 
 
-@pytest.mark.parametrize("plan", ["eager", "autocast(dtype=fp16) + grad_scaler(init_scale=1024)"])
-def test_gradients_are_clipped_after_they_are_unscaled(plan: str) -> None:
+@pytest.mark.parametrize("scaled", [False, True])
+def test_gradients_are_clipped_after_they_are_unscaled(scaled: bool) -> None:
     torch.manual_seed(0)
     model, batch = nn.Linear(8, 8), 10 * torch.randn(16, 8)
 
@@ -244,11 +245,20 @@ def test_gradients_are_clipped_after_they_are_unscaled(plan: str) -> None:
 
     norms = {}
     for limit in (None, 0.5, 1e6):
-        step: Any = Plan.parse(plan).apply(model, batch, loss=squares, optimizer=momentum, clip_norm=limit)
+        job = replace(Job.of(model, loss=squares, optimizer=momentum), clip_norm=limit)
+        if scaled:
+            job = replace(job, scaler=lambda _: AdaptiveGradScaler(model, GradScaler(init_scale=1024.0)))
+        step = TrainingStep(job)
         step(batch)
         norms[limit] = float(torch.cat([g.flatten() for g in step.gradients().values()]).norm())
     assert norms[None] > 10 and norms[1e6] == pytest.approx(norms[None])
     assert norms[0.5] == pytest.approx(0.5, rel=1e-3)
+
+
+def test_a_plan_takes_clip_norm() -> None:
+    step: Any = Plan().apply(Gain(), loss=summed, optimizer=momentum, clip_norm=0.25)
+    step(torch.ones(2, 3))
+    assert float(torch.cat([g.flatten() for g in step.gradients().values()]).norm()) == pytest.approx(0.25, rel=1e-3)
 
 
 def test_the_scale_still_adapts_when_gradients_are_clipped() -> None:

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from redline.errors import WorkloadError
 from redline.ladder.gate import tensors_of
-from redline.ladder.plan import Plan
+from redline.ladder.job import Job
+from redline.ladder.rungs.bf16 import Bf16
 from redline.ladder.workload import Workload, call
 from redline.ladder.workloads.addresses import load_workload
 from redline.ladder.workloads.random_weights import let_every_layer_count
@@ -201,11 +202,12 @@ def test_files_compute_what_the_model_computes(files: tuple[nn.Module, Path], na
     assert not torch.equal(tensors_of(first)[0], tensors_of(second)[0])
 
 
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # of torch, compiling its own exported program
 @pytest.mark.parametrize("name", ["mixed.onnx", "mixed.pt2"])
 def test_rungs_apply_to_files(files: tuple[nn.Module, Path], name: str) -> None:
     workload = load_workload(f"{files[1]}/{name}", {"batch": 2})
     model, batch = workload.fresh_model("cpu"), workload.fresh_inputs(0, "cpu")
-    fast = Plan.parse("bf16").apply(model, [batch], check=False)
+    fast = Bf16().apply(Job.of(model)).finish()
     assert len(tensors_of(call(fast, batch))) == 2
     torch.compile(copy.deepcopy(model), backend="eager")(**batch if isinstance(batch, dict) else {"x": batch[0]})
 

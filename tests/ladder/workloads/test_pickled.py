@@ -66,7 +66,7 @@ def compiles_elsewhere(workload: Workload, folder: Path, module: str) -> None:
     (folder / "saved").mkdir()
     address = save_workload(workload, folder / "saved")
     command = [sys.executable, "-c", COMPILE, address, module]
-    seen = subprocess.run(command, capture_output=True, text=True, cwd="/", env={**os.environ, "PYTHONSAFEPATH": "1"})
+    seen = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONSAFEPATH": "1"})
     assert seen.returncode == 0, seen.stderr[-2000:]
 
 
