@@ -201,7 +201,9 @@ def _find_function(path: str) -> Callable[..., Workload]:
         for place, axis in enumerate(axes[item.name]):
             if isinstance(axis, str):
                 sizes.setdefault(axis, _SIZES[min(place, 3)])
-    largest = min((t.dims[0] for t in head.graph.initializer if len(t.dims) == 2 and t.dims[0] > 256), default=256)
+    rows = {tensor.name: tensor.dims[0] for tensor in head.graph.initializer if len(tensor.dims) == 2}
+    # The number of embeddings that an input selects from.
+    counts = {n.input[1]: rows[n.input[0]] for n in head.graph.node if n.op_type == "Gather" and n.input[0] in rows}
 
     def model(**options: int) -> Workload:
         chosen = {**sizes, **options}
@@ -210,7 +212,9 @@ def _find_function(path: str) -> Callable[..., Workload]:
             made = {}
             for name, shape in axes.items():
                 size = tuple(chosen[axis] if isinstance(axis, str) else axis for axis in shape)
-                made[_identifier(name)] = _random(name, size, _tensor(np.zeros(0, dtypes[name])).dtype, largest)
+                made[_identifier(name)] = _random(
+                    name, size, _tensor(np.zeros(0, dtypes[name])).dtype, counts.get(name, 2)
+                )
             return made
 
         def build() -> nn.Module:
@@ -232,11 +236,11 @@ def _axis(name: str, place: int, dim: Any) -> int | str:
     return _identifier(dim.dim_param or ("batch" if place == 0 else f"{name}_{place}"))
 
 
-def _random(name: str, size: tuple[int, ...], dtype: torch.dtype, vocabulary: int) -> Tensor:
+def _random(name: str, size: tuple[int, ...], dtype: torch.dtype, embeddings: int) -> Tensor:
     if "mask" in name or dtype is torch.bool:
         return torch.ones(size, dtype=dtype)
     if not dtype.is_floating_point:
-        return torch.randint(vocabulary if "type" not in name else 2, size, dtype=dtype)
+        return torch.randint(embeddings, size, dtype=dtype)
     if len(size) == 4 and size[1] in (1, 3):
         return random_images(size[0], (size[2], size[3]), size[1]).to(dtype)
     return torch.randn(size, dtype=dtype)
