@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, fx, nn
+from torch.fx.node import map_arg
 
 from redline.errors import WorkloadError
 from redline.ladder.workload import Inputs, Workload
@@ -55,14 +56,14 @@ class Conversion:
             self.values[self.names[name]] = tensor
         for node in model.graph.node:
             self._convert(node)
-        outputs = tuple(self._node(item.name) for item in model.graph.output)
-        self.graph.output(outputs if len(outputs) > 1 else outputs[0])
+        outputs = [self._node(item.name) for item in model.graph.output]
+        self.graph.output(tuple(outputs) if len(outputs) > 1 else outputs[0])
 
     def module(self) -> nn.Module:
         return fx.GraphModule(self.root, self.graph)
 
     def _convert(self, node: Any) -> None:
-        inputs = [self.names[name] if name else None for name in node.input]
+        inputs: list[Any] = [self.names[name] if name else None for name in node.input]
         attributes = {a.name: self._attribute(a) for a in node.attribute if a.name not in _UNUSED}
         if node.op_type == "Shape":
             first = self.values[inputs[0]] if isinstance(inputs[0], fx.Node) else inputs[0]
@@ -97,7 +98,7 @@ class Conversion:
         if len(weights) < len(inputs) - 1 or not weights or weights[0] is None:
             return None
         weight, bias = weights[0], weights[1] if len(weights) > 1 else None
-        layer: nn.Module | None = None
+        layer: Any = None
         if node.op_type in ("MatMul", "Gemm") and weight.ndim == 2:
             plain = attributes.get("alpha", 1) == attributes.get("beta", 1) == 1 and not attributes.get("transA")
             if plain and (bias is None or bias.ndim == 1):
@@ -130,7 +131,7 @@ class Conversion:
         return self._emit(self.graph.call_module(name, tuple(args)))
 
     def _emit(self, node: fx.Node) -> fx.Node:
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda one: self.values[one])
+        args, kwargs = map_arg((node.args, node.kwargs), lambda one: self.values[one])
         target: Any = self.root.get_submodule(str(node.target)) if node.op == "call_module" else node.target
         with torch.no_grad():
             self.values[node] = target(*args, **kwargs)

@@ -121,7 +121,13 @@ def _conv_transpose(
 
 
 def _resize(
-    x: Tensor, _roi=None, scales=None, sizes=None, mode="nearest", coordinate_transformation_mode="half_pixel", **_: Any
+    x: Tensor,
+    _roi=None,
+    scales: Any = None,
+    sizes=None,
+    mode="nearest",
+    coordinate_transformation_mode="half_pixel",
+    **_: Any,
 ) -> Tensor:
     size = sizes[2:] if sizes else [int(n * s) for n, s in zip(x.shape[2:], scales[2:], strict=True)]
     if mode == "nearest":
