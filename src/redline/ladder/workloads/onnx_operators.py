@@ -120,21 +120,13 @@ def _conv_transpose(
     return run(x, weight, bias, strides, pads, extra, group, dilations)
 
 
-def _resize(
-    x: Tensor,
-    _roi=None,
-    scales: Any = None,
-    sizes=None,
-    mode="nearest",
-    coordinate_transformation_mode="half_pixel",
-    **_: Any,
-) -> Tensor:
+def _resize(x: Tensor, _roi=None, scales: Any = None, sizes=None, mode="nearest", **options: Any) -> Tensor:
+    place = options.get("coordinate_transformation_mode", "half_pixel")
     size = sizes[2:] if sizes else [int(n * s) for n, s in zip(x.shape[2:], scales[2:], strict=True)]
     if mode == "nearest":
-        exact = coordinate_transformation_mode != "asymmetric"
-        return F.interpolate(x, size, mode="nearest-exact" if exact else "nearest")
+        return F.interpolate(x, size, mode="nearest" if place == "asymmetric" else "nearest-exact")
     kind = {"linear": {3: "linear", 4: "bilinear", 5: "trilinear"}[x.ndim], "cubic": "bicubic"}[mode]
-    return F.interpolate(x, size, mode=kind, align_corners=coordinate_transformation_mode == "align_corners")
+    return F.interpolate(x, size, mode=kind, align_corners=place == "align_corners")
 
 
 _SAME_NAME = "add sub mul pow sqrt exp log neg abs erf tanh sigmoid relu sin cos floor ceil reciprocal round sign"
