@@ -25,7 +25,7 @@ from train_speed import Race
 from redline.files.atomic import write_text
 from redline.generation import InferenceEngine
 from redline.ladder.search.run_log import command_line
-from redline.training.text.memory_settings import MemorySettings
+from redline.training.text.architectures import MemorySettings
 
 LENGTHS = (2048, 8192, 32_768, 131_072, 1_048_576)
 MORE_TOKENS = 32

@@ -28,8 +28,7 @@ import torch
 from redline.errors import RedlineError
 from redline.files.atomic import write_text
 from redline.machine.machine import resolve_device
-from redline.training.checkpoints import FOLDER, Checkpoints, read_checkpoint, write_checkpoint
-from redline.training.compact import compacted
+from redline.training.checkpoints import FOLDER, Checkpoints, compacted, read_checkpoint, write_checkpoint
 from redline.training.journal import NAME as JOURNAL
 from redline.training.journal import read_journal
 from redline.training.loop import Progress, train

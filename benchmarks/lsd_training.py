@@ -70,7 +70,7 @@ def measure(training: LsdTraining, device: torch.device) -> dict[str, Any]:
         norm = torch.nn.utils.clip_grad_norm_(task.model.parameters(), training.loop.clip_norm)
         step_unless(~norm.isfinite(), optimizer)
         optimizer.zero_grad(set_to_none=True)
-        average.update(task.averaged, step + 1)
+        average.update(step + 1)
         if on_gpu:
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - begun)

@@ -27,8 +27,8 @@ from redline.files.atomic import write_text
 from redline.ladder.search.run_log import command_line
 from redline.machine.machine import Machine, resolve_device
 from redline.nn.packing import Packing
+from redline.training.text.architectures import DecoderSettings
 from redline.training.text.config import TextTraining
-from redline.training.text.decoder_settings import DecoderSettings
 from redline.training.text.packing import NO_TARGET, Batch
 
 DOCUMENTS = 10_000

@@ -34,11 +34,10 @@ from redline.ladder.search.run_log import command_line
 from redline.models.decoder.hugging_face import write_config
 from redline.nn.packing import Packing
 from redline.training.optimizers import step_unless
+from redline.training.text.architectures import DecoderSettings, MemorySettings
 from redline.training.text.config import TextTraining
-from redline.training.text.decoder_settings import DecoderSettings
-from redline.training.text.language_task import LanguageTask
-from redline.training.text.memory_settings import MemorySettings
 from redline.training.text.packing import Batch
+from redline.training.text.task import LanguageTask
 
 CONFIG = Path(redline.training.__file__).parent / "configs/decoder-124m.toml"
 PLAN = "fused_ops + compile(regional=true)"

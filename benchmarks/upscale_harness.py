@@ -21,7 +21,7 @@ from redline.ladder.gate import Gate, Score, worst
 from redline.ladder.measurement import Measurement, append
 from redline.ladder.plan import Plan
 from redline.machine.machine import Machine
-from redline.upscale.image_tiles import tiles_of
+from redline.upscale.export import tiles_of
 from redline.upscale.network import load_network
 from redline.version import VERSION
 

@@ -43,6 +43,8 @@ LONG = (
     "ops/test_contract.py",
     "ladder/workloads/test_workloads.py",
     "docs/test_snippets.py",
+    "upscale/workers/test_shared_run.py",
+    "stream/sources/test_frame_threaded.py",
 )
 
 

@@ -115,7 +115,7 @@ class CudaGraphCapturer:
 
 @dataclass
 class CaptureCounts:
-    """Counts of captures, replays and calls without a graph. The rung reports them as its proof."""
+    """Counts captures, replays and calls without a graph. The `cuda_graph` rung reports them as its proof."""
 
     graphs: int = 0
     replays: int = 0

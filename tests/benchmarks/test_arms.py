@@ -1,29 +1,17 @@
 """What the benchmarks of operators race, and that one arm which cannot be captured leaves the others alone."""
 
-import importlib.util
 import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
-PATH = Path(__file__).parents[2] / "benchmarks/kernels/arms.py"
+from benchmark_scripts import load_script
 
-
-def _load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("redline_arms", PATH)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-arms = _load()
+arms = load_script("kernels/arms")
 
 
 def test_slow_arms_run_on_request_and_any_can_be_left_out() -> None:

@@ -1,15 +1,13 @@
 """docs/claims.md: complete, fresh, and computed from raw samples."""
 
 import dataclasses
-import importlib.util
 import json
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+from benchmark_scripts import load_script
 from redline.errors import RedlineError
 from redline.ladder.gate import Score
 from redline.ladder.measurement import Measurement, append
@@ -17,16 +15,7 @@ from redline.ladder.measurement import Measurement, append
 ROOT = Path(__file__).parents[2]
 
 
-def _load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("redline_claims", ROOT / "benchmarks/claims.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-claims = _load()
+claims = load_script("claims")
 RESULT = "benchmarks/results/test/unet.jsonl"
 MACHINE = {
     "name": "Test GPU",

@@ -1,6 +1,5 @@
 """benchmarks/decode.py as a toy: arms are timed turn by turn, and a run that is killed leaves what it had measured."""
 
-import importlib.util
 import json
 import sys
 from collections.abc import Callable
@@ -11,19 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
+from benchmark_scripts import load_script
 
 
 @pytest.fixture(scope="module")
 def decode() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("redline_decode", FOLDER / "decode.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(FOLDER))  # where a script finds the one beside it
-        spec.loader.exec_module(module)
-    return module
+    return load_script("decode")
 
 
 def rows(decode: ModuleType, monkeypatch: pytest.MonkeyPatch, out: Path, *options: str) -> list[dict[str, Any]]:

@@ -1,21 +1,16 @@
 """The film that streams are timed with: as many pictures as asked for, that move, the same every time."""
 
-import importlib.util
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
+from benchmark_scripts import load_script
 from redline.stream.sources.video_file import VideoFile
-
-PATH = Path(__file__).parents[2] / "benchmarks/film.py"
 
 
 def test_a_camera_moves_over_a_photo(tmp_path: Path) -> None:
-    spec = importlib.util.spec_from_file_location("redline_film", PATH)
-    assert spec is not None and spec.loader is not None
-    film = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(film)
+    film = load_script("film")
     waves = np.sin(np.arange(90)[:, None, None] / 5 + np.arange(120)[None, :, None] / 7 + np.arange(3))
     Image.fromarray((127 + 100 * waves).astype(np.uint8)).save(tmp_path / "photo.png")
     assert film.main([str(tmp_path / "photo.png"), str(tmp_path / "a.mp4"), "--size", "64x48", "--frames", "40"]) == 0

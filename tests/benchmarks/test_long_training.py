@@ -1,6 +1,5 @@
 """A long training in pieces: a piece continues the one before it, ends in time, and stops when it is told to."""
 
-import importlib.util
 import json
 import os
 import signal
@@ -13,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
+from benchmark_scripts import load_script
 from redline.models.drct import load_drct
 from redline.training.checkpoints import read_checkpoint
 from synthetic_photos import save_synthetic_photos
 
-PATH = Path(__file__).parents[2] / "benchmarks/long_training.py"
 SETTINGS = """
 [model]
 scale = 2
@@ -48,11 +47,7 @@ frequency_from = 0.5
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("redline_long_training", PATH)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("long_training")
 
 
 @pytest.fixture

@@ -1,22 +1,17 @@
 """The benchmark of training a live model: every stage with and without recomputing, and failures as rows."""
 
-import importlib.util
 import json
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-PATH = Path(__file__).parents[2] / "benchmarks/lsd_training.py"
+from benchmark_scripts import load_script
 
 
 @pytest.fixture(scope="module")
 def training() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("redline_lsd_training", PATH)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("lsd_training")
 
 
 def test_every_stage_is_measured(training: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,26 +1,16 @@
 """The mutation check: which operators it changes, how, and which tests it runs."""
 
 import ast
-import importlib.util
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+
+from benchmark_scripts import load_script
 
 ROOT = Path(__file__).parents[2]
 
 
-def _load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("redline_mutants", ROOT / "benchmarks/mutants.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "benchmarks"))  # where a script finds the one beside it
-        spec.loader.exec_module(module)
-    return module
-
-
-mutants = _load()
+mutants = load_script("mutants")
 
 
 def changed(source: str) -> list[str]:

@@ -1,25 +1,17 @@
 """benchmarks/packing.py: the same documents packed and padded, and what each wastes."""
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+from benchmark_scripts import load_script
 
 
-@pytest.fixture
-def packing(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    spec = importlib.util.spec_from_file_location("redline_packing", BENCHMARKS / "packing.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture(scope="module")
+def packing() -> ModuleType:
+    return load_script("packing")
 
 
 def test_batches_are_of_the_documents_that_were_drawn(packing: ModuleType) -> None:

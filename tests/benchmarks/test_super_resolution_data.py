@@ -1,6 +1,5 @@
 """Packed training data: the most detailed part of each photo, drawn images that a seed decides, lossless test sets."""
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -10,20 +9,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from benchmark_scripts import load_script
 from synthetic_photos import save_photo, save_synthetic_photos, synthetic_photo
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
 
-
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(FOLDER))
-    spec = importlib.util.spec_from_file_location("redline_sr_data", FOLDER / "super_resolution_data.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    return load_script("super_resolution_data")
 
 
 def test_the_window_is_where_the_detail_is(script: ModuleType) -> None:

@@ -1,13 +1,11 @@
 """The README's results and docs/results.md come from the final race alone, sorted, and checked for staleness."""
 
-import importlib.util
-import sys
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+from benchmark_scripts import load_script
 from ladder.report.synthetic_climb import h200_climb, training_climb
 from redline.ladder.measurement import Measurement, append
 from redline.ladder.statistics import ratio_interval
@@ -15,16 +13,7 @@ from redline.ladder.statistics import ratio_interval
 ROOT = Path(__file__).parents[2]
 
 
-def _load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("redline_tables", ROOT / "benchmarks/tables.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-tables = _load()
+tables = load_script("tables")
 README = f"# Redline\n\nbefore\n\n{tables.BEGIN}\nold\n{tables.END}\n\nafter\n"
 FINAL = "sdpa + bf16 + channels_last + compile(mode=max-autotune) + cuda_graph"
 

@@ -1,6 +1,5 @@
 """benchmarks/train_speed.py on toys: every arm trains or says why not, and peers do not patch each other."""
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -11,19 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-PATH = Path(__file__).parents[2] / "benchmarks/train_speed.py"
+from benchmark_scripts import load_script
 
-
-def _load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("redline_train_speed", PATH)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-train_speed = _load()
+train_speed = load_script("train_speed")
 
 
 def rows(out: Path, *options: str) -> list[dict[str, Any]]:

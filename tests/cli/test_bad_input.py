@@ -185,7 +185,7 @@ def test_a_rung_that_was_asked_for_and_cannot_be_tried(
 
 def test_shapes_that_make_another_model(command: Callable[..., Seen], tmp_path: Path) -> None:
     seen = command("climb", f"{TINY}:of_width", "--device", "cpu", "--shapes", "width=4", "--shapes", "width=8")
-    assert_one_sentence(seen, "the model of shape width=8 has other weights than that of width=4")
+    assert_one_sentence(seen, "the model of shape width=8 has different weights from that of width=4")
 
 
 def test_error_in_a_real_process(tmp_path: Path) -> None:

@@ -14,9 +14,8 @@ import pytest
 from redline.cli import COMMANDS, load_command
 from redline.ladder.plan import Plan
 from redline.training.lsd.settings import StageSettings
+from redline.training.text.architectures import DecoderSettings, MemorySettings
 from redline.training.text.config import TextData, TextLoopSettings
-from redline.training.text.decoder_settings import DecoderSettings
-from redline.training.text.memory_settings import MemorySettings
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "guides.md"

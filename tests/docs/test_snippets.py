@@ -20,15 +20,25 @@ RUN = ("adding-a-rung.md", "workloads-of-your-own.md", "python-api.md", "ops.md"
 _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
-# Each block knows what those before it defined; a process that one of them starts reads that block alone.
+# Each block knows what those before it defined; a process that one of them starts reads that block alone. All blocks
+# share the workers of one pool, because starting a pool for each call would take seconds.
 _PAGE = """
+import contextlib
+import functools
 import runpy
+from importlib import import_module
 from pathlib import Path
+
+from redline.ladder.measuring.worker_pool import WorkerPool
 
 if __name__ == "__main__":
     known = {}
-    for block in sorted(Path("blocks").iterdir()):
-        known |= runpy.run_path(str(block), known, "__main__")
+    with contextlib.ExitStack() as stack:
+        pool = functools.cache(lambda: stack.enter_context(WorkerPool()))
+        for name in ("search.climb", "verify", "bench", "batch_size"):
+            import_module(f"redline.ladder.{name}").WorkerPool = lambda: contextlib.nullcontext(pool())
+        for block in sorted(Path("blocks").iterdir()):
+            known |= runpy.run_path(str(block), known, "__main__")
 """
 # A page that defines tests means them to pass, and one that defines workloads means them to be usable.
 _EPILOGUE = """
@@ -67,7 +77,7 @@ def test_python_on_the_page_runs(name: str, tmp_path: Path) -> None:
     script.write_text(_PAGE, encoding="utf-8")
     (tmp_path / "blocks").mkdir()
     for number, block in enumerate(blocks):
-        short = re.sub(r'budget="\d+s"', 'budget="6s"', block)
+        short = re.sub(r'budget="\d+s"', 'budget="3s"', block)
         (tmp_path / "blocks" / f"{number:03}.py").write_text(short + _EPILOGUE, encoding="utf-8")
     seen = subprocess.run(
         [sys.executable, script.name],

@@ -46,8 +46,8 @@ from redline.models.drct import Drct, DrctConfig, load_drct, save_drct
 from redline.models.lsd import Lsd, LsdConfig, load_lsd, save_lsd
 from redline.models.memory import TitanConfig, TitanModel, load_memory_model, save_memory_model
 from redline.stream.browser.messages import read as read_message
-from redline.stream.diffusers_folder import _index
-from redline.stream.settings_reader import parse_change
+from redline.stream.loading import _index
+from redline.stream.settings import parse_change
 from redline.training.bundled import CONFIGS
 from redline.training.checkpoints import Checkpoints, Position, read_checkpoint
 from redline.training.journal import read_journal

@@ -71,7 +71,9 @@ def test_a_tokenizer_has_no_more_tokens_than_its_model(tmp_path: Path) -> None:
 
 def test_the_folder_of_a_training_says_where_its_model_is(tmp_path: Path) -> None:
     write_model(tmp_path / "run" / "model")
-    with pytest.raises(ModelError, match="run' is the folder of a training: use the model in '.*run/model'[.]$"):
+    with pytest.raises(
+        ModelError, match="run' is the output folder of a training run: use the model in '.*run/model'[.]$"
+    ):
         ModelFolder.open(tmp_path / "run")
     assert ModelFolder.open(tmp_path / "run" / "model").model_type == "llama"
 

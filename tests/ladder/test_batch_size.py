@@ -1,3 +1,4 @@
+import contextlib
 import json
 import os
 import signal
@@ -33,6 +34,12 @@ GIBIBYTE = 2**30
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets a child process import this module by its name."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
+
+
+@pytest.fixture
+def lent(monkeypatch: pytest.MonkeyPatch, pool: WorkerPool) -> None:
+    """The session's workers; `test_the_command` starts its own."""
+    monkeypatch.setattr(batch_size, "WorkerPool", lambda: contextlib.nullcontext(pool))
 
 
 def tiny() -> nn.Module:
@@ -117,6 +124,7 @@ def test_error_if_no_batch_fits(monkeypatch: pytest.MonkeyPatch) -> None:
         search(ModelCase(tiny, rows), starting_batch_size=8, device="cpu", memory_bytes=1000)
 
 
+@pytest.mark.usefixtures("lent")
 def test_invalid_arguments_raise() -> None:
     for options in ({"target_utilization": 0.0}, {"target_utilization": 1.5}, {"starting_batch_size": 0}):
         with pytest.raises(RedlineError):
@@ -128,10 +136,12 @@ def test_invalid_arguments_raise() -> None:
         find_optimal_batch_size(tiny, lambda n: lock, device="cpu")
 
 
+@pytest.mark.usefixtures("lent")
 def test_lambdas_run_in_the_child_process() -> None:
     assert find_optimal_batch_size(tiny, lambda n: torch.randn(n, 4), device="cpu", max_batch=1).batch == 1
 
 
+@pytest.mark.usefixtures("lent")
 def test_training_steps_do_not_change_the_users_model() -> None:
     model = tiny()
     before, pointer = model.weight.detach().clone(), model.weight.data_ptr()
@@ -143,12 +153,14 @@ def test_training_steps_do_not_change_the_users_model() -> None:
     assert model.weight.grad is None and not model.weight.is_shared()
 
 
+@pytest.mark.usefixtures("lent")
 def test_a_killed_child_means_that_the_batch_does_not_fit() -> None:
     result = find_optimal_batch_size(tiny, deadly, device="cpu")
     assert result.batch == 1
     assert result.tried[1] == Probe(2, False, reason="the process died of SIGKILL (out of memory?)")
 
 
+@pytest.mark.usefixtures("lent")
 def test_an_allocation_beyond_the_limit_means_that_the_batch_does_not_fit() -> None:
     result = find_optimal_batch_size(tiny, far_too_many, device="cpu", memory_bytes=GIBIBYTE)
     assert result.batch == 1
@@ -157,6 +169,7 @@ def test_an_allocation_beyond_the_limit_means_that_the_batch_does_not_fit() -> N
     assert result.tried[1] == Probe(2, False, reason="out of memory")
 
 
+@pytest.mark.usefixtures("lent")
 def test_an_error_of_the_users_code_is_one_sentence() -> None:
     with pytest.raises(RedlineError, match="a batch of 1 raised RuntimeError: mat1 and mat2"):
         find_optimal_batch_size(tiny, wrong, device="cpu")

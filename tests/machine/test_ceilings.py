@@ -28,7 +28,7 @@ def test_a_copy_reads_and_writes(taking: Callable[[float], None]) -> None:
     assert ceilings._copy_rate(1000, CPU) == 2 * 4 * 1000 / 0.5
 
 
-@pytest.mark.parametrize(("seconds", "side"), [(0.001, 1024), (4 / 512, 1024), (0.0079, 128)])
+@pytest.mark.parametrize(("seconds", "side"), [(0.0005, 1024), (0.5 / 512, 1024), (0.00098, 128)])
 def test_a_matmul_counts_two_operations_per_pair(seconds: float, side: int, taking: Callable[[float], None]) -> None:
     """The large matmul is skipped if the small one shows that the dtype is emulated."""
     taking(seconds)

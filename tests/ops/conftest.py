@@ -16,6 +16,8 @@ from torch.utils._pytree import tree_map
 
 from redline.ops.window_attention import constant
 
+from .faster_interpreter import patch_language_once_per_launch
+
 # If kernels can neither run nor be interpreted, their tests are not collected, unless they are named explicitly.
 _KERNELS_RUN = torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
 collect_ignore_glob = [] if _KERNELS_RUN else ["*/test_triton.py", "*/test_gpu.py"]
@@ -114,6 +116,14 @@ def _with_gradients(function: Callable[..., Any], inputs: list[Tensor], exact: l
             loss = loss + (one.double() * weights).sum()
     gradients = torch.autograd.grad(loss, [inputs[index] for index in trained])
     return named | {f"gradient {index}": one for index, one in zip(trained, gradients, strict=True)}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def fast_interpreter() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        if os.environ.get("TRITON_INTERPRET") == "1":
+            patch_language_once_per_launch(patch)
+        yield
 
 
 @dataclass(frozen=True)

@@ -27,20 +27,26 @@ def test_every_op_is_a_function_in_every_import_order() -> None:
             exec(f"from redline.ops import {{name}}", namespace)
             return type(namespace[name]).__name__ == "function"
 
-        failed = []
-        for package, name in {ops}:
-            submodules = [f"redline.ops.{{package}}", f"redline.ops.{{package}}.reference"]
-            for before in ([], submodules[:1], submodules, ["redline.ops"]):
-                pid = os.fork()
-                if not pid:
-                    assert not any(module.startswith("redline") for module in sys.modules)
-                    for module in before:
-                        importlib.import_module(module)
+        def fails(before, ops):
+            pid = os.fork()
+            if not pid:
+                assert not any(module.startswith("redline") for module in sys.modules)
+                for module in before:
+                    importlib.import_module(module)
+                for package, name in ops:
                     correct = is_function(name)
                     # The submodule stays importable, and importing it again does not change the name.
-                    importlib.import_module(submodules[0])
-                    os._exit(0 if correct and is_function(name) else 1)
-                if os.waitpid(pid, 0)[1]:
+                    importlib.import_module(f"redline.ops.{{package}}")
+                    if not correct or not is_function(name):
+                        os._exit(1)
+                os._exit(0)
+            return os.waitpid(pid, 0)[1]
+
+        failed = [("all", "redline.ops")] if fails(["redline.ops"], {ops}) else []
+        for package, name in {ops}:
+            submodules = [f"redline.ops.{{package}}", f"redline.ops.{{package}}.reference"]
+            for before in ([], submodules[:1], submodules):
+                if fails(before, [(package, name)]):
                     failed.append((name, before))
         sys.exit(str(failed) if failed else 0)
     """)

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from redline.errors import RedlineError
-from redline.stream import access
-from redline.stream.access import Access, PendingConnections, is_loopback, reachable_hosts, read_key, urls
+from redline.stream.access import Access, is_loopback, reachable_hosts, read_key, urls
 
 KEY = "correct horse battery"
 
@@ -135,17 +134,3 @@ def test_the_environment_has_the_key_of_streams_that_need_one(monkeypatch: pytes
     monkeypatch.setenv("REDLINE_KEY", "correct horse")
     assert read_key(None, None, True) == "correct horse" and read_key(None, None, False) is None
     assert read_key("another", None, True) == "another"
-
-
-def test_one_address_ends_its_own_and_one_too_many_ends_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(access, "MAX_PENDING", 4)
-    monkeypatch.setattr(access, "MAX_PENDING_PER_ADDRESS", 2)
-    waiting = PendingConnections[str]()
-    assert [waiting.add(name, "a") for name in ("a1", "a2")] == [None, None]
-    assert waiting.add("b1", "b") is None
-    assert waiting.add("a3", "a") == "a1"
-    assert waiting.add("c1", "c") is None
-    assert waiting.add("d1", "d") == "a2"
-    waiting.remove("b1")
-    waiting.remove("b1")
-    assert waiting.add("a4", "a") is None

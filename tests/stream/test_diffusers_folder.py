@@ -14,9 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from redline.errors import RedlineError
 from redline.ladder.plan import Plan
-from redline.stream.diffusers_folder import load_pipeline
 from redline.stream.engine import Engine
-from redline.stream.loading import load_model
+from redline.stream.loading import load_model, load_pipeline
 from redline.stream.pipeline_frames import PipelineFrames
 from redline.stream.settings import LiveSettings, Settings
 from stream.small_models import clip
@@ -298,7 +297,7 @@ def test_a_unet_that_needs_more_than_a_frame_is_reported(folder: Path, tmp_path:
 
 
 def test_without_the_extra_it_says_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("redline.stream.diffusers_folder.find_spec", lambda name: None if name == "diffusers" else name)
+    monkeypatch.setattr("redline.stream.loading.find_spec", lambda name: None if name == "diffusers" else name)
     with pytest.raises(RedlineError, match=r"pipeline needs diffusers: pip install 'redline\[diffusers\]'\.$"):
         loaded(folder)
 
@@ -326,7 +325,7 @@ def test_weights_that_do_not_fit_are_reported_before_they_are_read(
     monkeypatch.setattr("redline.stream.memory_check.free_bytes", lambda device: taken)
     load_model(both, Plan.parse("eager"), "cpu")
     monkeypatch.setattr("redline.stream.memory_check.free_bytes", lambda device: taken - 1)
-    monkeypatch.setattr("redline.stream.diffusers_folder._read", None)
+    monkeypatch.setattr("redline.stream.loading._read", None)
     with pytest.raises(
         RedlineError, match=r"^the weights of the pipeline 'tiny-turbo' take .* are free on this machine"
     ):

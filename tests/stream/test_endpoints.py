@@ -13,16 +13,15 @@ from redline.stream.endpoints import EndpointOptions, open_endpoints, open_sink,
 from redline.stream.frame_model import ModelControls
 from redline.stream.latency import Latency
 from redline.stream.settings import LiveSettings
+from redline.stream.sinks import NullSink
 from redline.stream.sinks.image_folder import ImageFolderSink
 from redline.stream.sinks.mjpeg import MjpegSink
-from redline.stream.sinks.null import NullSink
 from redline.stream.sinks.video_file import VideoFileSink
 from redline.stream.sources.image_folder import ImageFolder
 from redline.stream.sources.live_input import Address, LiveInput
-from redline.stream.sources.paced import Paced
-from redline.stream.sources.resized import Resized
 from redline.stream.sources.synthetic import SyntheticClip
 from redline.stream.sources.video_file import VideoFile
+from redline.stream.sources.wrappers import Paced, Resized
 from upscale.video.clips import make_clip
 
 

@@ -221,7 +221,7 @@ def test_a_plan_is_applied_and_graphs_of_its_own_are_skipped() -> None:
     assert str(laid_out.model.plan) == "channels_last"
     for one, other in zip(play(laid_out, frames), play(engine(), frames), strict=True):
         assert (one.int() - other.int()).abs().max() <= 1
-    from redline.stream.plans import without_cuda_graphs
+    from redline.stream.frame_model import without_cuda_graphs
 
     cuda = torch.device("cuda")
     kept = without_cuda_graphs(Plan.parse("bf16 + compile(mode=reduce-overhead)"), cuda)

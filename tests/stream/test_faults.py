@@ -11,13 +11,12 @@ import torch
 
 from patience import HANGS_S, PATIENCE_S
 from redline.errors import RedlineError
-from redline.stream.pipeline import Limits, Pipeline
-from redline.stream.reader import Backoff
-from redline.stream.sinks.null import NullSink
+from redline.stream.pipeline import Backoff, Limits, Pipeline
+from redline.stream.sinks import NullSink
 from redline.stream.sinks.video_file import VideoFileSink
-from redline.stream.sources.paced import Paced
 from redline.stream.sources.synthetic import SyntheticClip
 from redline.stream.sources.video_file import VideoFile
+from redline.stream.sources.wrappers import Paced
 from stream.clocks import ManualClock
 from stream.doubles import Identity, Kept, Noted, ScriptedSource, fault
 

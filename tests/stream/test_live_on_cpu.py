@@ -17,7 +17,7 @@ from redline.stream.loading import SHIPPED
 from redline.stream.lsd_frames import LsdFrames
 from redline.stream.pipeline import Pipeline
 from redline.stream.settings import LiveSettings, Settings
-from redline.stream.sinks.null import NullSink
+from redline.stream.sinks import NullSink
 from redline.stream.sources.synthetic import SyntheticClip
 
 pytestmark = pytest.mark.alone

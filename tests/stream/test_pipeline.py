@@ -16,11 +16,11 @@ from redline.errors import RedlineError
 from redline.stream.frames import Frame
 from redline.stream.pipeline import COMPUTE_BUSY, SINK_BUSY, Pipeline
 from redline.stream.settings import LiveSettings, Settings
-from redline.stream.sinks.null import NullSink
+from redline.stream.sinks import NullSink
 from redline.stream.sinks.video_file import VideoFileSink
-from redline.stream.sources.paced import Paced
 from redline.stream.sources.synthetic import SyntheticClip
 from redline.stream.sources.video_file import VideoFile
+from redline.stream.sources.wrappers import Paced
 from stream.clocks import ManualClock
 from stream.doubles import Identity, Kept, Noted, PerFrame, ScriptedSource
 from upscale.video.clips import make_clip

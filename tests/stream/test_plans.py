@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from redline.ladder.plan import Plan
 from redline.machine.machine import Machine
+from redline.stream.frame_model import apply_plan
 from redline.stream.lsd_frames import LsdFrames
-from redline.stream.plans import apply_plan
 from stream.small_models import SMALL, small_lsd
 
 # Some releases of torch warn about the older switches, which these tests have to set.

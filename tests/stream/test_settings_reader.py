@@ -11,8 +11,7 @@ import pytest
 from patience import HANGS_S, PATIENCE_S
 from redline.errors import RedlineError
 from redline.models.lsd import save_lsd
-from redline.stream.settings import LiveSettings, Settings
-from redline.stream.settings_reader import SettingsReader, parse_change
+from redline.stream.settings import LiveSettings, Settings, SettingsReader, parse_change
 from redline.stream.stream import Stream
 from stream.small_models import small_lsd
 

@@ -27,13 +27,12 @@ from redline.stream.engine import CUT_THRESHOLD, Engine
 from redline.stream.frames import Frame
 from redline.stream.latency import Latency
 from redline.stream.lsd_frames import LsdFrames
-from redline.stream.pipeline import Pipeline
-from redline.stream.reader import Backoff
+from redline.stream.pipeline import Backoff, Pipeline
 from redline.stream.settings import LiveSettings, Settings
 from redline.stream.sinks.mjpeg import MjpegSink
 from redline.stream.sources import SourceFault
-from redline.stream.sources.paced import Paced
 from redline.stream.sources.synthetic import SyntheticClip
+from redline.stream.sources.wrappers import Paced
 from stream.small_models import small_lsd
 
 LASTS_S = float(os.environ.get("REDLINE_SOAK_S", "90"))

@@ -36,7 +36,7 @@ def learn(some: State) -> None:
     some.model(torch.randn(7, 5)).square().sum().backward()
     some.optimizer.step()
     some.optimizer.zero_grad()
-    some.ema.update(some.model, 1)
+    some.ema.update(1)
 
 
 def test_a_checkpoint_restores_everything(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """benchmarks/drct_training.py runs as a toy, and an arm that fails or is off is a row that says so."""
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -11,18 +10,14 @@ from typing import Any
 import pytest
 import torch
 
+from benchmark_scripts import load_script
+
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "drct_training.py"
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("redline_bench_drct_training", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(SCRIPT.parent))  # for drct_training_arms
-        spec.loader.exec_module(module)
-    return module
+    return load_script("drct_training")
 
 
 def run(script: ModuleType, monkeypatch: pytest.MonkeyPatch, out: Path, *arguments: str) -> dict[str, dict[str, Any]]:

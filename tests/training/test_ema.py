@@ -15,7 +15,7 @@ def test_follows_by_the_rule() -> None:
             for weight in model.parameters():
                 weight.add_(torch.randn_like(weight))
             model[1].running_mean.add_(1.0)
-        ema.update(model, step)
+        ema.update(step)
         decay = min(0.9, step / (10 + step))
         expected = [
             decay * old + (1 - decay) * new.detach() for old, new in zip(expected, model.parameters(), strict=True)
@@ -30,5 +30,5 @@ def test_without_decay_it_is_the_model() -> None:
     model = nn.Linear(3, 4)
     ema = Ema(model, 0.0)
     nn.init.ones_(model.weight)
-    ema.update(model, 1)
+    ema.update(1)
     assert torch.equal(ema.model.weight, torch.ones(4, 3))

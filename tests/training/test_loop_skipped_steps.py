@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from redline.errors import RedlineError
+from redline.training.arithmetic import WorkingCopy
 from redline.training.checkpoints import FOLDER
 from redline.training.loop import train
 from redline.training.settings import LoopSettings
-from redline.training.working_copy import WorkingCopy
 
 from .test_loop import CPU, Lines, interrupt_at, settings
 
@@ -116,7 +116,7 @@ def test_overflows_fixed_by_the_loss_scale_do_not_end_the_training(tmp_path: Pat
     again = Halves(too_large=(8, 9, 10, 11))
     outcome = train(again, often, tmp_path, CPU, resume=True)
     assert outcome.position.step == 60 and outcome.position.skipped == 4
-    assert again.copy.name == "fp16" and again.copy.scale is not None and again.copy.scale.current == 256
+    assert again.copy.scale is not None and not again.copy.scale.switched and again.copy.scale.current == 256
 
 
 def test_endless_overflows_switch_to_bf16_or_keep_good_weights(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_endless_overflows_switch_to_bf16_or_keep_good_weights(tmp_path: Path) -
     large, healed = Halves(too_large=tuple(range(8, 60))), settings(ema_decay=0.0, skip_limit=3)
     with pytest.warns(UserWarning, match="5 steps in a row overflowed fp16"):
         outcome = train(large, healed, tmp_path / "large", CPU)
-    assert outcome.position.skipped == 5 and large.copy.name == "bf16"
+    assert outcome.position.skipped == 5 and large.copy.scale.switched
     with (
         pytest.warns(UserWarning, match="5 steps in a row overflowed fp16"),
         pytest.raises(RedlineError, match="3 steps in a row up to step 16 .*; the checkpoint of step 7 is kept"),

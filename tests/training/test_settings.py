@@ -1,5 +1,6 @@
 """Configs are decoded strictly: unknown keys, wrong types and impossible values raise errors that name them."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -126,3 +127,27 @@ def test_settings_at_their_limits_are_valid(change: dict[str, object]) -> None:
 def test_settings_beyond_their_limits_are_refused(change: dict[str, object]) -> None:
     with pytest.raises(RedlineError, match=next(iter(change))):
         decode(LoopSettings, {"steps": 1, **change}, "training")
+
+
+def test_the_rate_falls_by_steps() -> None:
+    schedule = LoopSettings(steps=1000, warmup_steps=10, final_share=0.0)
+    rising = [schedule.rate_factor(step, 1e9) for step in range(11)]
+    assert rising == sorted(rising) and rising[0] == pytest.approx(1 / 11) and rising[10] == pytest.approx(1, abs=1e-3)
+    assert schedule.rate_factor(500, 0) == pytest.approx(0.5)
+    assert schedule.rate_factor(250, 0) == pytest.approx((1 + math.cos(math.pi / 4)) / 2)
+    assert schedule.rate_factor(1000, 0) == 0
+    assert schedule.progress(999, 0) < 1 and schedule.progress(1000, 0) == 1
+    assert schedule.left_s(400, 0, steps_per_s=3) == 200
+
+
+def test_the_rate_falls_by_the_clock() -> None:
+    schedule = LoopSettings(minutes=2, warmup_steps=0, final_share=0.1)
+    assert schedule.rate_factor(10**9, 60) == pytest.approx(0.1 + 0.9 / 2)
+    assert schedule.rate_factor(7, 120) == pytest.approx(0.1) and schedule.rate_factor(7, 500) == pytest.approx(0.1)
+    assert schedule.progress(10**9, 119.9) < 1 and schedule.progress(0, 120) == 1
+    assert schedule.left_s(3, 90, 1.0) == 30
+
+
+def test_warming_up_goes_by_steps_even_on_the_clock() -> None:
+    schedule = LoopSettings(minutes=2, warmup_steps=9)
+    assert schedule.rate_factor(0, 30) == pytest.approx(0.1 * schedule.rate_factor(9, 30))

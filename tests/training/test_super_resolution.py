@@ -16,7 +16,7 @@ from redline.models.drct import Drct, load_drct
 from redline.nn import SwitchableModule, WindowAttention
 from redline.training.bundled import CONFIGS
 from redline.training.loop import Progress, train
-from redline.training.model_card import rounded, write_result
+from redline.training.model_card import as_stored, write_result
 from redline.training.precision import computing_in
 from redline.training.settings import decode
 from redline.training.super_resolution import DrctLoopSettings, DrctSettings, DrctTask, DrctTraining
@@ -145,8 +145,8 @@ def test_a_weight_beyond_fp16_is_refused() -> None:
     with torch.no_grad():
         model.conv_last.weight[0, 0, 0, 0] = 1e6
     with pytest.raises(RedlineError, match="too large for fp16"):
-        rounded(model, torch.float16)
-    assert rounded(model, torch.float32).conv_last.weight[0, 0, 0, 0] == 1e6
+        as_stored(model, torch.float16)
+    assert as_stored(model, torch.float32).conv_last.weight[0, 0, 0, 0] == 1e6
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("drct-*.toml")), ids=lambda path: path.stem)

@@ -1,6 +1,5 @@
 """benchmarks/upscale.py: it runs on a small network, and what it writes is what answers the guide's claims."""
 
-import importlib.util
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +8,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
+from benchmark_scripts import load_script
 from redline.ladder.gate import Score
 from redline.ladder.measurement import load_measurements
 from redline.ladder.plan import Plan
@@ -17,20 +17,11 @@ from redline.machine.machine import Machine
 ROOT = Path(__file__).parents[2]
 
 
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"redline_bench_{name}", ROOT / "benchmarks" / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
 def script() -> Iterator[ModuleType]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ROOT / "benchmarks"))
-        yield load("upscale")
+        yield load_script("upscale")
 
 
 def run(script: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: object) -> None:
@@ -57,7 +48,7 @@ def test_every_claim_finds_its_row(script: ModuleType, monkeypatch: pytest.Monke
     monkeypatch.setattr(script, "Upscaling", upscaling)
     monkeypatch.setattr(script, "upscale_all", lambda *_: None)
     monkeypatch.setattr(script, "make_photos", lambda *_: [])
-    claims = load("claims")
+    claims = load_script("claims")
     _, all_claims = claims.load_claims(ROOT / "benchmarks/claims.toml")
     mine = [claim for claim in all_claims if claim.result.endswith(("upscale_claims.jsonl", "upscale_table.jsonl"))]
     folder = (tmp_path / mine[0].result).parent

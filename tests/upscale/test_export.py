@@ -17,8 +17,7 @@ from redline.ladder.gate import Gate
 from redline.ladder.workloads.drct import draw, smooth_images
 from redline.models.drct import Drct, DrctConfig
 from redline.upscale import export as exporting
-from redline.upscale.export import export_onnx
-from redline.upscale.image_tiles import tiles_of
+from redline.upscale.export import export_onnx, tiles_of
 from redline.upscale.network import Network, load_network, load_onnx_network
 
 

@@ -22,11 +22,10 @@ from redline.upscale.session import Upscaling
 from redline.upscale.settings import ImageSettings, UpscaleSettings
 from redline.upscale.tasks import Listener, Outcome, Task, find_tasks
 from redline.upscale.tile_choice import measure_cost, memory_for_tiles
-from redline.upscale.tile_runner import TileRunner
+from redline.upscale.tile_runner import TileRunner, WholeImages
 from redline.upscale.tiling import Cut, TileShape, Tiling
 from redline.upscale.video.run import upscale_video
 from redline.upscale.video.settings import VideoSettings
-from redline.upscale.whole_images import WholeImages
 from upscale.video.clips import make_clip, shown
 
 pytestmark = pytest.mark.gpu

@@ -16,11 +16,10 @@ from redline.files.partial import is_partial
 from redline.ladder.plan import Plan
 from redline.machine.machine import Machine
 from redline.upscale.image_run import ImageRun
-from redline.upscale.image_tiles import squares_to_judge
 from redline.upscale.network import Network
 from redline.upscale.settings import ImageSettings
 from redline.upscale.tasks import Outcome, Task
-from redline.upscale.tile_runner import TileRunner
+from redline.upscale.tile_runner import TileRunner, squares_to_judge
 from redline.upscale.tiling import Cut, Tiling
 
 

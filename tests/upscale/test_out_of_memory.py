@@ -12,21 +12,19 @@ from torch import Tensor, nn
 
 from redline.ladder.plan import Plan
 from redline.machine.pinned_copies import PendingCopy, PinnedCopies, PlainCopies
-from redline.upscale import image_job, image_run
+from redline.upscale import image_run
 from redline.upscale.blend import Blender
-from redline.upscale.image_job import ImageJob
-from redline.upscale.image_run import ImageRun
+from redline.upscale.image_run import ImageJob, ImageRun
 from redline.upscale.images.sink import ImageSink
 from redline.upscale.network import Network
 from redline.upscale.session import Upscaling
 from redline.upscale.settings import ImageSettings, UpscaleSettings
 from redline.upscale.tasks import Task
-from redline.upscale.tile_runner import TileRunner
+from redline.upscale.tile_runner import TileRunner, WholeImages
 from redline.upscale.tiling import Cut, TileShape, Tiling, count_tiles
 from redline.upscale.video import run as video_run
 from redline.upscale.video.run import upscale_video
 from redline.upscale.video.settings import VideoSettings
-from redline.upscale.whole_images import WholeImages
 from upscale.video.clips import make_clip, shown
 
 Strips = Iterator[tuple[slice, Tensor]]
@@ -195,7 +193,7 @@ def test_a_picture_that_finds_no_memory_is_one_failure_among_others(
 @pytest.mark.parametrize(
     ("owner", "name", "is_wide"),
     [
-        (image_job, "open_image", lambda path: path.name == "1.png"),
+        (image_run, "open_image", lambda path: path.name == "1.png"),
         (ImageJob, "band", lambda image: image.width == 600),
         (ImageSink, "write_rows", lambda sink: sink.shape[1] == 600),
         (ImageSink, "finish", lambda sink: sink.shape[1] == 600),
@@ -221,7 +219,7 @@ def test_main_memory_that_runs_out_around_a_picture(
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["0.png", "2.png"]
 
 
-LATE_COPIES = "out of memory: inputs that do not fit beside the work are copied when they are used"
+LATE_COPIES = "out of memory: inputs that cannot be prefetched are copied when they are used"
 
 
 class Full(PinnedCopies):

@@ -18,14 +18,13 @@ from redline.errors import RedlineError
 from redline.files.partial import is_partial
 from redline.ladder.plan import Plan
 from redline.models.drct import Drct, DrctConfig, save_drct
-from redline.upscale import tile_planner
+from redline.upscale import tile_choice
 from redline.upscale.journal import NAME, Journal
 from redline.upscale.session import Upscaling
 from redline.upscale.settings import ImageSettings, Tiles, UpscaleSettings, with_preset
 from redline.upscale.tasks import Listener, Task, find_tasks
-from redline.upscale.tile_choice import TileCost, choose_tiles
-from redline.upscale.tile_planner import TilePlanner
-from redline.upscale.tiling import Cut, pad_side, smallest_tile
+from redline.upscale.tile_choice import TileCost, TilePlanner, choose_tiles
+from redline.upscale.tiling import Cut, cut_side, smallest_tile
 
 
 def save(path: Path, height: int = 24, width: int = 31, seed: int = 0) -> Path:
@@ -115,14 +114,14 @@ def test_a_texture_that_wraps_is_one_tile_with_what_stands_around_it(
     weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cut by the size of the image alone, it was four tiles of that size."""
-    monkeypatch.setattr(tile_planner, "measure_cost", lambda *_: TileCost(0, 1000.0))
+    monkeypatch.setattr(tile_choice, "measure_cost", lambda *_: TileCost(0, 1000.0))
     save(tmp_path / "a.png", 64, 64)
     settings = UpscaleSettings(weights, device="cpu", margin_px=4, ramp_px=4, images=ImageSettings(wrap=True))
     upscaling = Upscaling(settings)
     sizes = upscaling.planner.sizes_of([Task(tmp_path / "a.png", tmp_path / "b.png")])
     tiling, _ = upscaling.planner.choose(sizes)
     shape = tiling.shape_for((64, 64), wrap=True)
-    assert len(pad_side(64, shape.rows, True).side.starts) == len(pad_side(64, shape.columns, True).side.starts) == 1
+    assert len(cut_side(64, shape.rows, True).starts) == len(cut_side(64, shape.columns, True).starts) == 1
     assert shape.rows.tile == sizes[0][0] == 64 + 2 * shape.rows.around
 
 
@@ -173,7 +172,7 @@ def test_a_folder_of_lying_and_upright_pictures_has_two_shapes_and_resumes_with_
 
 def test_what_is_compiled_gets_one_shape(weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     upscaling = Upscaling(UpscaleSettings(weights, device="cpu", margin_px=4, ramp_px=4))
-    monkeypatch.setattr(tile_planner, "measure_cost", lambda *_: TileCost(0, 1000.0))
+    monkeypatch.setattr(tile_choice, "measure_cost", lambda *_: TileCost(0, 1000.0))
     sizes = ((96, 31), (31, 96))
     assert len(upscaling.planner.choose(sizes)[0].shapes) == 2
     planner = TilePlanner(upscaling.settings, upscaling.network, Plan.parse("compile"), "cpu")
@@ -211,7 +210,7 @@ def test_a_tile_that_is_too_small_is_told_the_smallest_at_once(tile: object, wei
 
 def test_the_batch_for_given_tiles_comes_from_the_memory(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And what does not fit into the memory that was asked for is refused, tile or batch."""
-    monkeypatch.setattr(tile_planner, "measure_cost", lambda *_: TileCost(10_000, 1000.0))
+    monkeypatch.setattr(tile_choice, "measure_cost", lambda *_: TileCost(10_000, 1000.0))
     sizes, one = ((900, 100),), 10_000 + 1000 * 96**2
 
     def chosen(memory_bytes: int | None, batch: int | None = None) -> int:
@@ -225,7 +224,7 @@ def test_the_batch_for_given_tiles_comes_from_the_memory(weights: Path, monkeypa
     with pytest.raises(RedlineError, match="of memory are too little: 3 tiles of 96 × 96 take"):
         chosen(2 * one, 3)
     # What is free is no promise: when it runs out, less is taken.
-    monkeypatch.setattr(tile_planner, "memory_for_tiles", lambda _: 1000)
+    monkeypatch.setattr(tile_choice, "memory_for_tiles", lambda _: 1000)
     assert chosen(None) == 1
     with pytest.raises(RedlineError, match="--tile-batch instead of --memory"):
         UpscaleSettings(Path("a.onnx"), memory_bytes=2**30)

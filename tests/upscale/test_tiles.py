@@ -12,7 +12,7 @@ from redline.errors import RedlineError
 from redline.ladder.workloads.drct import draw
 from redline.models.drct import Drct, DrctConfig
 from redline.upscale.blend import Blender, enlarge_by_tiles
-from redline.upscale.tiling import Cut, TileShape, Tiling, count_tiles, cut_side, pad_side
+from redline.upscale.tiling import Cut, TileShape, Tiling, count_tiles, cut_side
 from redline.video.padding_index import reflected, wrapped
 
 
@@ -168,7 +168,7 @@ def test_no_seam_where_tiles_meet() -> None:
         with torch.no_grad():
             error = enlarge_by_tiles(image, enlarge, 2, TileShape(cut, cut), 4) - whole
         steps = (error[..., 1:] - error[..., :-1]).abs().mean((0, 1, 2))
-        starts = pad_side(120, cut).side.starts
+        starts = cut_side(120, cut).starts
         meet = [first + second + cut.tile - 1 for first, second in zip(starts, starts[1:], strict=False)]
         near = sorted({at for middle in meet for at in range(middle - cut.ramp, middle + cut.ramp + 1)})
         elsewhere = [at for at in range(20, 219) if at not in near]

@@ -27,7 +27,9 @@ _STOPPED_BY = {
 def batch_size(
     workload: Annotated[str, Argument(help=f"{WORKLOAD_HELP} It must have an option `batch`.")],
     target_utilization: Annotated[float, Option(help="Maximum share of the memory to use.")] = 0.85,
-    memory: Annotated[str | None, Option(help="Memory to assume, such as 6GiB; default: what the device has.")] = None,
+    memory: Annotated[
+        str | None, Option(help="Device memory to assume, for example 6GiB (default: all of it).")
+    ] = None,
     max_batch: Annotated[int, Option(help="Largest batch size to try.")] = 4096,
     start: Annotated[int, Option(help="First batch size to try.")] = 1,
     shape: WorkloadOptions = None,

@@ -39,7 +39,9 @@ _COLOURS = {"faster": "green", "smaller": "green", "slower": "red", "larger": "r
 def bench(
     workloads: Annotated[list[str] | None, Argument(help=f"{WORKLOAD_HELP} Default: resnet, vit and gpt.")] = None,
     plan: Annotated[list[str] | None, Option(help=f"{PLAN_HELP} Repeatable. Default: eager.")] = None,
-    matrix: Annotated[bool, Option("--matrix", help=f"Precision × workload: {', '.join(BENCH_PRECISIONS)}.")] = False,
+    matrix: Annotated[
+        bool, Option("--matrix", help=f"Measure every workload in every precision: {', '.join(BENCH_PRECISIONS)}.")
+    ] = False,
     save_path: Annotated[Path | None, Option("--save", help="Write the run to this JSON file.")] = None,
     compare_path: Annotated[Path | None, Option("--compare", help="Compare with this earlier run.")] = None,
     any_machine: Annotated[bool, Option("--any-machine", help="Compare even when the machines differ.")] = False,

@@ -20,8 +20,8 @@ from redline.ladder.search.run_log import command_line
 from redline.machine.machine import Machine, resolve_device
 from redline.models.lsd import SIZES
 from redline.notation import format_bytes
+from redline.stream.frame_model import without_cuda_graphs
 from redline.stream.matrix import ARMS, CPU_ARMS, PLAIN, Arm, Row, Shape, measure
-from redline.stream.plans import without_cuda_graphs
 from redline.version import VERSION
 
 _GRAPH, _LOOP = "graph", "loop"

@@ -28,21 +28,25 @@ if TYPE_CHECKING:
 def climb(
     workload: Workload,
     objective: Objective = "latency",
-    target: Annotated[str | None, Option(help="Stop at this time per step (16ms) or peak memory (8GiB).")] = None,
+    target: Annotated[
+        str | None, Option(help="Stop trying rungs at this time per step (16ms) or peak memory (8GiB).")
+    ] = None,
     budget: Annotated[
         str | None,
-        Option(
-            help="Time for the whole climb (10m). Part of it is reserved for the final race, which always finishes."
-        ),
+        Option(help="Time limit of the climb (10m). Part of it is reserved for the final race, which always finishes."),
     ] = None,
-    rungs: Annotated[list[str] | None, Option(help="Only try these, as in 'bf16, compile'; repeatable.")] = None,
-    without: Annotated[list[str] | None, Option(help="Leave these out: 'int8, onnxruntime'; repeatable.")] = None,
+    rungs: Annotated[list[str] | None, Option(help="Rungs to try, for example 'bf16, compile'; repeatable.")] = None,
+    without: Annotated[
+        list[str] | None, Option(help="Rungs to leave out, for example 'int8, onnxruntime'; repeatable.")
+    ] = None,
     shapes: Shapes = None,
     device: Device = "auto",
     reference: Annotated[str, Option(help="Precision of the outputs that gates compare with: fp32, fp64.")] = "fp32",
     timeout: Timeout = "5m",
     sampling: Sampling = "6s",
-    ablation: Annotated[bool, Option("--ablation/--no-ablation", help="Remove each kept rung once at the end.")] = True,
+    ablation: Annotated[
+        bool, Option("--ablation/--no-ablation", help="At the end, measure the plan without each of its rungs.")
+    ] = True,
     resume: Annotated[bool, Option("--resume", help="Continue the climb in the output folder.")] = False,
     out: Annotated[Path | None, Option("--out", "-o", help="Output folder. Default: redline-out/WORKLOAD.")] = None,
     as_json: AsJson = False,
@@ -101,7 +105,7 @@ def climb(
 
 
 def split_rungs(text: str) -> tuple[str, ...]:
-    """`bf16, compile(mode=default, fullgraph=true)` -> its two rungs; plus signs separate too."""
+    """Splits `bf16, compile(mode=default, fullgraph=true)` into two rungs, at commas or plus signs."""
     parts = [part.strip() for part in split_outside_brackets(text, ",+")]
     if not all(parts):
         raise RedlineError(f"{text!r} has a rung without a name: write 'bf16, compile'.")

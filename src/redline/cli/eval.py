@@ -38,8 +38,10 @@ def _eval() -> None:
 @eval.command("sr")
 def evaluate_sr(
     weights: Annotated[str, Argument(help="Weights of a DRCT, or the word bicubic.")],
-    folder: Annotated[Path, Argument(metavar="DIR", help="Folder of large images, with or without small ones.")],
-    scale: Annotated[int | None, Option(help="The scale factor. Default: that of the weights.")] = None,
+    folder: Annotated[
+        Path, Argument(metavar="DIR", help="Folder of high-resolution images, optionally with low-resolution ones.")
+    ],
+    scale: Annotated[int | None, Option(help="Upscaling factor (default: the factor of the weights).")] = None,
     bicubic: Annotated[bool, Option("--bicubic", help="Also score bicubic interpolation.")] = False,
     precision: Annotated[str, Option(help="fp32 or bf16.")] = "fp32",
     device: Device = "auto",
@@ -61,7 +63,7 @@ def evaluate_sr(
     made = sum(image.made for image in seen.images)
     if made:
         which = "all" if made == len(seen.images) else f"{made} of {len(seen.images)}"
-        note(f"small images: {which} made from the large ones by bicubic")
+        note(f"low-resolution images: {which} made from the high-resolution ones by bicubic downscaling")
     if as_json:
         print_json(_as_dict(weights, folder, seen, baseline))
     else:
@@ -110,12 +112,14 @@ def evaluate_memory(
     ],
     task: Annotated[
         list[str] | None,
-        Option(help="mqar, needle, passkey, number, word, or none for only --text; repeatable. Default: the model's."),
+        Option(
+            help="mqar, needle, passkey, number, word, or none for only --text; repeatable (default: the trained task)."
+        ),
     ] = None,
     lengths: Annotated[list[str] | None, Option(help="Text lengths in tokens, such as 1024,4096; repeatable.")] = None,
     samples: Annotated[int, Option(help="Number of texts of each length.")] = 64,
-    batch: Annotated[int | None, Option(help="Texts per batch. Default: by length and model.")] = None,
-    text: Annotated[Path | None, Option(help="Text file: also measure its loss by position.")] = None,
+    batch: Annotated[int | None, Option(help="Texts per batch (default: depends on length and model).")] = None,
+    text: Annotated[Path | None, Option(help="Also measure the loss by position on this text file.")] = None,
     seed: Annotated[int, Option(help="Seed of the questions.")] = 0,
     precision: Annotated[str, Option(help="auto, fp32, bf16 or fp16.")] = "auto",
     device: Device = "auto",
@@ -182,8 +186,8 @@ def _print_memory(rows: list[RecallRow], losses: list[LossRow]) -> None:
 @eval.command("drift")
 def evaluate_drift(
     model: Annotated[Path, Argument(help=f"{MODEL_HELP}.")],
-    clip: Annotated[Path, Argument(help="A video, or a folder of photos, over which a camera is moved.")],
-    frames: Annotated[int, Option(help="Frames of each case.")] = 1000,
+    clip: Annotated[Path, Argument(help="A video, or a folder of photos over which a virtual camera moves.")],
+    frames: Annotated[int, Option(help="Number of frames per case.")] = 1000,
     size: Annotated[int, Option(help="Side of clips made from photos, in pixels.")] = 256,
     steps: Steps = None,
     sampler: Sampler = None,
@@ -191,7 +195,7 @@ def evaluate_drift(
     seed: Annotated[int, Option(help="The same seed makes the same clips and noise.")] = 0,
     plan: Annotated[str, Option(help=PLAN_HELP)] = "eager",
     device: Device = "auto",
-    controls: Annotated[bool, Option(help="Check that constant, noise and identity fail.")] = True,
+    controls: Annotated[bool, Option(help="Check that trivial models (constant, noise, identity) fail.")] = True,
     page: Page = None,
     out: Annotated[Path | None, Option(help="Write the metrics of every frame as JSON lines.")] = None,
     as_json: AsJson = False,

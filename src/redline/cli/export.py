@@ -21,7 +21,7 @@ def export(
     ] = None,
     scale: Scale = None,
     format: Annotated[str, Option(help="onnx.")] = "onnx",
-    tile: Annotated[int, Option(help="Side of the tiles that the ONNX file takes, in pixels.")] = 128,
+    tile: Annotated[int, Option(help="Side of the input tiles in pixels.")] = 128,
     out: Annotated[Path | None, Option("--out", "-o", help="The file to write (default: drct-x4.onnx).")] = None,
     int8: Annotated[bool, Option("--int8", help="Write int8, calibrated on the images of --calibrate.")] = False,
     calibrate: Annotated[Path | None, Option(help="For --int8: a folder of images like those to upscale.")] = None,

@@ -32,15 +32,17 @@ def generate(
     ],
     prompt: Annotated[str, Argument(help="The text to continue; - reads it from stdin.")],
     max_tokens: Annotated[int, Option(help="The largest number of tokens to generate.")] = 256,
-    temperature: Annotated[float, Option(help="0 takes the most likely token; higher values vary more.")] = 0.0,
-    top_k: Annotated[int, Option(help="Sample from this many most likely tokens; 0 for all.")] = 0,
-    top_p: Annotated[float, Option(help="Sample from the most likely tokens with this total probability.")] = 1.0,
-    min_p: Annotated[float, Option(help="Sample from tokens with at least this share of the top probability.")] = 0.0,
-    repetition_penalty: Annotated[float, Option(help="Above 1 makes tokens less likely that occurred before.")] = 1.0,
+    temperature: Annotated[float, Option(help="0 selects the most likely token; higher values are more random.")] = 0.0,
+    top_k: Annotated[int, Option(help="Sample only from this many of the most likely tokens; 0 for all.")] = 0,
+    top_p: Annotated[float, Option(help="Sample only from the most likely tokens with this total probability.")] = 1.0,
+    min_p: Annotated[
+        float, Option(help="Sample only from tokens with at least this fraction of the top probability.")
+    ] = 0.0,
+    repetition_penalty: Annotated[float, Option(help="Values above 1 make repeated tokens less likely.")] = 1.0,
     seed: Annotated[int, Option(help="The same seed gives the same text.")] = 0,
     device: Device = "auto",
     precision: Annotated[str, Option(help=f"{', '.join(GENERATION_PRECISIONS)}.")] = "auto",
-    plan: Annotated[str | None, Option(help=f"{PLAN_HELP} The shipped plan by default.")] = None,
+    plan: Annotated[str | None, Option(help=f"{PLAN_HELP} Default: a bundled plan.")] = None,
     memory: Annotated[
         Path | None, Option(help="File with the state of the neural memory: read if it exists, written at the end.")
     ] = None,

@@ -20,7 +20,7 @@ LINE_EVERY_S = 10.0
 class _Count:
     """`done` of `total` units at the time `at_s`; earlier runs did `before` of them.
 
-    The rate is computed from this run's work: `done - before` at `at_s`, and `first_done` at `first_s`.
+    The rate counts only this run's work: from `first_done` at the time `first_s` to `done - before` at `at_s`.
     """
 
     what: str

@@ -27,11 +27,13 @@ Shapes = Annotated[
 WorkloadOptions = Annotated[
     list[str] | None, Option("--shape", "--shapes", help="Options of the workload, for example size=224; repeatable.")
 ]
-Objective = Annotated[str, Option(help="latency, throughput or memory.")]
+Objective = Annotated[str, Option(help="What to optimize: latency, throughput or memory.")]
 Timeout = Annotated[str, Option(help="Time limit of one trial.")]
 Sampling = Annotated[str, Option(help="Duration of the timed runs of one comparison.")]
 Device = Annotated[str, Option(help="cpu, cuda, cuda:1 or auto (a GPU if there is one).")]
-Scale = Annotated[int | None, Option("--scale", "-s", help="The factor (default: that of the weights, or 4).")]
+Scale = Annotated[
+    int | None, Option("--scale", "-s", help="Upscaling factor (default: the factor of the weights, or 4).")
+]
 Strict = Annotated[bool, Option("--strict", help="Raise an error for every unknown key of config.json.")]
 Page = Annotated[Path | None, Option(help="Write a self-contained HTML page to this file.")]
 Steps = Annotated[int | None, Option(help="Sampling steps per frame (default: the model's).")]
@@ -43,7 +45,7 @@ AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
 
 
 def parse_shape(text: str) -> dict[str, Any]:
-    """`batch=8,size=224` -> {"batch": 8, "size": 224}."""
+    """Parses `batch=8,size=224` into {"batch": 8, "size": 224}."""
     options: dict[str, Any] = {}
     for part in text.split(","):
         key, equals, value = part.partition("=")

@@ -27,7 +27,9 @@ def profile(
     workload: Workload,
     layers: Annotated[bool, Option("--layers", help="Measure the time per layer.")] = False,
     memory: Annotated[bool, Option("--memory", help="Measure the memory per layer.")] = False,
-    attention: Annotated[bool, Option("--attention", help="Measure the attention's share; show its kernels.")] = False,
+    attention: Annotated[
+        bool, Option("--attention", help="Measure the share of time in attention; list its kernels.")
+    ] = False,
     trace: Annotated[Path | None, Option(help="Write a Chrome trace to this file (.json or .json.gz).")] = None,
     nvtx: Annotated[bool, Option("--nvtx", help="Add NVTX ranges for nsys and ncu to one step (CUDA).")] = False,
     page: Page = None,

@@ -20,7 +20,8 @@ def report(
     markdown: Annotated[Path | None, Option(help="Also write the report as Markdown.")] = None,
     svg: Annotated[Path | None, Option(help="Also write the ladder as an SVG image, for a README.")] = None,
     run: Annotated[
-        str | None, Option(help="The id of the run, or its start, if FILE contains several (default: the latest).")
+        str | None,
+        Option(help="The id of the run, or its first characters, if FILE contains several (default: the latest)."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -20,7 +20,7 @@ from redline.errors import RedlineError
 from redline.notation import format_bytes, format_seconds, parse_seconds
 from redline.stream.access import KEY_VARIABLE
 from redline.stream.metrics_file import check_output_path
-from redline.stream.settings_reader import parse_numbers
+from redline.stream.settings import parse_numbers
 
 if TYPE_CHECKING:
     from redline.stream.monitor import Sample
@@ -50,14 +50,14 @@ def stream(
     strength: Strength = None,
     seed: Annotated[int, Option(help="Seed of the noise, which is the same for every frame.")] = 0,
     control: Annotated[str, Option(help="The control vector, for example 0.5,1.")] = "",
-    size: Annotated[str | None, Option(help="Scale frames to this size, such as 512x512, first.")] = None,
-    live: Annotated[bool, Option("--live", help="Play a file at its own pace, as from a camera.")] = False,
+    size: Annotated[str | None, Option(help="Resize input frames to this size, for example 512x512.")] = None,
+    live: Annotated[bool, Option("--live", help="Play a file in real time, like a camera.")] = False,
     keep_going: Annotated[bool, Option("--keep-going", help="Skip damaged parts of a video and count them.")] = False,
     reset_at_cuts: Annotated[
         bool, Option("--reset-at-cuts", help="Clear the model's previous output when the scene changes.")
     ] = False,
     precision: Annotated[str, Option(help=f"Precision: {', '.join(STREAM_PRECISIONS)}.")] = "auto",
-    plan: Annotated[str | None, Option(help=f"{PLAN_HELP} A shipped one by default.")] = None,
+    plan: Annotated[str | None, Option(help=f"{PLAN_HELP} Default: a bundled plan.")] = None,
     device: Device = "auto",
     duration: Annotated[str | None, Option(help="Stop this long after the first frame, such as 30s, 5m or 1h.")] = None,
     changes: Annotated[

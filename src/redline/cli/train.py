@@ -1,6 +1,6 @@
 """`redline train`: trains a model from a config, shows its progress, and prints its scores.
 
-`redline train CONFIG` trains a language model; other kinds of model have a subcommand of their own.
+`redline train CONFIG` trains a language model; other kinds of model have their own subcommand.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def _words(given: Mapping[str, Any]) -> list[str]:
 
 
 class TrainingLine:
-    """Shows every log line in the live line, and prints those with new validation figures."""
+    """Shows every log line in the live line, and prints those with new validation metrics."""
 
     def __init__(self, line: LiveLine) -> None:
         self._line, self._figures = line, {}

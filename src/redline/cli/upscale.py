@@ -47,23 +47,25 @@ def upscale(
     plan: Annotated[Path | None, Option(help="The TOML file of a plan (default: one of the bundled plans).")] = None,
     provider: Annotated[str, Option(help="Execution provider for ONNX weights: cpu, cuda or tensorrt.")] = "cpu",
     tile: Annotated[str, Option(help="Tile size in pixels: 256, 384x256 (width × height), or auto.")] = "auto",
-    tile_batch: Annotated[int | None, Option(help="Number of tiles in a batch (default: from the memory).")] = None,
+    tile_batch: Annotated[int | None, Option(help="Tiles per batch (default: from the available memory).")] = None,
     streams: Annotated[int | None, Option(help="CUDA streams: one computes, the others copy (default: 2).")] = None,
     memory: Annotated[str | None, Option(help="A limit on the memory for tiles, for example 6GiB.")] = None,
     device: Device = "auto",
-    workers: Annotated[str, Option(help="How many processes share the files, or auto: one per GPU.")] = "auto",
-    wrap: Annotated[bool, Option("--wrap", help="Images: textures whose edges continue on the opposite side.")] = False,
+    workers: Annotated[str, Option(help="Number of worker processes, or auto for one per GPU.")] = "auto",
+    wrap: Annotated[
+        bool, Option("--wrap", help="Images: seamless textures, which continue on the opposite edge.")
+    ] = False,
     format: Annotated[str | None, Option(help="Images: png, jpeg, webp, tiff, avif (default: the source's).")] = None,
     quality: Annotated[int | None, Option(help="Images: the quality of JPEG, WebP and AVIF, 1 to 100.")] = None,
     strip: Annotated[bool, Option("--strip", help="Leave out metadata; colour profiles are kept.")] = False,
     resume: Annotated[bool, Option("--resume", help="Skip complete files, and continue incomplete videos.")] = False,
-    max_pixels: Annotated[int, Option(help="Images: refuse those with more pixels than this.")] = PIXEL_LIMIT,
+    max_pixels: Annotated[int, Option(help="Images: maximum number of pixels; larger ones are refused.")] = PIXEL_LIMIT,
     codec: Annotated[str, Option(help="Videos: auto, h264, hevc, av1, ffv1 …")] = "auto",
     crf: Annotated[
         float | None, Option(help="Videos: the quality of the encoder; lower is better; at most 51, or 63 (av1, vp9).")
     ] = None,
     keep_going: Annotated[
-        bool, Option("--keep-going", help="Videos: write what can be read of a damaged one instead of failing.")
+        bool, Option("--keep-going", help="Videos: write the readable part of a damaged video instead of failing.")
     ] = False,
     compare: Annotated[
         Path | None, Option(help="Also write a page, out.html, with a before/after slider for each image.")

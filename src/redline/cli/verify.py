@@ -20,7 +20,7 @@ def verify(
     shapes: Shapes = None,
     device: Device = "auto",
     objective: Annotated[
-        str | None, Option(help="latency, throughput or memory. Default: what the plan was found for, else latency.")
+        str | None, Option(help="latency, throughput or memory (default: the objective in the plan, else latency).")
     ] = None,
     timeout: Timeout = "5m",
     sampling: Sampling = "6s",

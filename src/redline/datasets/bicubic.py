@@ -1,9 +1,9 @@
 """Matlab's `imresize(…, 'bicubic')`, the standard downscaling in super-resolution research.
 
-The kernel is Keys' cubic with a = −½. For downscaling it is stretched by the factor, against aliasing. Images are
-padded by mirroring, the outermost pixel included. 8-bit images are rounded after each of the two passes, as in Matlab.
-Other bicubic implementations (a = −¾, no antialiasing, replicated edges) give different images, which the models were
-not trained on, and scores that cannot be compared.
+The kernel is Keys' cubic with a = −½. For downscaling, the kernel is widened by the scale factor to prevent aliasing.
+Images are padded by mirroring, the outermost pixel included. 8-bit images are rounded after each of the two passes, as
+in Matlab. Other bicubic implementations (a = −¾, no antialiasing, replicated edges) give different images, which the
+models were not trained on, and scores that cannot be compared.
 """
 
 import math

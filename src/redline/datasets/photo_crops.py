@@ -27,7 +27,8 @@ from redline.datasets.device_copy import copy_to_device
 from redline.datasets.photo_pairs import DRAWN_FOLDER, PhotoPairs, PhotoSettings, Variant
 from redline.errors import RedlineError
 
-# Candidate positions per side of a crop; a draw adds a random offset smaller than their distance.
+# Candidate positions per crop side. A drawn crop is moved by a random offset smaller than the distance between two
+# candidates.
 _CANDIDATES_PER_CROP = 4
 # Added to the lost detail (in levels of 255), so that every position can be drawn.
 _LEAST_LOSS = 0.5
@@ -119,7 +120,7 @@ class PhotoCrops:
 
 
 def _balance(chance: Tensor, shrink: Tensor, is_drawn: Tensor, settings: PhotoSettings) -> None:
-    """Gives every shrink factor the same total probability, a share `drawn` of it to images of the folder `drawn`.
+    """Gives every shrink factor the same total probability; the folder `drawn` gets the share `drawn` of each.
 
     Without this, a factor of 2 would be selected a quarter as often as a factor of 1, because its images have a quarter
     of the pixels.

@@ -13,19 +13,21 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from redline.datasets.bicubic import resize, resize_to
 from redline.datasets.photos import find_photos, read_photo
 from redline.errors import RedlineError
+from redline.files.limits import NonNegativeFloat, NonNegativeInt, PositiveInt, Share, ShareBelowOne
 from redline.machine.cores import cores
 
 # The subfolder of synthetic images.
 DRAWN_FOLDER = "drawn"
-# The ratio of the factors for height and width differs from 1 by at most about this much.
+# Photos are stretched: the factors for height and width differ by up to about 15%.
 _LARGEST_DISTORTION = 0.15
 
 
@@ -42,29 +44,22 @@ class PhotoSettings:
 
     photos: str = ""
     validation: tuple[str, ...] = ()
-    shrink: tuple[float, ...] = (1,)
-    crop_px: int = 64
-    batch: int = 32
-    focus: float = 0.5
-    flat: float = 0.0
-    recolour: float = 0.0
-    drawn: float = 0.0
-    vary: float = 0.0
-    renew_steps: int = 0
+    shrink: tuple[Annotated[float, Meta(ge=1)], ...] = (1,)
+    crop_px: PositiveInt = 64
+    batch: PositiveInt = 32
+    focus: NonNegativeFloat = 0.5
+    flat: ShareBelowOne = 0.0
+    recolour: Share = 0.0
+    drawn: ShareBelowOne = 0.0
+    vary: NonNegativeFloat = 0.0
+    renew_steps: NonNegativeInt = 0
 
     def __post_init__(self) -> None:
         if not self.photos:
             raise RedlineError("no training data: set photos to a folder under [data], or pass --photos.")
-        if not self.shrink or min(self.shrink) < 1 or len(set(self.shrink)) != len(self.shrink):
+        if not self.shrink or len(set(self.shrink)) != len(self.shrink):
             raise RedlineError(f"shrink must be distinct numbers of at least 1, not {self.shrink}.")
-        if self.batch < 1 or self.crop_px < 1 or self.focus < 0:
-            raise RedlineError("batch and crop_px must be above zero, and focus must not be negative.")
-        if not 0 <= self.recolour <= 1:
-            raise RedlineError(f"recolour must be from 0 to 1, not {self.recolour}.")
-        for name in ("flat", "drawn"):
-            if not 0 <= getattr(self, name) < 1:
-                raise RedlineError(f"{name} must be at least 0 and below 1, not {getattr(self, name)}.")
-        if self.vary < 0 or self.renew_steps < 0 or (self.vary > 0) != (self.renew_steps > 0):
+        if (self.vary > 0) != (self.renew_steps > 0):
             raise RedlineError("vary and renew_steps must both be above zero, or both be 0.")
 
 

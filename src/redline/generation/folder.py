@@ -93,7 +93,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Returns config.json, or raises an error that says what the folder contains instead of a model."""
     inside = folder / "model"
     if not (folder / "config.json").exists() and (inside / "config.json").exists():
-        raise ModelError(f"{str(folder)!r} is the folder of a training: use the model in {str(inside)!r}.")
+        raise ModelError(f"{str(folder)!r} is the output folder of a training run: use the model in {str(inside)!r}.")
     if not (folder / "config.json").exists():
         if (folder / "adapter_config.json").exists():
             raise ModelError(

@@ -90,7 +90,8 @@ def evaluate_memory(
 
 def _name(model: str | Path, folder: ModelFolder) -> str:
     place = folder.path.resolve()
-    # A training writes its model to RUN/model; a snapshot in the Hugging Face cache has a commit for a name.
+    # A training run writes its model to RUN/model; a snapshot folder in the Hugging Face cache is named after its
+    # commit.
     if place.name == "model":
         return place.parent.name
     return place.name if Path(model).is_dir() else str(model)
@@ -123,7 +124,7 @@ def _choose_tasks(names: Sequence[str] | None, trained: Recall | None, folder: M
         if name in SYMBOLIC:
             raise RedlineError(f"{where} was not trained on {name}, whose symbols have no meaning to other models.")
         if folder.tokenizer is None:
-            raise RedlineError(f"the task {name} is made of text, and {where} has no tokenizer.json.")
+            raise RedlineError(f"the task {name} needs a tokenizer, and {where} has no tokenizer.json.")
     return found
 
 

@@ -47,7 +47,7 @@ def choose_holding(machine: Machine, precision: str = "auto", given: Plan | None
 
 
 class DecodeStep(nn.Module):
-    """A module whose forward is the decode step. Without a cache, it is a prefill: rungs run their samples with it."""
+    """A module whose forward is the decode step; without a cache it is a prefill, on which rungs run their samples."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

@@ -193,7 +193,7 @@ class Session:
         return self._piece, lead
 
     def is_sound(self) -> bool:
-        """Whether new texts can start here. A cache that held a NaN must not be reused, because 0 times NaN is NaN."""
+        """Returns whether new texts can start here. A cache that held a NaN must not, because 0 · NaN is NaN."""
         self.readout.clear()
         return not self.readout.missed
 

@@ -49,7 +49,8 @@ class TokenStream:
         self.prefill_s = 0.0
         self.step_s: list[float] = []
         self._release: Callable[[], None] | None = release
-        # The memory state before the prompts (later, after them), and a function that continues it with tokens.
+        # The memory state before the prompts, replaced by the state after them, and a function that advances it by
+        # tokens.
         self._before = state
         self._read_on = partial(read_on, session.model, chunk=chunk, device=session.device)
         self._tokens = self._run(session, prompts, sampling, limit, reason, stop_tokens, chunk)

@@ -275,7 +275,7 @@ def _probe_on_gpu(case: Case, batch: int, device: str, budget: int, limit_s: flo
         probe, unit = _out_of_memory(batch), "sample"
     finally:
         torch.cuda.set_per_process_memory_fraction(allowed, device)
-    # Only now are the frames of the exception released, which hold tensors.
+    # The exception's stack frames hold tensors; they are released only here, after the except block.
     _clean_gpu()
     return (_too_slow(probe, limit_s) if time.perf_counter() - began > limit_s else probe), unit
 

@@ -225,7 +225,7 @@ def _missing(old: Measurement, shape: str) -> Change:
 
 
 def unpaired_ratio(old: Sequence[float], new: Sequence[float]) -> Interval:
-    """Returns old over new for samples taken at different times: each median is resampled on its own."""
+    """Returns the ratio of medians, old / new, of samples taken at different times: resamples each side separately."""
     rng = np.random.default_rng(0)
     a, b = np.asarray(old), np.asarray(new)
     ratios = np.median(a[rng.integers(0, len(a), (2000, len(a)))], axis=1) / np.median(

@@ -29,7 +29,7 @@ from redline.machine.machine import Machine
 
 @dataclass(frozen=True)
 class RungVerdict:
-    """Whether a rung still holds; `worth` is how many times faster the whole plan is with it than without it."""
+    """Whether a rung still holds. `worth` is the speed-up of the whole plan over the plan without the rung."""
 
     rung: str
     holds: bool
@@ -111,7 +111,7 @@ class _Verification:
         try:
             if impossible:
                 reason = "the plan has rungs that cannot run here"
-                unknown = "can run here; what it is worth is unknown, because the whole plan cannot"
+                unknown = "can run here; its gain is unknown, because the whole plan cannot run"
                 rungs = [
                     RungVerdict(r.name, r.name not in impossible, impossible.get(r.name, unknown))
                     for r in self.plan.rungs
@@ -191,7 +191,7 @@ class _Verification:
             if whole is None:
                 return RungVerdict(name, True, "the plan does not run without it either")
             unknown = failure.kind in ("oom", "timeout") or failure.pid == whole.worker.pid
-            problem = "what it is worth is unknown" if unknown else "the others do not run without it"
+            problem = "its gain is unknown" if unknown else "the other rungs do not run without it"
             return RungVerdict(name, True, f"{problem}: {failure}")
         finally:
             close(arm)

@@ -73,7 +73,7 @@ class Channel(Generic[T]):
             del item
 
     def close(self) -> None:
-        """Refuses further items. Those in the channel can still be taken."""
+        """Refuses new items. Items already in the channel can still be taken."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -230,7 +230,7 @@ class PinnedCopies(PlainCopies):
             if self._warn is None or not is_out_of_memory(error):
                 raise
             if not self._has_warned:
-                self._warn("out of memory: inputs that do not fit beside the work are copied when they are used")
+                self._warn("out of memory: inputs that cannot be prefetched are copied when they are used")
             self._has_warned = True
             return PendingCopy(tensor)
         assert buffer.device is not None

@@ -1,8 +1,8 @@
 """Child processes: start one, send it requests with a time limit, notice that it ended and why, and end it.
 
-Each child has a connection of its own and shares no lock, so a child that is killed affects no other: the parent sees
-its connection end. Each child leads a process group of its own: Ctrl-C in a terminal reaches the parent alone, and
-ending a child also ends the compilers that it started.
+Each child has its own connection and shares no lock, so killing one affects no other: the parent only sees its
+connection close. Each child leads a process group of its own: Ctrl-C in a terminal reaches the parent alone, and ending
+a child also ends the compilers that it started.
 """
 
 import os

@@ -7,7 +7,7 @@ from redline.ops.dispatch import choose
 
 
 class SwitchableModule(nn.Module):
-    """Runs plain PyTorch by default; with `implementation = "auto"`, the fastest one that supports the input."""
+    """Runs plain PyTorch by default; with `implementation = "auto"`, the fastest kernel that supports the input."""
 
     implementation: str = "reference"
 

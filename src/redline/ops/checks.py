@@ -58,7 +58,7 @@ def check_same_dtype(op: str, **tensors: Tensor | None) -> None:
 
 
 def check_same_device(op: str, **tensors: Tensor | None) -> None:
-    """Requires the device of the first tensor for all."""
+    """Raises if a tensor is on another device than the first one."""
     (first, like), *others = tensors.items()
     for name, tensor in others:
         if tensor is not None and like is not None and tensor.device != like.device:

@@ -4,6 +4,6 @@ An application keeps a body template that extends `base.html.jinja` and renders 
 several pages share (tiles, chart cards, tables) are in `parts.html.jinja`.
 """
 
-from redline.pages.render import CURVE_COLORS, ChartCard, TextTable, Tile, render_page
+from redline.pages.render import CURVE_COLORS, ChartCard, TextTable, Tile, render_page, render_text
 
-__all__ = ["CURVE_COLORS", "ChartCard", "TextTable", "Tile", "render_page"]
+__all__ = ["CURVE_COLORS", "ChartCard", "TextTable", "Tile", "render_page", "render_text"]

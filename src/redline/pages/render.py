@@ -30,6 +30,11 @@ def render_page(package: str, template: str, **context: Any) -> str:
     return _environment(package).get_template(template).render(css=style_sheet(), version=VERSION, **context)
 
 
+def render_text(package: str, template: str, **context: Any) -> str:
+    """Returns the text of a Markdown template, `*.md.jinja`, in which nothing is escaped."""
+    return _environment(package).get_template(template).render(context) + "\n"
+
+
 def read_resource(package: str, name: str) -> Markup:
     """Returns a text file of a package (a script, for example) to be inserted unescaped."""
     return Markup(files(package).joinpath(name).read_text(encoding="utf-8"))
@@ -37,15 +42,15 @@ def read_resource(package: str, name: str) -> Markup:
 
 @cache
 def style_sheet() -> Markup:
-    """Returns the style sheet that all pages share."""
-    return read_resource("redline.pages", "page.css")
+    """Returns the style sheet that all reports share."""
+    return read_resource("redline.pages", "base.css") + read_resource("redline.pages", "page.css")
 
 
 @cache
 def _environment(package: str) -> Environment:
     environment = Environment(
         loader=ChoiceLoader([PackageLoader(package, "."), PackageLoader("redline.pages", ".")]),
-        autoescape=True,
+        autoescape=lambda name: not str(name).endswith(".md.jinja"),
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=StrictUndefined,
@@ -55,7 +60,7 @@ def _environment(package: str) -> Environment:
 
 
 class Tile(NamedTuple):
-    """A figure at the top of a page, with its small print."""
+    """A number at the top of a page, with a caption."""
 
     name: str
     value: str
@@ -63,7 +68,7 @@ class Tile(NamedTuple):
 
 
 class ChartCard(NamedTuple):
-    """A chart in a card of its own; `legend` holds (color class, name) pairs."""
+    """A chart in a separate card; `legend` holds (color class, name) pairs."""
 
     title: str
     note: str

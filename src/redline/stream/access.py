@@ -4,8 +4,6 @@ Any web site can make a browser send requests to 127.0.0.1. Therefore the Host h
 prevents DNS rebinding, and a WebSocket is opened only for the origin that served the page. An address that other
 machines can reach needs a key as well. The key is read from a file or the environment, where the process list does not
 show it.
-
-Clients that connect without sending a request cannot keep viewers out, because pending connections are limited.
 """
 
 import hmac
@@ -13,22 +11,15 @@ import ipaddress
 import os
 import secrets
 import socket
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, TypeVar
 from urllib.parse import quote, urlsplit
 
 from redline.errors import RedlineError
 
 KEY_VARIABLE = "REDLINE_KEY"
 SHORTEST_KEY, _LONGEST_KEY_BYTES = 12, 1024
-MAX_PENDING, MAX_PENDING_PER_ADDRESS = 64, 16
-# A request is one packet; a client that takes longer is disconnected.
-REQUEST_S = 5.0
-T = TypeVar("T")
 _ANY = {
     "0.0.0.0": (socket.AF_INET, "192.0.2.1", "127.0.0.1"),
     "": (socket.AF_INET, "192.0.2.1", "127.0.0.1"),
@@ -77,13 +68,14 @@ def reachable_hosts(host: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(usable)) or (loopback,)
 
 
-@contextmanager
-def listening(host: str, port: int) -> Iterator[None]:
-    """Checks the port, and explains an error of the block, which opens it."""
+def listen(host: str, port: int) -> socket.socket:
+    """Opens a socket that listens on the port; 0 selects a free one."""
     if not 0 <= port < 65_536:
         raise RedlineError(f"invalid port {port}: it must be from 0 to 65535.")
     try:
-        yield
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, *_, address = found[0]
+        return socket.create_server(address[:2], family=family)
     except OSError as error:
         raise RedlineError(f"cannot listen on {host}:{port}: {error.strerror or error}.") from error
 
@@ -143,37 +135,6 @@ class Access:
     def _host_names(self) -> set[str]:
         ours = set() if is_loopback(self.host) else {self.host, socket.gethostname(), f"{socket.gethostname()}.local"}
         return {name.lower() for name in (*self.names, *ours)}
-
-
-class PendingConnections(Generic[T]):
-    """The connections whose request was not yet read and accepted. May be used from any thread.
-
-    When too many are pending, in total or from one address, the oldest one must be closed: a viewer sends its request
-    at once, so the oldest is the most likely to be idle. `T` identifies a connection.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._addresses: dict[T, str] = {}
-
-    def add(self, connection: T, address: str) -> T | None:
-        """Registers a connection. If there are too many, returns the connection that the caller must close."""
-        with self._lock:
-            same = [other for other, of in self._addresses.items() if of == address]
-            ended = None
-            if len(same) >= MAX_PENDING_PER_ADDRESS:
-                ended = same[0]
-            elif len(self._addresses) >= MAX_PENDING:
-                ended = next(iter(self._addresses))
-            if ended is not None:
-                del self._addresses[ended]
-            self._addresses[connection] = address
-            return ended
-
-    def remove(self, connection: T) -> None:
-        """Unregisters a connection that was accepted or has ended; may be called repeatedly."""
-        with self._lock:
-            self._addresses.pop(connection, None)
 
 
 def _first_line(path: Path) -> str:

@@ -10,8 +10,8 @@ from fractions import Fraction
 
 from av.packet import Packet
 
-# Formats whose timestamps start at an arbitrary value.
-ARBITRARY_START_FORMATS = ("mpegts", "mpeg", "mpegtsraw")
+from redline.video.reading import ARBITRARY_START_FORMATS
+
 # After a longer pause a stream may be in the next recording although its timestamps did not decrease.
 _LONGEST_PAUSE_S = 1
 

@@ -14,21 +14,17 @@ from redline.errors import RedlineError
 from redline.stream.frame_model import ModelControls
 from redline.stream.latency import Latency
 from redline.stream.settings import LiveSettings
-from redline.stream.sinks import Sink
+from redline.stream.sinks import NullSink, Sink
+from redline.stream.sinks.displays import VirtualCameraSink, WindowSink
 from redline.stream.sinks.image_folder import ImageFolderSink
 from redline.stream.sinks.mjpeg import PORT, MjpegSink
-from redline.stream.sinks.null import NullSink
 from redline.stream.sinks.video_file import VideoFileSink
-from redline.stream.sinks.virtual_camera import VirtualCameraSink
-from redline.stream.sinks.window import WindowSink
-from redline.stream.sources import Source, SourceWrapper
+from redline.stream.sources import Source
 from redline.stream.sources.image_folder import ImageFolder
-from redline.stream.sources.live_input import SCHEMES, LiveInput, open_network
-from redline.stream.sources.paced import Paced
-from redline.stream.sources.resized import Resized, check_size
+from redline.stream.sources.live_input import SCHEMES, CameraMode, LiveInput, open_network, open_webcam
 from redline.stream.sources.synthetic import SyntheticClip
 from redline.stream.sources.video_file import VideoFile
-from redline.stream.sources.webcam import CameraMode, open_webcam
+from redline.stream.sources.wrappers import Paced, Resized, SourceWrapper, check_size
 
 _SYNTHETIC = re.compile(r"(?:(\d+)x(\d+))?(?:@(\d+(?:\.\d+)?))?(?:,(\d+(?:\.\d+)?))?")
 _WEBCAM = re.compile(r"(?:(\d+)(?::|$))?(?:(\d+)x(\d+))?(?:@(\d+(?:\.\d+)?))?(?:,(\w+))?")

@@ -1,5 +1,7 @@
-"""One frame of a stream, with the times at which it was captured and is to be shown."""
+"""One frame of a stream, with the times at which it was captured and is to be shown, and the clock of these times."""
 
+import threading
+import time
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -12,6 +14,18 @@ from redline.stream.settings import Settings
 
 # A file that declares a more extreme pixel aspect ratio is damaged, and scaling its frames would fill the memory.
 _WIDEST_PIXEL = Fraction(8)
+
+
+class Clock:
+    """The clock of a stream. It is monotonic, and tests replace it to simulate hours."""
+
+    def now_s(self) -> float:
+        """Returns seconds since an arbitrary moment; only differences are meaningful."""
+        return time.monotonic()
+
+    def wait(self, seconds: float, stop: threading.Event) -> bool:
+        """Waits for this time or until `stop` is set. Returns whether it is set."""
+        return stop.wait(seconds) if seconds > 0 else stop.is_set()
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,11 +9,10 @@ from torch import Tensor
 from redline.errors import RedlineError
 from redline.ladder.plan import Plan
 from redline.models.lsd import PREDICTION, PROCESS, Lsd
-from redline.models.samplers import MOST_STEPS, SAMPLERS, StepTable, sampler_table
-from redline.models.samplers.noise_process import STEPS
-from redline.stream.frame_model import FrameProgram, ModelControls, copy_async
+from redline.models.samplers import MOST_STEPS, SAMPLERS, STEPS, StepTable, sampler_table
+from redline.nn.meta import meta_device
+from redline.stream.frame_model import FrameProgram, ModelControls, apply_plan, copy_async, without_cuda_graphs
 from redline.stream.memory_check import peak_live_bytes
-from redline.stream.plans import apply_plan, without_cuda_graphs
 from redline.stream.settings import Settings
 
 # The size of the sample image that rungs use for calibration and overflow checks.
@@ -59,7 +58,7 @@ class LsdFrames:
         return LsdProgram(self, steps, height, width)
 
     def working_bytes(self, height: int, width: int) -> int:
-        with torch.device("meta"):
+        with meta_device():
             model = Lsd(self.config).to(self._dtype)
             images = [torch.empty(1, 3, height, width) for _ in range(3)]
             times = torch.zeros(1, dtype=torch.long)

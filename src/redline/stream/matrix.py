@@ -25,18 +25,18 @@ from redline.machine.machine import Machine
 from redline.machine.memory import free_cuda_caches, is_out_of_memory
 from redline.models.lsd import SIZES, Lsd, load_lsd
 from redline.models.samplers import MOST_STEPS
-from redline.stream.clock import Clock
 from redline.stream.endpoints import EndpointOptions, open_source
 from redline.stream.engine import Engine
-from redline.stream.frames import Frame
+from redline.stream.frames import Clock, Frame
 from redline.stream.latency import FrameTimes, Latency
 from redline.stream.loading import SHIPPED
 from redline.stream.lsd_frames import LsdFrames
 from redline.stream.pipeline import Pipeline
 from redline.stream.settings import LiveSettings, Settings
-from redline.stream.sinks.null import NullSink
-from redline.stream.sources import Source, SourceWrapper
+from redline.stream.sinks import NullSink
+from redline.stream.sources import Source
 from redline.stream.sources.synthetic import SyntheticClip
+from redline.stream.sources.wrappers import SourceWrapper
 
 # The first frames are not timed, because caches are cold and clock rates are low.
 WARM_UP_FRAMES = 30

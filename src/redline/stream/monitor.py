@@ -12,8 +12,8 @@ from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 import torch
 
 from redline.machine.memory import MemoryMonitor
-from redline.stream.clock import Clock
 from redline.stream.engine import Engine
+from redline.stream.frames import Clock
 from redline.stream.latency import STAGES, Latency, Report
 
 _TICK_S = 0.05

@@ -24,11 +24,10 @@ from redline.stream.metrics_file import MetricsFile
 from redline.stream.monitor import Monitor, Sample
 from redline.stream.pipeline import Pipeline
 from redline.stream.report_page import StreamInfo, StreamResult
-from redline.stream.settings import LiveSettings, Settings
-from redline.stream.settings_reader import SettingsReader
+from redline.stream.settings import LiveSettings, Settings, SettingsReader
+from redline.stream.sinks.displays import WindowSink
 from redline.stream.sinks.image_folder import ImageFolderSink
 from redline.stream.sinks.video_file import VideoFileSink
-from redline.stream.sinks.window import WindowSink
 
 _logger = logging.getLogger(__name__)
 # Windows has no SIGHUP.

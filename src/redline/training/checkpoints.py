@@ -5,6 +5,11 @@ random generators and the step. The step is also the position in the data: a bat
 
 A checkpoint is written under a temporary name and renamed once it is on disk; only then are older ones deleted. It
 starts with a checksum, and resuming takes the newest checkpoint whose checksum is right.
+
+A compact checkpoint has 10 bytes per parameter instead of 16, for training states that are transferred. Weights stay
+fp32. The optimizer's moments are stored in bf16. Averaged weights are stored in bf16 as their difference from the
+weights: the difference is small, so its rounding error is far below that of an average in 16 bits. Training continues
+in fp32, so that rounding happens once per transfer and not in every step.
 """
 
 import hashlib
@@ -12,21 +17,20 @@ import json
 import os
 import pickle
 import struct
-import tempfile
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from redline.errors import RedlineError
-from redline.files.untrusted import check_types, parse_json, reader, reading
+from redline.files.untrusted import check_types, field_types, parse_json, reader, reading
 from redline.training.arithmetic import Arithmetic
-from redline.training.compact import expanded
 from redline.training.ema import Ema
 
 FOLDER = "checkpoints"
@@ -34,23 +38,9 @@ FOLDER = "checkpoints"
 CHANGED_WITH_WARNING = frozenset({"learning_rate", "warmup_steps", "clip_norm", "precision"})
 _MAGIC = b"RLCKPT02"
 _DIGEST_BYTES = 32
+_COMPACT = "compact"
 # Exceptions of torch.load for a damaged file.
 _TORCH = (RuntimeError, pickle.UnpicklingError, AssertionError, struct.error)
-_CONTENT: dict[str, Any] = {
-    "identity": str,
-    "step": int,
-    "elapsed_s": float,
-    "skipped": int,
-    "skipped_in_a_row": int,
-    "overflowed_in_a_row": int,
-    "unlogged_steps": int,
-    "unlogged_sums": tuple[float, float, float],
-    "model": dict,
-    "ema": dict | None,
-    "optimizer": dict,
-    "arithmetic": dict,
-    "random": dict,
-}
 
 
 @dataclass(frozen=True)
@@ -65,6 +55,14 @@ class Position:
     # Steps since the last log line; the sums of their losses and gradient norms, and the number of finite steps.
     unlogged_steps: int = 0
     unlogged_sums: tuple[float, float, float] = (0.0, 0.0, 0.0)
+
+
+_CONTENT: dict[str, Any] = {
+    "identity": str,
+    **field_types(Position),
+    **dict.fromkeys(("model", "optimizer", "arithmetic", "random"), dict),
+    "ema": dict | None,
+}
 
 
 @dataclass(frozen=True)
@@ -83,13 +81,7 @@ class State:
     def content(self, position: Position) -> dict[str, Any]:
         return {
             "identity": json.dumps(self.identity, sort_keys=True),
-            "step": position.step,
-            "elapsed_s": position.elapsed_s,
-            "skipped": position.skipped,
-            "skipped_in_a_row": position.skipped_in_a_row,
-            "overflowed_in_a_row": position.overflowed_in_a_row,
-            "unlogged_steps": position.unlogged_steps,
-            "unlogged_sums": position.unlogged_sums,
+            **asdict(position),
             "model": self.model.state_dict(),
             "ema": self.ema.model.state_dict() if self.ema else None,
             "optimizer": self.optimizer.state_dict(),
@@ -151,33 +143,27 @@ class Checkpoints:
         """Returns the files, the newest last."""
         return sorted(self.folder.glob("step-*.pt"))
 
+    def check_start(self, resume: bool) -> None:
+        """Raises if there is no checkpoint to resume from, or if a new training would overwrite one."""
+        if resume and not self.files():
+            raise RedlineError(f"there is no checkpoint in {str(self.folder)!r} to resume from.")
+        if self.files() and not resume:
+            out = str(self.folder.parent)
+            raise RedlineError(f"{out!r} already holds a training: resume it, or choose another folder.")
+
     def saved_training(self) -> SavedTraining:
         """Returns the training of the newest complete checkpoint."""
         path, content = self.read(warn=False)
         return SavedTraining(path, _identity(content, path))
 
     def save(self, state: State, position: Position, keep_all: bool = False) -> Path:
-        path = self._path(position.step)
-        temporary = ""
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            # First free the disk space of files that a killed process left.
+        path, files = self._path(position.step), self.files()
+        # First free the disk space of files that a killed process left.
+        with suppress(OSError):
             for left in self.folder.glob(".step-*"):
                 left.unlink(missing_ok=True)
-            handle, temporary = tempfile.mkstemp(dir=self.folder, prefix=".step-")
-            with os.fdopen(handle, "wb") as file:
-                _write(file, state.content(position))
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-            _sync_folder(self.folder)
-        except BaseException as error:
-            Path(temporary).unlink(missing_ok=True) if temporary else None
-            if isinstance(error, (OSError, RuntimeError)):
-                last = self.files()
-                kept = f"{last[-1].name!r} is untouched" if last else "there is no earlier one"
-                reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
-                raise RedlineError(f"cannot write the checkpoint {str(path)!r}: {reason}; {kept}.") from error
-            raise
+        kept = f"{files[-1].name!r} is untouched" if files else "there is no earlier one"
+        write_checkpoint(path, state.content(position), f"; {kept}")
         for old in () if keep_all else self.files()[: -self.keep]:
             old.unlink(missing_ok=True)
         return path
@@ -199,9 +185,8 @@ class Checkpoints:
 
     def read(self, warn: bool = True) -> tuple[Path, dict[str, Any]]:
         """Returns the newest complete checkpoint. Skips damaged ones, with a warning if `warn`."""
+        self.check_start(resume=True)
         files = self.files()
-        if not files:
-            raise RedlineError(f"there is no checkpoint in {str(self.folder)!r} to resume from.")
         for path in reversed(files):
             try:
                 return path, expanded(read_checkpoint(path))
@@ -215,16 +200,22 @@ class Checkpoints:
         raise AssertionError
 
 
-def write_checkpoint(path: Path, content: dict[str, Any]) -> None:
-    """Writes a checkpoint's content with its checksum; the file appears once it is complete."""
+def write_checkpoint(path: Path, content: dict[str, Any], kept: str = "") -> None:
+    """Writes a checkpoint's content with its checksum; the file appears once it is complete and on disk."""
     temporary = path.with_name(f".{path.name}.partial")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "wb") as file:
             _write(file, content)
         os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise RedlineError(f"cannot write the checkpoint {str(path)!r}: {error.strerror or error}.") from error
+        _sync_folder(path.parent)
+    except BaseException as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, (OSError, RuntimeError)):
+            reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+            raise RedlineError(f"cannot write the checkpoint {str(path)!r}: {reason}{kept}.") from error
+        raise
 
 
 @reader("checkpoint", also=_TORCH)
@@ -318,3 +309,39 @@ def _set_random_states(states: dict[str, Any]) -> None:
     # A machine may have fewer GPUs than the one that wrote the checkpoint.
     for index, state in enumerate(states["cuda"][: torch.cuda.device_count()]):
         torch.cuda.set_rng_state(state, index)
+
+
+def compacted(content: dict[str, Any]) -> dict[str, Any]:
+    """Returns a checkpoint's content in its compact form."""
+    if content.get(_COMPACT):
+        return content
+    model, ema = content["model"], content["ema"]
+    difference = ema and {name: _halved(tensor - model[name]) for name, tensor in ema.items()}
+    return {**content, "ema": difference, "optimizer": _converted(content["optimizer"], _halved), _COMPACT: True}
+
+
+def expanded(content: dict[str, Any]) -> dict[str, Any]:
+    """Undoes `compacted`, up to rounding. Returns content that is not compact unchanged."""
+    if not content.get(_COMPACT):
+        return content
+    model, difference = content["model"], content["ema"]
+    ema = difference and {name: model[name] + tensor.to(model[name].dtype) for name, tensor in difference.items()}
+    return {**content, "ema": ema, "optimizer": _converted(content["optimizer"], _restored), _COMPACT: False}
+
+
+def _converted(value: Any, convert: Any) -> Any:
+    """Converts every tensor of nested dicts and lists."""
+    if isinstance(value, dict):
+        return {key: _converted(inner, convert) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_converted(inner, convert) for inner in value]
+    return convert(value) if isinstance(value, Tensor) else value
+
+
+def _halved(tensor: Tensor) -> Tensor:
+    # Scalars, such as step counts, keep their dtype.
+    return tensor.bfloat16() if tensor.dtype == torch.float32 and tensor.ndim else tensor
+
+
+def _restored(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype == torch.bfloat16 else tensor

@@ -6,6 +6,13 @@ import torch
 from torch import Tensor, nn
 
 
+@torch.no_grad()
+def add_to_average(averaged: list[Tensor], weights: list[Tensor], decay: float, step: int) -> None:
+    """Moves averaged weights towards those after `step` steps."""
+    # The first steps have a lower decay, so that the average forgets the random weights.
+    torch._foreach_lerp_(averaged, weights, 1 - min(decay, step / (10 + step)))
+
+
 class Ema:
     """Keeps the averaged weights in `model`, a copy of the trained model in evaluation mode."""
 
@@ -18,14 +25,9 @@ class Ema:
         self._weights: list[Tensor] = list(model.parameters())
 
     @torch.no_grad()
-    def update(self, model: nn.Module, step: int) -> None:
+    def update(self, step: int) -> None:
         """Adds the weights after `step` steps to the average."""
-        if model is not self._followed:
-            self._followed = model
-            self._weights = list(model.parameters())
-        # The first steps have a lower decay, so that the average forgets the random weights.
-        decay = min(self.decay, step / (10 + step))
-        torch._foreach_lerp_(self._averaged, self._weights, 1 - decay)
+        add_to_average(self._averaged, self._weights, self.decay, step)
         # Buffers are collected each time, because a module may replace them.
-        for kept, new in zip(self.model.buffers(), model.buffers(), strict=True):
+        for kept, new in zip(self.model.buffers(), self._followed.buffers(), strict=True):
             kept.copy_(new)

@@ -13,10 +13,6 @@ class StopRequest:
 
     signal: int | None = None
 
-    @property
-    def requested(self) -> bool:
-        return self.signal is not None
-
 
 @contextmanager
 def stop_requests() -> Iterator[StopRequest]:

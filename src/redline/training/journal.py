@@ -2,7 +2,6 @@
 
 import json
 import math
-import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,9 +23,11 @@ class Journal:
             write_text(path, "".join(_line(entry) for entry in self.entries))
 
     def write(self, entry: dict[str, Any]) -> None:
-        self.entries.append(entry)
+        # JSON has neither NaN nor infinity (the PSNR of equal images), so both are written as null.
+        finite = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in entry.items()}
+        self.entries.append(finite)
         with self._writing(), open(self.path, "a", encoding="utf-8") as file:
-            file.write(_line(entry))
+            file.write(_line(finite))
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -55,13 +56,5 @@ def read_journal(path: str | Path) -> list[dict[str, Any]]:
     return entries
 
 
-def median_of(entries: list[dict[str, Any]], key: str) -> float | None:
-    """Returns the median of a figure, without the first entry, which includes compilation and start-up."""
-    values = [entry[key] for entry in entries if entry.get(key) is not None]
-    return statistics.median(values[1:] or values) if values else None
-
-
 def _line(entry: dict[str, Any]) -> str:
-    # JSON has neither NaN nor infinity (the PSNR of equal images), so both are written as null.
-    finite = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in entry.items()}
-    return json.dumps(finite, ensure_ascii=False) + "\n"
+    return json.dumps(entry, ensure_ascii=False) + "\n"

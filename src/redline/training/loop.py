@@ -6,9 +6,10 @@ in a row end the training. While steps are being skipped, no periodic checkpoint
 """
 
 import math
+import statistics
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,18 +28,12 @@ from redline.training.interrupts import stop_requests
 from redline.training.journal import NAME as JOURNAL
 from redline.training.journal import Journal
 from redline.training.optimizers import set_rate, step_unless
-from redline.training.schedule import Schedule
 from redline.training.settings import LoopSettings
 from redline.training.task import Task
+from redline.training.tensorboard import TensorBoard
 
 # The lock file in the output folder, which only one training may use at a time.
 _OWNER = ".training"
-Entry = Mapping[str, Any]
-Record = Callable[[int], Callable[[Entry], None]]
-
-
-def no_record(_: int) -> Callable[[Entry], None]:
-    return lambda entry: None
 
 
 @dataclass(frozen=True)
@@ -67,7 +62,7 @@ class Progress:
 class Outcome:
     """How a training ended. `model` has the averaged weights if the training averages them.
 
-    `stop_signal` is the number of the signal that interrupted the training.
+    `entries` are those of the whole journal. `stop_signal` is the number of the signal that interrupted the training.
     """
 
     model: nn.Module
@@ -76,6 +71,17 @@ class Outcome:
     peak_bytes: int
     interrupted: bool
     stop_signal: int | None = None
+    entries: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def loss(self) -> float | None:
+        """The last training loss in the journal."""
+        return next((entry["loss"] for entry in reversed(self.entries) if "loss" in entry), None)
+
+    def median(self, key: str) -> float | None:
+        """Returns the median of a figure, without the first entry, which includes compilation and start-up."""
+        values = [entry[key] for entry in self.entries if entry.get(key) is not None]
+        return statistics.median(values[1:] or values) if values else None
 
 
 def train(
@@ -87,56 +93,52 @@ def train(
     on_progress: Callable[[Progress], None] = lambda progress: None,
     clock: Callable[[], float] = time.monotonic,
     ceiling_flops_per_s: float | None = None,
-    record: Record = no_record,
+    board: TensorBoard | None = None,
 ) -> Outcome:
     """Trains until the steps or minutes are over or a signal stops it; checkpoints and the journal go to `out`.
 
-    `on_progress` is called with every log line. `record` is called once with the first step and returns a function that
-    is called with every entry of the journal.
+    `on_progress` is called with every log line, `board` with every entry of the journal.
     """
     with claimed(out / _OWNER, f"a training is running in {str(out)!r}: wait for it, or choose another folder."):
         if device.type == "cuda":
             # The peak memory must not include the search for a batch size.
             torch.cuda.reset_peak_memory_stats(device)
         checkpoints = Checkpoints(out / FOLDER, settings.keep_checkpoints)
+        checkpoints.check_start(resume)
         if not resume:
-            if checkpoints.files():
-                raise RedlineError(f"{str(out)!r} already holds a training: resume it, or choose another folder.")
             torch.manual_seed(settings.seed)
         ema = Ema(task.averaged, settings.ema_decay) if settings.ema_decay else None
         state = State(task.model, ema, task.optimizer(), task.arithmetic, task.identity)
         before = checkpoints.load(state) if resume else Position()
-        loop = _Loop(
-            task, settings, state, checkpoints, device, on_progress, clock, before, ceiling_flops_per_s, record
-        )
+        loop = _Loop(task, settings, state, checkpoints, device, on_progress, clock, before, ceiling_flops_per_s, board)
         with unadvised(), warnings.catch_warnings(), stop_requests() as stop:
             # This warning is a page of C++ output, and the training has already warned about slow dtypes.
             warnings.filterwarnings("ignore", "mkldnn_matmul failed")
-            interrupted = loop.run(lambda: stop.requested)
-        return Outcome(loop.result, loop.position, loop.figures, loop.peak_bytes, interrupted, stop.signal)
+            interrupted = loop.run(lambda: stop.signal is not None)
+        entries = loop.journal.entries
+        return Outcome(loop.result, loop.position, loop.figures, loop.peak_bytes, interrupted, stop.signal, entries)
 
 
+@dataclass
 class _Loop:
-    def __init__(
-        self,
-        task: Task,
-        settings: LoopSettings,
-        state: State,
-        checkpoints: Checkpoints,
-        device: torch.device,
-        on_progress: Callable[[Progress], None],
-        clock: Callable[[], float],
-        before: Position,
-        ceiling_flops_per_s: float | None,
-        record: Record = no_record,
-    ) -> None:
-        self.task, self.settings, self.state, self.device = task, settings, state, device
-        self.on_progress, self.clock, self.ceiling_flops_per_s = on_progress, clock, ceiling_flops_per_s
-        self.record = record(before.step)
-        self.checkpoints, self.schedule = checkpoints, Schedule.of(settings)
-        self.journal = Journal(checkpoints.folder.parent / JOURNAL, before.step)
+    task: Task
+    settings: LoopSettings
+    state: State
+    checkpoints: Checkpoints
+    device: torch.device
+    on_progress: Callable[[Progress], None]
+    clock: Callable[[], float]
+    before: Position
+    ceiling_flops_per_s: float | None
+    board: TensorBoard | None = None
+
+    def __post_init__(self) -> None:
+        before, device = self.before, self.device
+        if self.board:
+            self.board.starting_after(before.step)
+        self.journal = Journal(self.checkpoints.folder.parent / JOURNAL, before.step)
         self.step, self.skipped = before.step, before.skipped
-        self._base_s, self._began_s = before.elapsed_s, clock()
+        self._base_s, self._began_s = before.elapsed_s, self.clock()
         self.figures, self._validated = self._last_figures()
         # Both tensors stay on the device. `_sums` holds the sums of losses, gradient norms and finite steps since the
         # last log line. `_row` holds the steps skipped in a row, the overflows in a row (the loss scale adapts to
@@ -162,7 +164,7 @@ class _Loop:
 
     @property
     def result(self) -> nn.Module:
-        return self.state.ema.model if self.state.ema else self.state.model
+        return self.state.ema.model if self.state.ema else self.task.averaged
 
     @property
     def peak_bytes(self) -> int:
@@ -171,7 +173,7 @@ class _Loop:
     def run(self, stop: Callable[[], bool]) -> bool:
         """Returns whether the training was stopped before its end."""
         settings = self.settings
-        while self.schedule.progress(self.step, self.elapsed_s) < 1 and not stop():
+        while self.settings.progress(self.step, self.elapsed_s) < 1 and not stop():
             self._one_step()
             if self.step % settings.log_every == 0:
                 self._log()
@@ -181,7 +183,7 @@ class _Loop:
                 self._validate()
             if self.elapsed_s - self._saved_s >= settings.checkpoint_minutes * 60:
                 self._save_if_good()
-        interrupted = self.schedule.progress(self.step, self.elapsed_s) < 1
+        interrupted = self.settings.progress(self.step, self.elapsed_s) < 1
         if interrupted:
             self._check_finite(float(self._row[2]))
         else:
@@ -204,7 +206,7 @@ class _Loop:
 
     def _step(self) -> None:
         model, optimizer, arithmetic = self.state.model, self.state.optimizer, self.state.arithmetic
-        set_rate(optimizer, self.settings.learning_rate * self.schedule.rate(self.step, self.elapsed_s))
+        set_rate(optimizer, self.settings.learning_rate * self.settings.rate_factor(self.step, self.elapsed_s))
         total = torch.zeros((), device=self.device)
         with self.task.around():
             for part in range(self.task.parts):
@@ -217,7 +219,7 @@ class _Loop:
         arithmetic.publish()
         self.step += 1
         if self.state.ema:
-            self.state.ema.update(self.task.averaged, self.step)
+            self.state.ema.update(self.step)
         self._count(total, norm, bad, overflowed)
 
     def _count(self, loss: Tensor, norm: Tensor, bad: Tensor, overflowed: bool) -> None:
@@ -245,26 +247,20 @@ class _Loop:
         self._logged = self._timed = self.step
         self._timed_s = now_s
         items_per_s = steps_per_s * self.task.items_per_step
-        rate, ceiling = float(self.state.optimizer.param_groups[0]["lr"]), self.ceiling_flops_per_s
-        progress = Progress(
-            self.step,
-            now_s,
-            self.schedule.left_s(self.step, now_s, steps_per_s),
-            loss,
-            norm,
-            rate,
-            items_per_s,
-            self.task.unit,
-            self.peak_bytes,
-            items_per_s * self.task.flops_per_item / ceiling if ceiling and self.task.flops_per_item else None,
-            self.skipped,
-            self.figures,
-            self.task.penalties(self.step - 1),
-        )
-        names = ("loss", "gradient_norm", "learning_rate", "items_per_s", "peak_bytes", "utilization", "skipped")
-        with_penalties = {"penalties": progress.penalties} if progress.penalties else {}
-        self._write(**{name: getattr(progress, name) for name in names}, **with_penalties)
-        self.on_progress(progress)
+        used, ceiling = items_per_s * self.task.flops_per_item, self.ceiling_flops_per_s
+        figures: dict[str, Any] = {
+            "loss": loss,
+            "gradient_norm": norm,
+            "learning_rate": float(self.state.optimizer.param_groups[0]["lr"]),
+            "items_per_s": items_per_s,
+            "peak_bytes": self.peak_bytes,
+            "utilization": used / ceiling if used and ceiling else None,
+            "skipped": self.skipped,
+        }
+        left_s, penalties = self.settings.left_s(self.step, now_s, steps_per_s), self.task.penalties(self.step - 1)
+        self._write(**figures, **({"penalties": penalties} if penalties else {}))
+        about = {"unit": self.task.unit, "figures": self.figures, "penalties": penalties}
+        self.on_progress(Progress(step=self.step, elapsed_s=now_s, left_s=left_s, **figures, **about))
 
     def _check_finite(self, in_a_row: float) -> None:
         if in_a_row < self.settings.skip_limit:
@@ -335,7 +331,8 @@ class _Loop:
     def _write(self, **values: Any) -> None:
         entry = {"step": self.step, "elapsed_s": round(self.elapsed_s, 3), **values}
         self.journal.write(entry)
-        self.record(entry)
+        if self.board:
+            self.board(entry)
 
     def _last_figures(self) -> tuple[dict[str, float], int]:
         """Returns the figures and the step of the last validation in the journal."""

@@ -1,161 +1,112 @@
-"""Writes the result of a DRCT training: the averaged weights and a model card with their scores.
+"""Writes the result of an image model's training: a weight file and a model card.
 
 The weights are rounded to the dtype in which they are stored before they are scored.
 """
 
+import copy
 import json
-from dataclasses import asdict, dataclass
+import platform
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
-from redline.datasets.photo_pairs import PhotoSettings
 from redline.errors import RedlineError
-from redline.evaluation.super_resolution import Evaluation
 from redline.files.atomic import write_text
-from redline.models.drct import Drct, save_drct
-from redline.notation import format_bytes, format_seconds
-from redline.training.licence import licence_section
+from redline.notation import format_bytes
+from redline.pages import render_text
 from redline.training.loop import Outcome
-from redline.training.stored import CARD, DTYPES, WEIGHTS, as_stored, device_name
-from redline.training.super_resolution import DrctLoopSettings, DrctTask
+from redline.training.photos import PhotoTask, folder_name
 from redline.version import VERSION
+
+WEIGHTS, CARD = "model.safetensors", "model-card.md"
+DTYPES = {"fp16": torch.float16, "fp32": torch.float32}
+M = TypeVar("M", bound=nn.Module)
+_LICENCE_NAMES = ("licence", "license", "copying")
+_MOST_CHARACTERS = 4000
 
 
 @dataclass(frozen=True)
-class DrctResult:
+class ImageResult:
+    """The files of a trained image model, and its scores by test set.
+
+    `bicubic` holds the scores of bicubic upscaling, for a super-resolution model; `stage` is the last stage of the
+    training, for a live video model.
+    """
+
     weights: Path
     card: Path
     model_bytes: int
     parameters: int
-    scores: dict[str, Evaluation]
-    bicubic: dict[str, Evaluation]
+    scores: dict[str, Any]
+    bicubic: dict[str, Any] = field(default_factory=dict)
+    stage: str = ""
 
 
-def write_result(task: DrctTask, outcome: Outcome, out: Path) -> DrctResult:
+def write_result(task: PhotoTask, outcome: Outcome, out: Path) -> ImageResult:
     """Scores the averaged weights as they will be stored, then writes weights and card."""
-    dtype = DTYPES[task.settings.model.weights]
-    model = rounded(outcome.model, dtype)
-    scores, bicubic = task.evaluate(model), task.evaluate_bicubic()
-    config = asdict(task.settings)
-    config["training"] = config.pop("loop")
-    # The card shows names of folders, not paths.
-    config["data"]["photos"] = _name(task.settings.data.photos)
-    config["data"]["validation"] = [_name(folder) for folder in task.settings.data.validation]
-    config["model"]["start"] = task.start.name if task.start else ""
-    about = {
+    settings, stored = task.settings.to_dict(), task.settings.model.weights
+    model: Any = as_stored(outcome.model, DTYPES[stored])
+    scores, about = task.score_result(model)
+    about |= {
         "made_by": f"redline {VERSION}",
         "model": str(model.config),
-        "settings": json.dumps(config),
+        "settings": json.dumps(settings),
         "data": f"{task.pairs.photos} photos, {task.pairs.pixels / 1e6:.1f} megapixels",
         "steps": str(outcome.position.step),
         "seconds": f"{outcome.position.elapsed_s:.0f}",
-        "scores": json.dumps({_name(name): asdict(seen.mean) for name, seen in scores.items()}),
     }
-    if task.start:
-        about["start"] = json.dumps(asdict(task.start))
-    save_drct(model, out / WEIGHTS, dtype, about)
+    task.save(model, out / WEIGHTS, DTYPES[stored], about)
     size = (out / WEIGHTS).stat().st_size
     parameters = sum(weight.numel() for weight in model.parameters())
-    result = DrctResult(out / WEIGHTS, out / CARD, size, parameters, scores, bicubic)
-    write_text(out / CARD, _card(task, outcome, model, result, config))
+    result = ImageResult(out / WEIGHTS, out / CARD, size, parameters, **scores)
+    card = render_text(
+        "redline.training",
+        task.card,
+        task=task,
+        outcome=outcome,
+        model=model,
+        result=result,
+        settings=settings,
+        settings_json=json.dumps(settings, indent=2),
+        stored=f"{parameters:,} parameters, {format_bytes(size)} as {stored} safetensors",
+        device=device_name(task.device),
+        torch=torch.__version__,
+        licence=licence_section(task.settings.data.photos),
+        folder_name=folder_name,
+    )
+    write_text(out / CARD, card)
     return result
 
 
-def rounded(model: nn.Module, dtype: torch.dtype) -> Drct:
-    """Returns a copy with weights rounded to `dtype`."""
-    if not isinstance(model, Drct):
-        raise RedlineError(f"a {type(model).__name__} is not a DRCT.")
-    return as_stored(model, dtype)
+@torch.no_grad()
+def as_stored(model: M, dtype: torch.dtype) -> M:
+    """Returns a copy whose weights are rounded to `dtype`, as if stored and read back."""
+    result = copy.deepcopy(model).eval()
+    for weight in result.parameters():
+        weight.copy_(weight.to(dtype).float())
+        if not torch.isfinite(weight).all():
+            raise RedlineError('a weight is too large for fp16: set weights = "fp32" under [model].')
+    return result
 
 
-def _card(
-    task: DrctTask, outcome: Outcome, model: Drct, result: DrctResult, config: dict[str, dict[str, object]]
-) -> str:
-    settings, crops, position = task.settings, task.pairs, outcome.position
-    seen = position.step * settings.data.batch
-    shape = settings.model
-    lines = [
-        f"# {model.config}",
-        "",
-        f"A super-resolution model that enlarges images {shape.scale} times, trained by `redline train drct`.",
-        "",
-        "## Model",
-        "",
-        f"Groups {shape.groups}, width {shape.width}, growth {shape.growth}, window {shape.window}: "
-        f"{result.parameters:,} parameters, {format_bytes(result.model_bytes)} as {shape.weights} safetensors.",
-        "",
-        "## Data",
-        "",
-        f"{crops.photos} photos of the folder `{_name(settings.data.photos)}`, {crops.pixels / 1e6:.1f} megapixels "
-        f"{_reduced(settings.data)}. Small images: Matlab's antialiased bicubic. "
-        + (f"{settings.data.drawn:.0%} of the crops are of drawn images. " if settings.data.drawn else "")
-        + (f"{settings.data.recolour:.0%} of the crops have changed colours. " if settings.data.recolour else "")
-        + "No image of the test sets below is among them.",
-        "",
-        "## Training",
-        "",
-        f"{position.step:,} steps of {settings.data.batch} crops of {settings.data.crop_px} × {settings.data.crop_px} "
-        f"({seen:,} crops) in {format_seconds(position.elapsed_s)} on {device_name(task.device)}, {task.precision}, "
-        f"torch {torch.__version__}; {_loss(settings.loop)}, {settings.loop.optimizer}, cosine schedule, "
-        f"averaged weights (decay {settings.loop.ema_decay:g}). Peak memory {format_bytes(outcome.peak_bytes)}. "
-        + (f"It started from {task.start}." if task.start else "It started as an interpolation."),
-        "",
-        *_scores(result, shape.scale),
-        "## Limits",
-        "",
-        "The model is trained to undo a clean bicubic reduction. It enlarges noise and artefacts of strong compression "
-        "with the image, and does not invent fine texture that the small image lacks.",
-        "",
-        *licence_section(settings.data.photos),
-        "## Settings",
-        "",
-        "```json",
-        json.dumps(config, indent=2),
-        "```",
-    ]
-    return "\n".join(lines) + "\n"
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"a CPU ({platform.machine()})"
 
 
-def _reduced(data: PhotoSettings) -> str:
-    shrink = f"shrinking by {_listed(data.shrink)}"
-    if not data.renew_steps:
-        return f"after {shrink}"
-    varied = f"factors above 1 times up to {1 + data.vary:g}, new every {data.renew_steps:,} steps"
-    return f"before {shrink} ({varied})"
-
-
-def _loss(loop: DrctLoopSettings) -> str:
-    if not loop.frequency_weight:
-        return "absolute error"
-    since = f" from {loop.frequency_from:.0%} of the steps on" if loop.frequency_from else ""
-    return f"absolute error and {loop.frequency_weight:g} times that of the Fourier transform{since}"
-
-
-def _scores(result: DrctResult, scale: int) -> list[str]:
-    if not result.scores:
-        return ["## Scores", "", "No test set was given, so nothing was scored.", ""]
-    rows = [
-        f"| {_name(name)} | {len(seen.images)} | **{seen.mean.psnr_y_db:.2f}** | **{seen.mean.ssim_y:.4f}** "
-        f"| {result.bicubic[name].mean.psnr_y_db:.2f} | {result.bicubic[name].mean.ssim_y:.4f} |"
-        for name, seen in result.scores.items()
-    ]
-    return [
-        "## Scores",
-        "",
-        f"PSNR and SSIM of luma, {scale} pixels cut off at each edge, fp32, of the weights as stored.",
-        "",
-        "| test set | images | PSNR-Y dB | SSIM-Y | bicubic PSNR-Y dB | bicubic SSIM-Y |",
-        "| --- | --- | --- | --- | --- | --- |",
-        *rows,
-        "",
-    ]
-
-
-def _name(folder: str) -> str:
-    return Path(folder).resolve().name
-
-
-def _listed(numbers: tuple[float, ...]) -> str:
-    return " and ".join(f"{number:g}" for number in numbers)
+def licence_section(photos: str) -> str:
+    """Quotes the licence file in the folder of photos, or says that there is none."""
+    folder = Path(photos)
+    files = sorted(folder.iterdir()) if folder.is_dir() else []
+    found = next((path for path in files if path.is_file() and path.name.lower().startswith(_LICENCE_NAMES)), None)
+    parts = ["## Licence", "State here under which licence you publish these weights."]
+    if found is None:
+        parts.append("The folder of photos has no licence file: state here under which terms they were used.")
+        return "\n\n".join(parts)
+    text = found.read_text(encoding="utf-8", errors="replace")
+    quoted = [f"> {line}".rstrip() for line in text[:_MOST_CHARACTERS].strip().splitlines()]
+    more = ["> …"] if len(text) > _MOST_CHARACTERS else []
+    parts += [f"The licences of the photos, from their file `{found.name}`:", "\n".join([*quoted, *more])]
+    return "\n\n".join(parts)

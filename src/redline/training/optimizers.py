@@ -4,7 +4,8 @@ AdamW uses the fastest implementation that this machine has (apex, fused, foreac
 Adafactor save memory. Muon orthogonalizes the updates of hidden matrices and uses AdamW for all other weights.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from importlib import import_module
 from itertools import chain
 from typing import Any
@@ -32,7 +33,16 @@ def build_optimizer(model: nn.Module, settings: LoopSettings) -> Optimizer:
 
 def build_over(weights: Sequence[nn.Parameter], hidden: Sequence[nn.Parameter], settings: LoopSettings) -> Optimizer:
     """Returns an optimizer over given weights, of which `hidden` are hidden matrices."""
-    return _KINDS[settings.optimizer](weights, hidden, settings)
+    name, rate, groups = settings.optimizer, settings.learning_rate, _groups(weights, settings.weight_decay)
+    if name == "muon":
+        return _muon(weights, hidden, settings)
+    if name == "adafactor":
+        # eps makes the steps as large as AdamW's; by default they are relative to the size of each weight.
+        return Adafactor(groups, lr=rate, eps=(None, 1.0))
+    if name == "adamw8bit":
+        return _adamw_8bit()(groups, lr=rate, betas=settings.betas)
+    optimizer = (Adam if name == "adam" else AdamW)(groups, lr=rate, betas=settings.betas)
+    return rebuild(optimizer, next(name for name in _IMPLEMENTATIONS if not why_unsupported(optimizer, name)))
 
 
 def check_optimizer(model: nn.Module, settings: LoopSettings) -> None:
@@ -121,24 +131,7 @@ def _groups(weights: Sequence[nn.Parameter], decay: float) -> list[dict[str, Any
     return [group for group in groups if group["params"]]
 
 
-def _options(settings: LoopSettings) -> dict[str, Any]:
-    return {"lr": settings.learning_rate, "betas": (settings.betas[0], settings.betas[1])}
-
-
-def _best(optimizer: Optimizer) -> Optimizer:
-    """Rebuilds the optimizer with the first implementation that works here."""
-    return rebuild(optimizer, next(name for name in _IMPLEMENTATIONS if not why_unsupported(optimizer, name)))
-
-
-def _adam(weights: _Weights, hidden: _Weights, settings: LoopSettings) -> Optimizer:
-    return _best(Adam(_groups(weights, settings.weight_decay), **_options(settings)))
-
-
-def _adamw(weights: _Weights, hidden: _Weights, settings: LoopSettings) -> Optimizer:
-    return _best(AdamW(_groups(weights, settings.weight_decay), **_options(settings)))
-
-
-def _adamw_8bit(weights: _Weights, hidden: _Weights, settings: LoopSettings) -> Optimizer:
+def _adamw_8bit() -> Any:
     try:
         with quiet():
             from torchao.optim import AdamW8bit
@@ -146,12 +139,7 @@ def _adamw_8bit(weights: _Weights, hidden: _Weights, settings: LoopSettings) -> 
             import_module("torch._inductor.compile_fx")  # its compiled step imports this, with warnings
     except ImportError as error:
         raise RedlineError("adamw8bit needs torchao, which is not installed: pip install torchao.") from error
-    return AdamW8bit(_groups(weights, settings.weight_decay), **_options(settings))
-
-
-def _adafactor(weights: _Weights, hidden: _Weights, settings: LoopSettings) -> Optimizer:
-    # eps makes the steps as large as AdamW's; by default they are relative to the size of each weight.
-    return Adafactor(_groups(weights, settings.weight_decay), lr=settings.learning_rate, eps=(None, 1.0))
+    return AdamW8bit
 
 
 def _check_hidden(hidden: _Weights) -> None:
@@ -167,17 +155,8 @@ def _muon(weights: _Weights, hidden: _Weights, settings: LoopSettings) -> Optimi
     )
     known = set(map(id, hidden))
     others = [weight for weight in weights if id(weight) not in known]
-    return CombinedOptimizer([first, _adamw(others, (), settings)]) if others else first
+    return CombinedOptimizer([first, build_over(others, (), replace(settings, optimizer="adamw"))]) if others else first
 
 
 def _is_apex(optimizer: Optimizer) -> bool:
     return type(optimizer).__module__.partition(".")[0] == "apex"
-
-
-_KINDS: dict[str, Callable[[_Weights, _Weights, LoopSettings], Optimizer]] = {
-    "adam": _adam,
-    "adamw": _adamw,
-    "adamw8bit": _adamw_8bit,
-    "adafactor": _adafactor,
-    "muon": _muon,
-}

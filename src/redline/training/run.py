@@ -12,14 +12,12 @@ from redline.machine.machine import resolve_device
 from redline.notation import format_megapixels, parse_seconds
 from redline.training import loop
 from redline.training.bundled import find_config, kind_of
-from redline.training.journal import NAME as JOURNAL
-from redline.training.journal import median_of, read_journal
 from redline.training.loop import Progress
 from redline.training.settings import ConfigSource
 
 if TYPE_CHECKING:
-    from redline.training.lsd.result import LsdResult
-    from redline.training.model_card import DrctResult
+    from redline.training.model_card import ImageResult
+    from redline.training.photos import PhotoTask
     from redline.training.text.result import TextResult
 
 StrPath = str | Path
@@ -44,7 +42,7 @@ class TrainingResult:
     items_per_s: float | None
     unit: str
     peak_bytes: int
-    output: "TextResult | DrctResult | LsdResult | None"
+    output: "TextResult | ImageResult | None"
     stop_signal: int | None = None
 
     @property
@@ -118,7 +116,7 @@ def train(
         raise RedlineError(f"source must be one folder of photos for an image model, not {len(sources)}.")
     options = {"photos": sources and sources[0], "validation": _paths(validation), "steps": steps, "minutes": minutes}
     status("reading photos …")
-    task, write_result = _image_task(kind, config, where, None if start is None else str(start), options)
+    task = _image_task(kind, config, where, None if start is None else str(start), options)
     for skipped in task.pairs.skipped:
         log(f"skipped: {skipped}")
     log(f"{task.pairs.photos} photos, {format_megapixels(task.pairs.pixels)}, on {where}, {task.precision}")
@@ -128,26 +126,25 @@ def train(
     outcome = loop.train(task, task.settings.loop, folder, where, resume, progress)
     if outcome.interrupted:
         return _result(task, folder, outcome, None)
+    from redline.training.model_card import write_result
+
     status("scoring …")
     return _result(task, folder, outcome, write_result(task, outcome, folder))
 
 
 def _image_task(
     kind: str, config: ConfigSource, device: torch.device, start: str | None, options: dict[str, Any]
-) -> tuple[Any, Callable[[Any, loop.Outcome, Path], "DrctResult | LsdResult"]]:
-    """Returns the task of a config with photos, and the function that scores and writes its result."""
+) -> "PhotoTask":
     if kind == "drct":
-        from redline.training.model_card import write_result
         from redline.training.super_resolution import DrctTask, DrctTraining
 
-        return DrctTask(DrctTraining.read(config, start=start, **options), device), write_result
+        return DrctTask(DrctTraining.read(config, start=start, **options), device)
     if start is not None:
         raise RedlineError("start is for super-resolution models: a live video model starts from random weights.")
-    from redline.training.lsd.result import write_lsd_result
     from redline.training.lsd.settings import LsdTraining
     from redline.training.lsd.task import LsdTask
 
-    return LsdTask(LsdTraining.read(config, **options), device), write_lsd_result
+    return LsdTask(LsdTraining.read(config, **options), device)
 
 
 def _paths(given: StrPath | Sequence[StrPath] | None) -> list[str] | None:
@@ -157,16 +154,15 @@ def _paths(given: StrPath | Sequence[StrPath] | None) -> list[str] | None:
 
 
 def _result(task: Any, folder: Path, outcome: loop.Outcome, output: Any) -> TrainingResult:
-    logged = [entry for entry in read_journal(folder / JOURNAL) if "loss" in entry]
     position = outcome.position
     return TrainingResult(
         folder,
         position.step,
         position.skipped,
         position.elapsed_s,
-        logged[-1]["loss"] if logged else None,
+        outcome.loss,
         outcome.figures,
-        median_of(logged, "items_per_s"),
+        outcome.median("items_per_s"),
         task.unit,
         outcome.peak_bytes,
         output,

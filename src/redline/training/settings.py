@@ -16,21 +16,22 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
-from msgspec import Meta
 
 from redline.errors import RedlineError
+from redline.files.limits import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Share,
+    ShareBelowOne,
+)
 from redline.files.untrusted import read_toml, reading, shorten
 
 T = TypeVar("T")
 ConfigSource = str | Path | Mapping[str, Any]
 Tables = dict[str, dict[str, Any]]
 
-PositiveInt = Annotated[int, Meta(ge=1)]
-NonNegativeInt = Annotated[int, Meta(ge=0)]
-PositiveFloat = Annotated[float, Meta(gt=0)]
-NonNegativeFloat = Annotated[float, Meta(ge=0)]
-Share = Annotated[float, Meta(ge=0, le=1)]
-ShareBelowOne = Annotated[float, Meta(ge=0, lt=1)]
 StoredDtype = Literal["fp16", "fp32"]
 
 
@@ -40,8 +41,9 @@ class LoopSettings:
 
     `decode` enforces the types and limits of the fields; the constructor does not.
 
-    With `minutes`, the schedule follows the clock; with `steps`, it follows the step number. Exactly one of the two is
-    set. A step whose loss or gradient is not finite is skipped; `skip_limit` of them in a row end the training.
+    Exactly one of `minutes` and `steps` is set. With `minutes`, the learning rate follows the clock and a training
+    takes the same time on every machine; with `steps`, it follows the step number. A step whose loss or gradient is
+    not finite is skipped; `skip_limit` of them in a row end the training.
     """
 
     steps: PositiveInt | None = None
@@ -65,6 +67,24 @@ class LoopSettings:
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.minutes is None):
             raise RedlineError("set either steps or minutes under [training].")
+
+    def progress(self, step: int, elapsed_s: float) -> float:
+        """Returns the share of the training that is done, from 0 to 1."""
+        share = elapsed_s / (60 * (self.minutes or math.inf)) if self.steps is None else step / self.steps
+        return min(share, 1.0)
+
+    def rate_factor(self, step: int, elapsed_s: float) -> float:
+        """Returns the factor of the learning rate for this step: a linear warm-up, then a cosine decay."""
+        # The warm-up always counts steps: compilation in the first step could take longer than a warm-up in minutes.
+        warm = min((step + 1) / (self.warmup_steps + 1), 1.0)
+        cosine = (1 + math.cos(math.pi * self.progress(step, elapsed_s))) / 2
+        return warm * (self.final_share + (1 - self.final_share) * cosine)
+
+    def left_s(self, step: int, elapsed_s: float, steps_per_s: float) -> float:
+        """Estimates the seconds until the end."""
+        if self.steps is None:
+            return max(60 * (self.minutes or 0) - elapsed_s, 0.0)
+        return (self.steps - step) / steps_per_s if steps_per_s else math.inf
 
 
 @contextmanager
@@ -123,11 +143,6 @@ def decode(kind: type[T], table: Mapping[str, Any], section: str) -> T:
         value, hint = table[name], hints[name]
         hinted = _suggestion(value, _literals(hint), list_all=False) if isinstance(value, str) else ""
         raise RedlineError(f"{name} = {shorten(value)} under [{section}] must be {_describe(hint)}{hinted}.") from error
-
-
-def check_choice(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise RedlineError(f"unknown {name} {value!r}: use one of {', '.join(known)}.")
 
 
 def _as_list(value: Any, hint: Any) -> Any:

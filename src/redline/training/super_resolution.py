@@ -1,5 +1,6 @@
 """Trains a DRCT on crops of photos with an L1 loss, and scores it on the luma of separate test sets."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -8,32 +9,22 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim import Optimizer
 
 from redline.cuda_graphs import CudaGraphCapturer
 from redline.datasets.photo_crops import PhotoCrops
-from redline.datasets.photo_pairs import PhotoPairs, PhotoSettings, hash_of
+from redline.datasets.photo_pairs import PhotoSettings, hash_of
 from redline.errors import RedlineError
 from redline.evaluation.super_resolution import Evaluation, bicubic_model, evaluate, find_pairs
-from redline.models.drct import Drct, DrctConfig
+from redline.files.limits import NonNegativeFloat, Share
+from redline.models.drct import Drct, DrctConfig, save_drct
 from redline.nn import SwitchableModule
 from redline.training.arithmetic import Arithmetic
 from redline.training.captured_gradients import CapturedGradients
-from redline.training.interpolating_start import start_as_interpolation
-from redline.training.optimizers import build_optimizer
-from redline.training.precision import computing_in, resolve_precision
-from redline.training.settings import (
-    ConfigSource,
-    LoopSettings,
-    NonNegativeFloat,
-    Share,
-    StoredDtype,
-    decode,
-    override,
-    read_config,
-)
-from redline.training.starting_weights import StartingWeights, start_from
-from redline.training.task import FREE_TO_CHANGE, Task
+from redline.training.drct_start import start_as_interpolation, start_from
+from redline.training.photos import PhotoTask, PhotoTraining, folder_name
+from redline.training.precision import computing_in
+from redline.training.settings import LoopSettings, StoredDtype
+from redline.training.task import settings_except
 
 
 @dataclass(frozen=True)
@@ -84,31 +75,10 @@ class DrctLoopSettings(LoopSettings):
 
 
 @dataclass(frozen=True)
-class DrctTraining:
+class DrctTraining(PhotoTraining):
     model: DrctSettings
     data: PhotoSettings
     loop: DrctLoopSettings
-
-    @classmethod
-    def read(
-        cls,
-        config: ConfigSource,
-        photos: str | None = None,
-        validation: list[str] | None = None,
-        start: str | None = None,
-        steps: int | None = None,
-        minutes: float | None = None,
-    ) -> "DrctTraining":
-        """Returns the settings of a config file or dict, with the arguments that are not None in place of its own."""
-        with read_config(config, ("model", "data", "training")) as tables:
-            override(tables["model"], start=start)
-            override(tables["data"], photos=photos, validation=validation)
-            override(tables["training"], steps=steps, minutes=minutes)
-            return cls(
-                decode(DrctSettings, tables["model"], "model"),
-                decode(PhotoSettings, tables["data"], "data"),
-                decode(DrctLoopSettings, tables["training"], "training"),
-            )
 
     def __post_init__(self) -> None:
         if self.data.crop_px % self.model.window:
@@ -125,22 +95,22 @@ def frequency_loss(output: Tensor, target: Tensor) -> Tensor:
     return torch.view_as_real(torch.fft.rfft2(output.contiguous() - target, norm="ortho")).abs().mean()
 
 
-class DrctTask(Task):
+class DrctTask(PhotoTask):
     """Trains a DRCT."""
 
     unit = "image"
+    card = "drct-card.md.jinja"
+    save = staticmethod(save_drct)
 
     def __init__(self, settings: DrctTraining, device: torch.device) -> None:
-        self.settings, self.device = settings, device
-        self.items_per_step = settings.data.batch
-        self.precision = resolve_precision(settings.loop.precision, device)
+        super().__init__(settings, device)
         # The model is built before the photos are read, so that initial weights of the wrong shape raise at once.
         with torch.random.fork_rng([]):
             torch.manual_seed(settings.loop.seed)
             model = Drct(settings.model.config)
         start_as_interpolation(model)
         start = settings.model.start
-        self.start: StartingWeights | None = start_from(model, start) if start else None
+        self.start = start_from(model, start) if start else None
         self.crops = PhotoCrops(settings.data, settings.model.scale, device, settings.loop.seed)
         self.tests = {folder: find_pairs(folder) for folder in settings.data.validation}
         self._check_disjoint()
@@ -159,24 +129,17 @@ class DrctTask(Task):
         self._captured: CapturedGradients | None = None
 
     @property
-    def pairs(self) -> PhotoPairs:
-        return self.crops.pairs
-
-    @property
     def identity(self) -> Mapping[str, Any]:
         """Duration, logging and the location of the photos may change on resume."""
-        free = {*FREE_TO_CHANGE, "compile", "fused_ops", "cuda_graph", "photos", "validation", "weights"}
-        settings = {key: value for table in asdict(self.settings).values() for key, value in table.items()}
+        settings = self.settings
+        free = {"compile", "fused_ops", "cuda_graph", "photos", "validation", "weights"}
+        kept = settings_except(free, settings.model, settings.data, settings.loop)
         # Settings in `_ADDED_LATER` are left out if they have no effect, so that older checkpoints can be resumed.
-        free |= {name for name, default in _ADDED_LATER.items() if settings[name] == default}
-        free |= set() if settings["frequency_weight"] else {"frequency_from"}
-        kept = {name: value for name, value in settings.items() if name not in free}
+        unused = {name for name, default in _ADDED_LATER.items() if kept[name] == default}
+        unused |= set() if settings.loop.frequency_weight else {"frequency_from"}
+        kept = {name: value for name, value in kept.items() if name not in unused}
         # The content of the file counts, not its path.
-        start = self.start.sha256 if self.start else None
-        return {**kept, "photos": self.pairs.photos, "pixels": self.pairs.pixels, "start": start}
-
-    def optimizer(self) -> Optimizer:
-        return build_optimizer(self.model, self.settings.loop)
+        return {**kept, **self.photos_identity, "start": self.start.sha256 if self.start else None}
 
     def loss(self, step: int, part: int = 0) -> Tensor:
         self._choose_loss(step)
@@ -223,6 +186,13 @@ class DrctTask(Task):
         """Evaluates in fp32, so that the scores do not depend on the precision of training."""
         scale, window = self.settings.model.scale, self.settings.model.window
         return {folder: evaluate(model, pairs, scale, window, self.device) for folder, pairs in self.tests.items()}
+
+    def score_result(self, model: nn.Module) -> tuple[dict[str, Any], dict[str, str]]:
+        scores = self.evaluate(model)
+        about = {"scores": json.dumps({folder_name(folder): asdict(seen.mean) for folder, seen in scores.items()})}
+        if self.start:
+            about["start"] = json.dumps(asdict(self.start))
+        return {"scores": scores, "bicubic": self.evaluate_bicubic()}, about
 
     def evaluate_bicubic(self) -> dict[str, Evaluation]:
         scale = self.settings.model.scale

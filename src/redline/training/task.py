@@ -1,8 +1,9 @@
 """The interface between a kind of model and the training loop."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,6 +15,12 @@ from redline.training.arithmetic import Arithmetic
 FREE_TO_CHANGE = frozenset(
     {"steps", "minutes", "log_every", "validate_every", "checkpoint_minutes", "keep_checkpoints", "skip_limit"}
 )
+
+
+def settings_except(free: Set[str], *parts: Any) -> dict[str, Any]:
+    """Returns the fields of settings that must not change on resume: all but `free` and `FREE_TO_CHANGE`."""
+    free = FREE_TO_CHANGE | free
+    return {name: value for part in parts for name, value in asdict(part).items() if name not in free}
 
 
 class Task(ABC):
@@ -35,7 +42,7 @@ class Task(ABC):
 
     @property
     def averaged(self) -> nn.Module:
-        """The module whose weights are averaged: all of `model`, or the part that is the result."""
+        """The module that is validated and becomes the result, with averaged weights: all of `model`, or a part."""
         return self.model
 
     @property

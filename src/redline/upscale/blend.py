@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import max_pool2d, pad
 
-from redline.upscale.tiling import PaddedSide, Side, TileShape, pad_side
+from redline.upscale.tiling import Side, TileShape, cut_side
 
 Enlarge = Callable[[Tensor], Tensor]  # (N, 3, height, width) -> (N, 3, scale · height, scale · width)
 EnlargeEach = Callable[[Iterable[Tensor]], Iterable[Tensor]]  # the same for a sequence of batches
@@ -82,25 +82,21 @@ def enlarge_each_by_tiles(
     image: Tensor, enlarge_each: EnlargeEach, scale: int, shape: TileShape, batch: int, wrap: bool = False
 ) -> Tensor:
     """Like `enlarge_by_tiles`, but `enlarge_each` may have several batches in flight, also of different rows."""
-    rows, columns = pad_side(image.shape[-2], shape.rows, wrap), pad_side(image.shape[-1], shape.columns, wrap)
-    blender = Blender(rows.side, columns.side, scale, image.device)
-    bands = (image[..., rows.positions_on(image.device)[top : top + shape.rows.tile], :] for top in rows.side.starts)
+    rows, columns = cut_side(image.shape[-2], shape.rows, wrap), cut_side(image.shape[-1], shape.columns, wrap)
+    blender = Blender(rows, columns, scale, image.device)
+    bands = (image[..., rows.positions_on(image.device)[top : top + shape.rows.tile], :] for top in rows.starts)
     tiles = iter(enlarged_tiles(bands, columns, enlarge_each, batch))
-    whole = image.new_empty(
-        (*image.shape[:-2], rows.side.padded * scale, columns.side.padded * scale), dtype=torch.float32
-    )
-    for row, top in enumerate(rows.side.starts):
+    whole = image.new_empty((*image.shape[:-2], rows.padded * scale, columns.padded * scale), dtype=torch.float32)
+    for row, top in enumerate(rows.starts):
         done = slice(top * scale, top * scale + blender.finished_rows(row))
-        for across, strip in blender.blend(row, islice(tiles, len(columns.side.starts))):
+        for across, strip in blender.blend(row, islice(tiles, len(columns.starts))):
             whole[..., done, across] = strip
     return whole[..., rows.inside(scale), columns.inside(scale)]
 
 
-def enlarged_tiles(
-    bands: Iterable[Tensor], columns: PaddedSide, enlarge_each: EnlargeEach, batch: int
-) -> Iterable[Tensor]:
+def enlarged_tiles(bands: Iterable[Tensor], columns: Side, enlarge_each: EnlargeEach, batch: int) -> Iterable[Tensor]:
     """Yields the upscaled tiles of bands (B, 3, tile height, W), from left to right, computed `batch` at a time."""
-    tile, starts, count = columns.side.cut.tile, columns.side.starts, 1
+    tile, starts, count = columns.cut.tile, columns.starts, 1
 
     def batches() -> Iterator[Tensor]:
         nonlocal count
@@ -117,7 +113,7 @@ def enlarged_tiles(
             del waiting[:count]
 
 
-def bounded_alpha(enlarged: Iterable[Tensor], alpha: Tensor, columns: PaddedSide, scale: int) -> Iterator[Tensor]:
+def bounded_alpha(enlarged: Iterable[Tensor], alpha: Tensor, columns: Side, scale: int) -> Iterator[Tensor]:
     """Clamps upscaled tiles (1, 3, scale · tile height, scale · tile width) of a band of alpha (1, tile height, W).
 
     Each value is limited to the range of the source pixels around it. The network, through which alpha goes as a grey
@@ -127,8 +123,8 @@ def bounded_alpha(enlarged: Iterable[Tensor], alpha: Tensor, columns: PaddedSide
     padded = alpha[..., columns.positions_on(alpha.device)]
     # Upscaling moves an edge by less than a pixel, so the range over the direct neighbours is enough.
     highest, lowest = _max_of_neighbours(padded), -_max_of_neighbours(-padded)
-    for left, tile in zip(columns.side.starts, enlarged, strict=True):
-        inside = slice(left, left + columns.side.cut.tile)
+    for left, tile in zip(columns.starts, enlarged, strict=True):
+        inside = slice(left, left + columns.cut.tile)
         low, high = (_repeated(bound[..., inside], scale) for bound in (lowest, highest))
         yield torch.clamp(tile.to(alpha.device, torch.float32), low, high)
 

@@ -19,10 +19,13 @@ from redline.ladder.gate import Gate, Score
 from redline.ladder.rewrites.onnx_quantize import calibration_batches, normalized_linears, quantize_static
 from redline.ladder.workloads.drct import smooth_images
 from redline.quiet import quiet
-from redline.upscale.image_tiles import tiles_of
+from redline.upscale.images.colour import to_planes
+from redline.upscale.images.source import open_image
 from redline.upscale.network import PREFIX, Network, Onnx, find_weights, first_line, load_network, providers_for
 from redline.upscale.settings import UpscaleSettings
+from redline.upscale.tasks import find_tasks
 from redline.upscale.tiling import smallest_tile
+from redline.video.padding_index import reflected
 
 # The required PSNR: an fp32 file must closely match the network, and the changes of int8 must not be visible.
 EXACT = Gate("picture_psnr", 70.0)
@@ -123,6 +126,29 @@ def export_onnx(
             )
     write_bytes(target, data)
     return Exported(target, tile, len(data), score)
+
+
+def tiles_of(folder: Path, tile: int, count: int, seed: int = 0) -> Tensor:
+    """Returns `count` tiles (count, 3, tile, tile) at random positions, spread over the images of the folder."""
+    found = find_tasks([folder], folder / "unused", 1)
+    images = [task.source for task in found if not task.is_video and not task.problem]
+    if not images:
+        raise RedlineError(f"no image found in {str(folder)!r}.")
+    random = torch.Generator().manual_seed(seed)
+    tiles = []
+    for index in range(count):
+        # Spread over all images, because folders are often sorted by subject.
+        path = images[index * len(images) // count % len(images)]
+        with open_image(path, random_access=True) as image:
+            top, left = (
+                int(torch.randint(0, max(side - tile, 0) + 1, (1,), generator=random))
+                for side in (image.height, image.width)
+            )
+            rows = image.rows(top, min(top + tile, image.height))
+        colour = to_planes(rows)[0][:, :, left : left + tile]
+        down, right = (reflected(0, tile, side) for side in colour.shape[-2:])
+        tiles.append(colour[:, down][:, :, right])
+    return torch.stack(tiles)
 
 
 def _counted(batches: Sequence[dict[str, Any]], tell: Tell) -> Iterator[dict[str, Any]]:

@@ -10,26 +10,93 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from redline.errors import RedlineError
 from redline.machine.memory import is_out_of_memory
 from redline.machine.pinned_copies import PendingCopy, PlainCopies
-from redline.upscale.blend import bounded_alpha, enlarged_tiles
-from redline.upscale.image_job import ImageJob
+from redline.upscale.blend import Blender, bounded_alpha, enlarged_tiles
 from redline.upscale.images.colour import from_planes, to_planes, unpremultiply
+from redline.upscale.images.formats import check_can_hold, format_for
 from redline.upscale.images.sink import ImageSink
-from redline.upscale.memory_images import ArraySink, ArrayTask
+from redline.upscale.images.source import ImageSource, open_image
+from redline.upscale.memory_images import ArraySink, ArraySource, ArrayTask
 from redline.upscale.overlap import overlap
 from redline.upscale.settings import ImageSettings
 from redline.upscale.tasks import Outcome, Task
 from redline.upscale.tile_runner import OutOfMemory, TileRunner
-from redline.upscale.tiling import PaddedSide
-from redline.upscale.workers.split_image import Part, PartSink
+from redline.upscale.tiling import Side, cut_side
+from redline.upscale.workers.split_image import Part, PartSink, first_needed
 
 # Bands that may queue between two stages.
 _WAITING_BANDS = 2
+
+
+class ImageJob:
+    """One image: opened by the thread that reads, blended by the one that computes, written by the one that writes."""
+
+    def __init__(self, task: Task, tile_runner: TileRunner, settings: ImageSettings) -> None:
+        self.task = task
+        # Taken before the file is opened, so that a file that is replaced in between is detected as changed.
+        self.source_state = task.source_state()
+        # The time when work on the image began; None while the image waits in the queue.
+        self.started: float | None = None
+        self.source = _open_source(task, settings)
+        self.scale = tile_runner.network.scale
+        self.width, self.height = self.scale * self.source.width, self.scale * self.source.height
+        self.channels, self.bits = self.source.channels, self.source.bits
+        if not isinstance(task, ArrayTask):
+            # Checked before any work is done.
+            check_can_hold(format_for(task.target), self.width, self.height, self.channels, self.bits)
+        shape = tile_runner.tiling.shape_for((self.source.width, self.source.height), settings.wrap)
+        self.rows: Side = cut_side(self.source.height, shape.rows, settings.wrap)
+        self.columns: Side = cut_side(self.source.width, shape.columns, settings.wrap)
+        self.blender = Blender(self.rows, self.columns, self.scale, tile_runner.device)
+        # The rows of tiles to write, and the row from which they have to be computed.
+        self.first, self.last = (task.first, task.last) if isinstance(task, Part) else (0, len(self.rows.starts))
+        self.begin = first_needed(self.rows, self.first, self.scale)
+        self.sink: ImageSink | PartSink | ArraySink | None = None
+        self.error = ""
+        # If set, no more rows are read or computed. The thread that writes reports the error.
+        self.has_failed = False
+        self.in_main_memory = False
+
+    @property
+    def band_pixels(self) -> int:
+        """The number of pixels of one row of tiles, which is blended as a whole."""
+        return self.rows.cut.tile * self.columns.padded
+
+    def blend_in_main_memory(self) -> None:
+        self.in_main_memory, self.blender.device = True, torch.device("cpu")
+
+    def band(self, row: int) -> np.ndarray:
+        top = self.rows.starts[row]
+        positions = self.rows.positions_on("cpu")[top : top + self.rows.cut.tile]
+        first, last = int(positions.min()), int(positions.max())
+        return self.source.rows(first, last + 1)[(positions - first).numpy()]
+
+    def inside(self, row: int) -> slice:
+        """Returns the slice of the rows finished by a row of tiles that belongs to the image, or to this part of it."""
+        if row < self.first:
+            return slice(0, 0)
+        begin, count = self.rows.starts[row] * self.scale, self.blender.finished_rows(row)
+        whole = self.rows.inside(self.scale)
+        return slice(max(whole.start - begin, 0), max(min(whole.stop - begin, count), 0))
+
+    def outcome(self, error: str = "") -> Outcome:
+        notes = (*self.source.notes, *(self.sink.notes if self.sink else ()))
+        seconds = time.monotonic() - self.started if self.started is not None else 0.0
+        return Outcome(self.task, self.width, self.height, seconds, notes, error, source_state=self.source_state)
+
+
+def _open_source(task: Task, settings: ImageSettings) -> ImageSource | ArraySource:
+    if isinstance(task, ArrayTask):
+        return ArraySource(task.samples)
+    if task.target.exists() and task.target.samefile(task.source):
+        raise RedlineError(f"the output {str(task.target)!r} is the source image; choose another output.")
+    return open_image(task.source, settings.pixel_limit, random_access=settings.wrap)
 
 
 @dataclass(frozen=True)
@@ -154,7 +221,7 @@ class ImageRun:
 
     def _counted(self, band: _Band, tiles: Iterable[Tensor], share: float) -> Iterator[Tensor]:
         """Yields the tiles of a row and reports progress. `share` is the fraction of the row's work in these tiles."""
-        count = len(band.image.columns.side.starts)
+        count = len(band.image.columns.starts)
         for number, tile in enumerate(tiles, 1):
             yield tile
             if number < count:  # the last one is counted with the whole row
@@ -210,7 +277,7 @@ class ImageRun:
     def _make_room(self, image: ImageJob) -> None:
         """Moves the blending to main memory first, which costs least; then shrinks the batch or the tiles."""
         if image.in_main_memory or not self._tile_runner.copies.has_device_memory:
-            self._tile_runner.shrink(image.rows.side.cut.tile, image.columns.side.cut.tile)
+            self._tile_runner.shrink(image.rows.cut.tile, image.columns.cut.tile)
             return
         image.blend_in_main_memory()
         self._too_large = min(self._too_large, image.band_pixels)
@@ -222,13 +289,13 @@ class ImageRun:
         colour, alpha = to_planes(samples)
         return (colour if alpha is None else colour * alpha), alpha
 
-    def _tiles(self, planes: Tensor, columns: PaddedSide) -> Iterable[Tensor]:
+    def _tiles(self, planes: Tensor, columns: Side) -> Iterable[Tensor]:
         return enlarged_tiles([planes], columns, self._tile_runner.checked_each, self._tile_runner.batch)
 
     def _alpha_tiles(self, alpha: Tensor, image: ImageJob, is_flat: bool) -> Iterable[Tensor]:
         if is_flat:
-            height, width = (side.side.cut.tile * image.scale for side in (image.rows, image.columns))
-            return [alpha[0, 0, 0].expand(1, 3, height, width)] * len(image.columns.side.starts)
+            height, width = (side.cut.tile * image.scale for side in (image.rows, image.columns))
+            return [alpha[0, 0, 0].expand(1, 3, height, width)] * len(image.columns.starts)
         enlarged = self._tiles(alpha.expand(3, -1, -1)[None], image.columns)
         return bounded_alpha(enlarged, alpha, image.columns, image.scale)
 

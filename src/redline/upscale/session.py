@@ -20,12 +20,11 @@ from redline.upscale.journal import Journal
 from redline.upscale.network import Network, load_network, load_onnx_network
 from redline.upscale.settings import Tiles, UpscaleSettings, describe, describe_network
 from redline.upscale.tasks import Listener, Outcome, Task
-from redline.upscale.tile_planner import Sizes, TilePlanner
-from redline.upscale.tile_runner import TileRunner
+from redline.upscale.tile_choice import Sizes, TilePlanner
+from redline.upscale.tile_runner import TileRunner, WholeImages
 from redline.upscale.tiling import Tiling
 from redline.upscale.video.parts import notes_on_parts, tiles_of_parts
 from redline.upscale.video.run import upscale_video
-from redline.upscale.whole_images import WholeImages
 from redline.upscale.workers.crew import Crew, Job, start_crew, worker_devices
 from redline.upscale.workers.shared_run import SharedRun
 from redline.upscale.workers.split_image import is_large

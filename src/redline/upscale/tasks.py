@@ -1,6 +1,7 @@
 """Turns the given paths into tasks, one per image or video; defines their outcome and the callbacks of a run."""
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -8,7 +9,6 @@ from pathlib import Path
 from redline.errors import RedlineError
 from redline.upscale.images.formats import FORMATS, ImageError, UnsupportedImage, format_for
 from redline.upscale.images.source import sniffed
-from redline.upscale.search import search
 from redline.upscale.video.probe import probe
 from redline.upscale.video.settings import TARGETS, VideoProgress
 
@@ -19,6 +19,8 @@ _VIDEO_SUFFIXES = {".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mp
 _IMAGE_SUFFIXES = {suffix for form in FORMATS.values() for suffix in form.suffixes}
 # The suffix of the result for formats that are read but not written.
 _INSTEAD = {suffix: ".png" for form in FORMATS.values() if not form.writable for suffix in form.suffixes}
+
+
 _INSTEAD |= {".3gp": ".mp4", ".f4v": ".mp4"}
 _VIDEO_FALLBACK_SUFFIX = ".mkv"
 # The largest number of skipped files that a message names.
@@ -222,3 +224,43 @@ def _with_problems(named: list[Task], inside: list[Task]) -> list[Task]:
 def _collision(first: Path, second: Task, consequence: str) -> str:
     both = f"{str(first)!r} and {str(second.source)!r} would both become {str(second.target)!r}"
     return f"{both}: {consequence}; rename one or use another folder."
+
+
+@dataclass
+class Found:
+    """Files with the wanted suffixes, other files, unreadable folders with the error, and links to a parent folder."""
+
+    files: list[Path] = field(default_factory=list)
+    others: list[Path] = field(default_factory=list)
+    unreadable: list[tuple[Path, str]] = field(default_factory=list)
+    circles: list[Path] = field(default_factory=list)
+
+
+def search(folder: Path, endings: Collection[str], leave_out: Path) -> Found:
+    """Returns files sorted by name, those of a folder before those of its subfolders.
+
+    Follows symlinks to folders, but not in circles. Skips hidden files and folders, and the folder `leave_out`, which
+    holds the results.
+    """
+    found, leave_out = Found(), leave_out.resolve()
+    above: dict[Path, tuple[Path, ...]] = {
+        folder: (folder.resolve(),)
+    }  # each folder with itself and its parents, resolved
+
+    def note_unreadable(error: OSError) -> None:
+        path = Path(error.filename)
+        found.unreadable.append((path, f"cannot read the folder {str(path)!r}: {error.strerror or error}."))
+
+    for here, folders, files in os.walk(folder, onerror=note_unreadable, followlinks=True):
+        visible = [Path(here, name) for name in sorted(files) if not name.startswith(".")]
+        found.files += [path for path in visible if path.suffix.lower() in endings]
+        found.others += [path for path in visible if path.suffix.lower() not in endings]
+        inside = {name: Path(here, name) for name in sorted(folders) if not name.startswith(".")}
+        for name, path in list(inside.items()):
+            whole, parents = path.resolve(), above[Path(here)]
+            if whole == leave_out or whole in parents:
+                del inside[name]
+                found.circles += [path] * (whole != leave_out)
+            above[path] = (*parents, whole)
+        folders[:] = inside  # `os.walk` descends into these
+    return found

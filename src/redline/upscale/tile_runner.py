@@ -11,9 +11,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import ceil
+from typing import TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from redline.errors import ModelError, RedlineError
 from redline.ladder.gate import Gate
@@ -23,15 +25,16 @@ from redline.ladder.rungs.tf32 import strict_fp32
 from redline.machine.machine import Machine
 from redline.machine.memory import is_out_of_memory
 from redline.machine.pinned_copies import PendingCopy, copies_for
-from redline.upscale.blend import enlarge_by_tiles
-from redline.upscale.image_tiles import squares_to_judge
+from redline.upscale.blend import enlarge_by_tiles, enlarge_each_by_tiles
 from redline.upscale.network import Network, first_line
 from redline.upscale.tiling import TileShape, Tiling, smallest_tile
 
 # Below this, the effect of a lower precision could be visible.
 GATE = Gate("picture_psnr", 40.0)
+_JUDGED, _JUDGED_PX = 2, 64
 # The precision that replaces one that failed; "" is fp32.
 _SAFER = {"int8": "bf16", "fp8": "bf16", "fp16": "bf16", "autocast": "bf16", "bf16": ""}
+A = TypeVar("A")
 
 
 @dataclass(frozen=True)
@@ -221,9 +224,67 @@ class TileRunner:
             torch.cuda.empty_cache()
 
 
+def squares_to_judge(tiles: Tensor, window: int) -> Tensor:
+    """Returns the two most detailed squares of these tiles (N, 3, H, W), about 64 pixels a side."""
+    height, width = (min(side, ceil(_JUDGED_PX / window) * window) for side in tiles.shape[-2:])
+    across, down = tiles.diff(dim=-1).abs().mean(1), tiles.diff(dim=-2).abs().mean(1)
+    # How much each pixel differs from its right and its lower neighbour.
+    detail = F.pad(across, (0, 1)) + F.pad(down, (0, 0, 0, 1))
+    sums = F.avg_pool2d(detail[:, None], (height, width), stride=(max(height // 2, 1), max(width // 2, 1)))[:, 0]
+    squares = []
+    for place in sums.flatten().topk(min(_JUDGED, sums.numel())).indices.tolist():
+        tile, rest = divmod(place, sums[0].numel())
+        top, left = (
+            index * max(side // 2, 1) for index, side in zip(divmod(rest, sums.shape[2]), (height, width), strict=True)
+        )
+        squares.append(tiles[tile, :, top : top + height, left : left + width])
+    return torch.stack(squares)
+
+
 def _without_tf32(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     def run(tiles: Tensor) -> Tensor:
         with strict_fp32():
             return function(tiles)
 
     return run
+
+
+class WholeImages:
+    """Upscales images (B, 3, H, W) in [0, 1] and applies a function to the result (B, 3, scale · H, scale · W).
+
+    The result is on the device, or in main memory after the device ran out of memory. When memory runs out, both the
+    upscaling and the function are repeated.
+    """
+
+    def __init__(self, tile_runner: TileRunner, wrap: bool = False) -> None:
+        self._tile_runner, self._wrap, self._place = tile_runner, wrap, tile_runner.device
+        self._can_leave = tile_runner.copies.has_device_memory
+
+    def __call__(self, images: Tensor, finish: Callable[[Tensor], A]) -> A:
+        while True:
+            try:
+                return finish(self._enlarge(images.to(self._place)))
+            except Exception as error:
+                if not is_out_of_memory(error) and not (isinstance(error, OutOfMemory) and self._can_leave):
+                    raise
+            # Called outside of the handler, because the traceback keeps the tensors of the failed attempt alive.
+            self._make_room(images)
+
+    def _enlarge(self, images: Tensor) -> Tensor:
+        tile_runner = self._tile_runner
+        shape = tile_runner.tiling.shape_for((images.shape[-1], images.shape[-2]), self._wrap)
+
+        def enlarge_each(batches: Iterable[Tensor]) -> Iterator[Tensor]:
+            return (enlarged.to(self._place) for enlarged in tile_runner.checked_each(batches))
+
+        return enlarge_each_by_tiles(
+            images, enlarge_each, tile_runner.network.scale, shape, tile_runner.batch, self._wrap
+        )
+
+    def _make_room(self, images: Tensor) -> None:
+        if not self._can_leave:
+            shape = self._tile_runner.tiling.shape_for((images.shape[-1], images.shape[-2]), self._wrap)
+            self._tile_runner.shrink(shape.rows.tile, shape.columns.tile)
+            return
+        self._place, self._can_leave = torch.device("cpu"), False
+        self._tile_runner.say("out of memory: from now on, tiles are blended in main memory")

@@ -58,12 +58,25 @@ class Cut:
 
 @dataclass(frozen=True)
 class Side:
-    """A side of an image cut into tiles: its length, its length with padding at the end, and where tiles start."""
+    """A side of an image cut into tiles: its length, its length with padding, and where tiles start.
+
+    `before` positions of padding come before the image; `wraps` tells which source position a padded position shows.
+    """
 
     length: int
     padded: int
     starts: tuple[int, ...]
     cut: Cut
+    before: int
+    wraps: bool
+
+    def inside(self, scale: int) -> slice:
+        """Returns the part of the upscaled side that is the image itself."""
+        return slice(self.before * scale, (self.before + self.length) * scale)
+
+    def positions_on(self, device: torch.device | str) -> Tensor:
+        """Returns the source position of each padded position."""
+        return _positions(self.length, self.before, self.padded, self.wraps, torch.device(device))
 
     def weights(self, scale: int = 1) -> Tensor:
         """Returns the weight of each position of each tile in the upscaled image, (tiles, scale · tile)."""
@@ -96,42 +109,23 @@ def count_tiles(length: int, cut: Cut) -> int:
     return 1 + math.ceil(spare / (cut.stride // cut.align))
 
 
-def cut_side(length: int, cut: Cut) -> Side:
-    """Cuts a side into the fewest tiles that cover it, spread as evenly as the alignment allows."""
-    padded = max(cut.tile, math.ceil(length / cut.align) * cut.align)
-    spare, steps = (padded - cut.tile) // cut.align, count_tiles(length, cut) - 1
+def cut_side(length: int, cut: Cut, wrap: bool = False) -> Side:
+    """Cuts a side into the fewest tiles that cover it, spread as evenly as the alignment allows.
+
+    Pads by reflection to the end of the last tile. A texture that wraps is continued at both ends instead.
+    """
+    before = cut.around if wrap else 0
+    whole = length + 2 * before
+    padded = max(cut.tile, math.ceil(whole / cut.align) * cut.align)
+    spare, steps = (padded - cut.tile) // cut.align, count_tiles(whole, cut) - 1
     starts = tuple(index * spare // steps * cut.align for index in range(steps + 1)) if steps else (0,)
-    return Side(length, padded, starts, cut)
+    return Side(length, padded, starts, cut, before, wrap)
 
 
 def hann_ramp(length: int) -> Tensor:
     """Returns values from nearly 0 to nearly 1 along half a Hann window, rounded so that sums are exact."""
     position = (torch.arange(length, dtype=torch.float64) + 0.5) / max(length, 1)
     return ((torch.sin(position * math.pi / 2) ** 2 * _STEPS).round() / _STEPS).float()
-
-
-@dataclass(frozen=True)
-class PaddedSide:
-    """A padded side of an image: how it is cut into tiles, and which source position each padded position shows."""
-
-    length: int
-    before: int
-    side: Side
-    wraps: bool
-
-    def inside(self, scale: int) -> slice:
-        """Returns the part of the upscaled side that is the image itself."""
-        return slice(self.before * scale, (self.before + self.length) * scale)
-
-    def positions_on(self, device: torch.device | str) -> Tensor:
-        return _positions(self.length, self.before, self.side.padded, self.wraps, torch.device(device))
-
-
-def pad_side(length: int, cut: Cut, wrap: bool = False) -> PaddedSide:
-    """Pads by reflection to the end of the last tile. A texture that wraps is continued at both ends instead."""
-    before = cut.around if wrap else 0
-    side = cut_side(length + 2 * before, cut)
-    return PaddedSide(length, before, side, wrap)
 
 
 @lru_cache(maxsize=32)

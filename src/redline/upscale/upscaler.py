@@ -27,9 +27,9 @@ from redline.upscale.network import find_weights
 from redline.upscale.session import Upscaling
 from redline.upscale.settings import ImageSettings, UpscaleSettings, with_preset
 from redline.upscale.tasks import Listener, Outcome, Task, find_tasks
+from redline.upscale.tile_runner import WholeImages
 from redline.upscale.video.encoders import check_encoding
 from redline.upscale.video.settings import VideoSettings
-from redline.upscale.whole_images import WholeImages
 from redline.upscale.workers.torchrun import Rank, gather, work_as
 
 logger = logging.getLogger(__name__)

@@ -2,13 +2,16 @@
 
 import codecs
 from collections.abc import Iterator
+from contextlib import suppress
 from fractions import Fraction
 from itertools import islice
 from pathlib import Path
+from typing import Any, cast
 
 import av
 from av.container import InputContainer
 from av.packet import Packet
+from av.sidedata.sidedata import SideData, Type
 from av.stream import Disposition
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
@@ -30,6 +33,9 @@ _FORMATS = (
     "mjpeg,vc1,cavsvideo,dirac,dnxhd,dv,yuv4mpegpipe,rm,nsv,nuv,wtv,swf,smk,bink,flic,roq,jpegxl_anim,webp,"
     "png_pipe,jpeg_pipe,webp_pipe,bmp_pipe,tiff_pipe,gif_pipe,ppm_pipe,jpegxl_pipe,j2k_pipe,exr_pipe,dpx_pipe"
 )
+# Formats whose timestamps start at an arbitrary value, in ticks of this length.
+ARBITRARY_START_FORMATS = ("mpegts", "mpeg", "mpegtsraw")
+TICK_90KHZ = Fraction(1, 90_000)
 _PLAYLIST_STARTS, _XML_STARTS, _PLAYLIST_BYTES = (b"#EXTM3U", b"ffconcat", b"<MPD"), (b"<?xml", b"<!--"), 4096
 _ONE_FILE = {"protocol_whitelist": "file", "format_whitelist": _FORMATS}
 
@@ -95,18 +101,36 @@ def frame_threads() -> int:
 
 
 def first_frame(container: InputContainer, stream: VideoStream, path: Path) -> VideoFrame:
-    """Returns the first frame that can be decoded; a recording may start between two key frames."""
-    for tries, packet in enumerate(packets(container, stream, path.name)):
-        try:
-            frames = packet.decode()
-        except (av.FFmpegError, OSError):
-            frames = []
-        for frame in frames:
-            if isinstance(frame, VideoFrame) and not frame.is_corrupt:
-                return frame
-        if tries > _DAMAGED_START:
-            break
-    raise RedlineError(f"no frame of {path.name!r} can be decoded.")
+    """Returns the first frame that can be decoded."""
+    frame = intact_frame(stream, packets(container, stream, path.name), _DAMAGED_START)
+    if frame is None:
+        raise RedlineError(f"no frame of {path.name!r} can be decoded.")
+    return frame
+
+
+def intact_frame(stream: VideoStream, packets: Iterator[Packet], most: int) -> VideoFrame | None:
+    """Returns the first intact frame of the next `most` packets; a recording may start between two key frames."""
+    for packet in islice(packets, most):
+        with suppress(av.FFmpegError, OSError):
+            for frame in stream.decode(packet):
+                if not frame.is_corrupt:
+                    return frame
+    return None
+
+
+def arbitrary_start_s(container: InputContainer) -> Fraction:
+    """Returns where the times of a broadcast container start; 0 for other formats."""
+    start = container.start_time if container.format.name in ARBITRARY_START_FORMATS else None
+    return round(Fraction(start or 0, av.time_base) / TICK_90KHZ) * TICK_90KHZ
+
+
+def side_data(frame: VideoFrame) -> dict[Type, SideData]:
+    try:
+        # Iterating over this mapping yields its values, not its keys.
+        return {data.type: data for data in cast(Any, frame.side_data)}
+    except ValueError:
+        # PyAV raises for kinds of side data that it does not know.
+        return {}
 
 
 def packets(container: InputContainer, stream: VideoStream | None, name: str) -> Iterator[Packet]:

@@ -13,6 +13,7 @@ from goldens import check_golden
 from redline.datasets.clips import Clips, ClipSettings, Degradation
 from redline.datasets.clips.scene import Scene
 from redline.errors import RedlineError
+from redline.training.settings import decode
 from synthetic_photos import save_synthetic_photos
 
 CPU = torch.device("cpu")
@@ -62,16 +63,16 @@ def test_noise_is_new_in_every_frame(settings: ClipSettings) -> None:
 def test_impossible_settings_are_refused(tmp_path: Path) -> None:
     for wrong, sentence in (
         ({"photos": ""}, "no training data"),
-        ({"frame_px": 4}, "frame_px must be at least 8"),
-        ({"world_px": 100}, "world_px at least frame_px"),
-        ({"batch": 0}, "batch must be above zero"),
-        ({"objects": 1.5}, "objects must be from 0"),
-        ({"dark": 1.0}, "must be below 1"),
-        ({"pan_px": -1.0}, "pan_px must not be negative"),
-        ({"quality": 0}, "quality must be from 1 to 100"),
+        ({"frame_px": 4}, "frame_px = 4 .*at least 8"),
+        ({"world_px": 100}, "world_px = 100 must be at least frame_px"),
+        ({"batch": 0}, "batch = 0 .*at least 1"),
+        ({"objects": 1.5}, "objects = 1.5 .*at least 0 and at most 1"),
+        ({"dark": 1.0}, "dark = 1.0 .*less than 1"),
+        ({"pan_px": -1.0}, "pan_px = -1.0 .*at least 0"),
+        ({"quality": 0}, "quality = 0 .*at least 1 and at most 100"),
     ):
         with pytest.raises(RedlineError, match=sentence):
-            replace(ClipSettings("x"), **wrong)
+            decode(ClipSettings, {"photos": "x", **wrong}, "data")
     save_synthetic_photos(tmp_path, 1, 40, 40)
     with pytest.raises(RedlineError, match="can be used for training"):
         Clips(ClipSettings(str(tmp_path), frame_px=24, world_px=48), CPU)

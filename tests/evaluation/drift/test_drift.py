@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from redline.errors import RedlineError
 from redline.evaluation.drift import CASES, CONTROLS, Case, judge, photo_cases, run_case, video_case
 from redline.evaluation.drift.case_run import NewModel
-from redline.evaluation.drift.controls import Model
+from redline.evaluation.drift.cases import Model
 from redline.evaluation.drift.metrics import structural_distance
 from synthetic_photos import save_synthetic_photos
 

@@ -24,11 +24,10 @@ from redline.evaluation.recall import (
 )
 from redline.evaluation.recall import reading as reading_module
 from redline.evaluation.recall.evaluate import _at_once
-from redline.evaluation.recall.passkey import KINDS
+from redline.evaluation.recall.passkey import KINDS, tokenized_sample
 from redline.evaluation.recall.reading import pieces, predict
 from redline.evaluation.recall.task import IGNORED
 from redline.evaluation.recall.tasks import NAMES
-from redline.evaluation.recall.text_needles import tokenized_sample
 from redline.models.decoder import Decoder, DecoderConfig
 from redline.models.memory import MemoryState, TitanConfig, TitanModel
 from redline.training.text.tokenizer import byte_tokenizer
@@ -328,7 +327,7 @@ def test_tasks_are_written_and_found_again() -> None:
         ({"batch": 0}, "batch must be at least 1, not 0"),
         ({"seed": 10**23}, f"seed must be a whole number from 0 to {2**63 - 1}, not {10**23}"),
         ({"seed": -1}, "seed must be a whole number from 0"),
-        ({"tasks": [Passkey()]}, "the task passkey is made of text, and the model has no tokenizer.json"),
+        ({"tasks": [Passkey()]}, "the task passkey needs a tokenizer, and the model has no tokenizer.json"),
         ({"tasks": [Mqar()]}, "mqar has 64 symbols, and the model's vocabulary is 23"),
         ({"tasks": [Passkey()], "tokenizer": load_bytes()}, "a needle and its question need"),
         ({"tasks": [Passkey()], "lengths": [180], "tokenizer": load_bytes()}, "vocabulary of 23"),

@@ -34,7 +34,7 @@ def test_weights_beside_bicubic(here: Path) -> None:
     assert said["scale"] == 2 and said["bicubic"]["mean"]["psnr_y_db"] == pytest.approx(expected.mean.psnr_y_db)
     assert [picture["name"] for picture in said["pictures"]] == ["0", "1"]
     assert said["mean"]["psnr_y_db"] < said["bicubic"]["mean"]["psnr_y_db"]
-    assert "all made from the large ones" in seen.stderr
+    assert "all made from the high-resolution ones" in seen.stderr
     table = run("model.safetensors", "set", "--bicubic").stdout
     assert f"{expected.mean.psnr_y_db:.2f}" in table and "mean of 2" in table and "50 × 40" in table
 

@@ -7,8 +7,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from redline.datasets.bicubic import resize, to_8_bits
 from redline.errors import RedlineError
-from redline.evaluation.super_resolution import bicubic_model, enlarge, evaluate, find_pairs, resize, score, to_8_bits
+from redline.evaluation.super_resolution import bicubic_model, enlarge, evaluate, find_pairs, score
 
 
 def save(path: Path, picture: Tensor) -> None:

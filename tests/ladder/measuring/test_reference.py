@@ -31,6 +31,6 @@ def test_a_model_that_changes_with_every_call_is_not_random(name: str, tmp_path:
 
 
 def test_shapes_that_change_the_model_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(WorkloadError, match="the model of shape wide has other weights than that of narrow"):
+    with pytest.raises(WorkloadError, match="the model of shape wide has different weights from that of narrow"):
         judged("of_width", tmp_path, shapes={"narrow": {"width": 4}, "wide": {"width": 8}})
     assert judged("of_width", tmp_path, shapes={"one": {"width": 4}, "many": {"width": 4, "batch": 7}})

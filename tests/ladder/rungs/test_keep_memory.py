@@ -29,7 +29,7 @@ from redline.ladder.rungs.keep_memory import KeepMemory
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(64, 1024), nn.ReLU(), nn.GELU(), nn.Linear(1024, 3)).eval()
+model = nn.Sequential(nn.Linear(64, 1024), nn.ReLU(), nn.LeakyReLU(), nn.Linear(1024, 3)).eval()
 before = {name: value.clone() for name, value in model.state_dict().items()}
 x = torch.randn(16384, 64)
 with torch.no_grad():

@@ -11,8 +11,7 @@ from torch.nn.attention import flex_attention
 from torch.utils.checkpoint import checkpoint
 
 from redline.models.memory import TitanConfig, TitanModel, windowed_attention
-from redline.models.memory.block_masks import BlockMasks
-from redline.models.memory.token_positions import TokenPositions
+from redline.models.memory.token_positions import BlockMasks, TokenPositions
 from redline.nn import causal_attention
 from redline.nn.packing import Packing
 from redline.ops.causal_attention import Far, reference

@@ -9,8 +9,7 @@ import torch
 
 from redline.errors import ModelError
 from redline.models.memory import TitanConfig, TitanModel
-from redline.training.text.decoder_settings import DecoderSettings
-from redline.training.text.memory_settings import MemorySettings
+from redline.training.text.architectures import DecoderSettings, MemorySettings
 
 TINY = TitanConfig(vocabulary=31, width=48, layers=2, heads=4, attention_every=2, segment=8)
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from redline.models.memory.short_convolution import new_taps, next_inputs, short_convolution
+from redline.models.memory.neural_memory import new_taps, next_inputs, short_convolution
 from redline.models.memory.token_positions import Rotation
 
 

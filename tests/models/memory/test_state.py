@@ -198,7 +198,8 @@ def test_a_file_that_does_not_say_its_model_is_refused(tmp_path: Path) -> None:
 def test_memories_of_models_that_differ_in_a_setting_are_not_stacked() -> None:
     states = [remembering(config)[1] for config in (SMALL, replace(SMALL, segment=4, window_segments=3))]
     with pytest.raises(
-        ModelError, match="different models cannot be stacked: of the first, its segment is 8, not 4[.]$"
+        ModelError,
+        match="different models cannot be stacked: the first differs from another [(]its segment is 8, not 4[)][.]$",
     ):
         MemoryState.stack(states)
 

@@ -8,8 +8,15 @@ import torch
 from torch import Tensor
 
 from redline.errors import ModelError
-from redline.models.samplers import SAMPLERS, Sampler, State, noise_process, sampler_table, spaced_timesteps
-from redline.models.samplers.step_table import clean_weights
+from redline.models.samplers import (
+    SAMPLERS,
+    Sampler,
+    State,
+    clean_weights,
+    noise_process,
+    sampler_table,
+    spaced_timesteps,
+)
 
 PICTURE = (1, 3, 6, 7)
 

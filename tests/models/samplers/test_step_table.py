@@ -3,7 +3,7 @@
 import pytest
 
 from redline.errors import ModelError
-from redline.models.samplers.step_table import intervals, spaced_timesteps
+from redline.models.samplers import intervals, spaced_timesteps
 
 
 def test_timesteps_start_at_the_strength_and_are_evenly_spaced() -> None:

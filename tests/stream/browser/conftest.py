@@ -12,8 +12,7 @@ from patience import PATIENCE_S
 from redline.stream.browser import Page, serve
 from redline.stream.frames import Frame
 from redline.stream.latency import Latency
-from redline.stream.pipeline import Pipeline
-from redline.stream.reader import Backoff
+from redline.stream.pipeline import Backoff, Pipeline
 from redline.stream.settings import LiveSettings
 from stream.doubles import Identity
 

@@ -11,9 +11,9 @@ import pytest
 from patience import HANGS_S, PATIENCE_S
 from redline.stream.frame_model import ModelControls
 from redline.stream.settings import LiveSettings, Settings
-from redline.stream.sources.paced import Paced
 from redline.stream.sources.synthetic import SyntheticClip
 from redline.stream.sources.video_file import VideoFile
+from redline.stream.sources.wrappers import Paced
 from stream.browser.chromium import PROGRAM, Chromium
 from stream.browser.conftest import Running
 from upscale.video.clips import make_clip

@@ -8,7 +8,7 @@ import pytest
 import torch
 from av import VideoFrame
 
-from redline.stream.browser.images import MAX_SHOWN_PIXELS, crop_and_scale, shown_size, to_codec_frame
+from redline.stream.browser.broadcast import MAX_SHOWN_PIXELS, crop_and_scale, shown_size, to_codec_frame
 
 # What halving the colours and 8 bits of YUV cost on smooth pictures.
 NEAR = 4

@@ -10,10 +10,11 @@ from av import VideoFrame
 
 from patience import HANGS_S, PATIENCE_S
 from redline.errors import RedlineError
-from redline.stream.browser.source import CONVERSION_BUSY, BrowserSource, Lateness, Previewed
+from redline.stream.browser.source import CONVERSION_BUSY, BrowserSource, Lateness
 from redline.stream.latency import Latency
 from redline.stream.sources import SourceFault
 from redline.stream.sources.synthetic import SyntheticClip
+from redline.stream.sources.wrappers import Previewed
 from stream.clocks import ManualClock
 
 pytestmark = pytest.mark.timeout(HANGS_S)

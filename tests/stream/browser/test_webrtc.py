@@ -18,9 +18,9 @@ from redline.stream.frames import Frame
 from redline.stream.latency import Latency
 from redline.stream.pipeline import Pipeline
 from redline.stream.settings import LiveSettings
-from redline.stream.sinks.null import NullSink
-from redline.stream.sources.paced import Paced
+from redline.stream.sinks import NullSink
 from redline.stream.sources.synthetic import SyntheticClip
+from redline.stream.sources.wrappers import Paced
 from stream.browser.clients import ColourTrack, open_page, picture_of
 from stream.browser.conftest import Inverted, Running
 from stream.doubles import Kept

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from redline.errors import RedlineError
+from redline.stream.sinks import NullSink
 from redline.stream.sinks.image_folder import ImageFolderSink
-from redline.stream.sinks.null import NullSink
 from redline.stream.sources.image_folder import ImageFolder
 from redline.stream.sources.synthetic import SyntheticClip
 

@@ -3,7 +3,9 @@
 import hashlib
 from collections.abc import Iterator
 from fractions import Fraction
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import av
@@ -14,7 +16,7 @@ from av.codec.context import ThreadType
 from redline.errors import RedlineError
 from redline.stream.endpoints import EndpointOptions, open_source
 from redline.stream.frames import Frame
-from redline.stream.sources import frame_threaded
+from redline.stream.sources import video_file
 from redline.stream.sources.video_file import VideoFile, _Progress
 from redline.video import reading as films
 from stream.clocks import ManualClock
@@ -50,8 +52,16 @@ def noisy(number: int, width: int, height: int) -> np.ndarray:
     return (pattern(number, width, height) + noise).clip(0, 255).astype(np.uint8)
 
 
+@cache
+def encoded(name: str) -> bytes:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / name
+        make_clip(path, **{"frames": 60, "size": (96, 64), "draw": noisy, **FILMS[name]})
+        return path.read_bytes()
+
+
 def make(path: Path) -> Path:
-    make_clip(path, **{"frames": 60, "size": (96, 64), "draw": noisy, **FILMS[path.name]})
+    path.write_bytes(encoded(path.name))
     return path
 
 
@@ -135,7 +145,7 @@ def test_the_decoder_of_a_whole_video_works_on_several_frames(tmp_path: Path, mo
     streams = list[Any]()
     monkeypatch.setattr(films, "cores", lambda: 16)
     monkeypatch.setattr(
-        frame_threaded,
+        video_file,
         "enable_frame_threads",
         lambda stream: (streams.append(stream), films.enable_frame_threads(stream))[1],
     )

@@ -21,12 +21,12 @@ from PIL import Image
 from patience import HANGS_S, PATIENCE_S
 from redline.errors import RedlineError
 from redline.stream.frames import Frame
-from redline.stream.reader import Backoff, Reader
+from redline.stream.pipeline import Backoff, Reader
 from redline.stream.sinks.mjpeg import MjpegSink
 from redline.stream.sources import SourceFault, live_input
 from redline.stream.sources.live_input import Address, Backlog, LiveInput, open_network
-from redline.stream.sources.paced import Paced
 from redline.stream.sources.synthetic import SyntheticClip
+from redline.stream.sources.wrappers import Paced
 from stream.clocks import ManualClock
 from stream.doubles import Kept
 from upscale.video.clips import make_clip

@@ -14,9 +14,8 @@ from goldens import check_golden
 from redline.errors import RedlineError
 from redline.stream.frames import Frame
 from redline.stream.sources.image_folder import ImageFolder
-from redline.stream.sources.paced import SOURCE_LATE, Paced
-from redline.stream.sources.resized import check_size
 from redline.stream.sources.synthetic import SyntheticClip
+from redline.stream.sources.wrappers import SOURCE_LATE, Paced, check_size
 from stream.clocks import ManualClock
 
 

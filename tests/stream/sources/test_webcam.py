@@ -8,14 +8,13 @@ import pytest
 
 from patience import HANGS_S
 from redline.errors import RedlineError
-from redline.stream.sources.live_input import Address
-from redline.stream.sources.webcam import CameraMode, open_webcam
+from redline.stream.sources.live_input import Address, CameraMode, open_webcam
 
 pytestmark = pytest.mark.timeout(HANGS_S)
 
 
 def test_missing_cameras_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("redline.stream.sources.webcam._DEVICES", tmp_path)
+    monkeypatch.setattr("redline.stream.sources.live_input._DEVICES", tmp_path)
     with pytest.raises(RedlineError, match=r"^there is no camera '.*video3' \(found: none\)\.$"):
         open_webcam(3)
     (tmp_path / "video0").touch()
@@ -37,7 +36,7 @@ def test_a_camera_that_gives_something_else_is_reported(tmp_path: Path, monkeypa
         made.append(address)
         return SimpleNamespace(name=address.name, sent_size=(480, 640), rate=30, notes=())
 
-    monkeypatch.setattr("redline.stream.sources.webcam.LiveInput", opened)
+    monkeypatch.setattr("redline.stream.sources.live_input.LiveInput", opened)
     for asked, is_told in (
         (None, False),
         (CameraMode((480, 640), Fraction(30)), False),

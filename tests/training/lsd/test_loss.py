@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from redline.training.lsd.history import corrupted
-from redline.training.lsd.loss import difference, soft_abs, weights_by_input
+from redline.training.lsd.loss import corrupted, difference, soft_abs, weights_by_input
 
 
 def test_small_differences_count_by_their_square_and_large_ones_by_their_size() -> None:

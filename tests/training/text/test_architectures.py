@@ -1,8 +1,9 @@
 """A model is an entry: the loop, the packing and the command know nothing of any of them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,16 +14,16 @@ from torch.nn import functional as F
 from redline.errors import RedlineError
 from redline.generation import InferenceEngine
 from redline.generation.folder import ModelFolder
-from redline.models.memory import TitanModel
 from redline.nn.packing import Packing
+from redline.training.settings import decode
 from redline.training.text.architecture import Architecture, check_layers, kept_by_blocks, products_per_token
-from redline.training.text.architectures import ARCHITECTURES
-from redline.training.text.decoder_settings import DecoderSettings
-from redline.training.text.memory_settings import MemorySettings
+from redline.training.text.architectures import ARCHITECTURES, DecoderSettings, MemorySettings
 from redline.training.text.run import prepare_training, run_text
 
 CPU = torch.device("cpu")
 STEPS: list[int] = []
+TINY = MemorySettings(width=16, layers=4, heads=2, attention_every=2, segment=8, memory_chunk=4)
+SLOTS = replace(TINY, memory_slots=4)
 
 
 @dataclass(frozen=True)
@@ -134,16 +135,6 @@ def test_impossible_memory_settings_raise(settings: dict[str, object], sentence:
         MemorySettings(**settings)  # pyright: ignore
 
 
-def test_scores_cost_from_their_step_on() -> None:
-    slots = {"attention_every": 1, "memory_slots": 3}
-    settings = MemorySettings(width=16, layers=2, heads=2, **slots, score_weight=0.2, score_after=5)
-    model = settings.build(30)
-    assert isinstance(model, TitanModel)
-    for step, weight in ((0, 0.0), (4, 0.0), (5, 0.2)):
-        settings.before_step(model, step)
-        assert model.score_weight == weight
-
-
 @pytest.mark.parametrize("vocabulary", [64, 300])
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("every", [0, 1, 3])
@@ -152,3 +143,44 @@ def test_parameters_are_counted_without_building_all_layers(vocabulary: int, tie
     for settings in (MemorySettings(**small, attention_every=every), DecoderSettings(**small)):
         built = sum(weight.numel() for weight in settings.build(vocabulary).parameters())
         assert settings.parameters(vocabulary) == built
+
+
+@pytest.mark.parametrize("change", [{}, {"attention_every": 0}, {"attention_every": 1}, {"layers": 5}], ids=str)
+def test_weights_are_counted_without_being_made(change: dict[str, Any]) -> None:
+    settings = replace(TINY, **change)
+    assert settings.parameters(30) == sum(weight.numel() for weight in settings.build(30).parameters())
+
+
+@pytest.mark.parametrize(
+    "change", [{"merge_cosine": -1.0}, {"merge_cosine": 1.0}, {"score_weight": 0.0, "score_after": 0}], ids=str
+)
+def test_settings_at_their_limits_are_valid(change: dict[str, Any]) -> None:
+    assert decode(MemorySettings, {"memory_slots": 4, **change}, "model")
+
+
+@pytest.mark.parametrize(
+    "change", [{"merge_cosine": -1.1}, {"merge_cosine": 1.1}, {"score_weight": -0.1}, {"score_after": -1}], ids=str
+)
+def test_settings_beyond_their_limits_are_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(RedlineError, match=next(iter(change))):
+        decode(MemorySettings, {"memory_slots": 4, **change}, "model")
+
+
+def test_the_score_penalty_starts_at_its_step() -> None:
+    settings = replace(SLOTS, score_after=3, score_weight=0.5)
+    model = settings.build(30)
+    for step, weight in ((0, 0.0), (2, 0.0), (3, 0.5), (4, 0.5)):
+        settings.before_step(model, step)
+        assert model.score_weight == weight
+        assert settings.penalties(step) == (("score penalty",) if weight else ())
+    assert TINY.penalties(1000) == () and replace(settings, score_weight=0.0).penalties(1000) == ()
+
+
+def test_flops_of_attention_and_neural_memory() -> None:
+    """Two layers attend, two remember by 2 heads of 8 × 8; forward and backward are six operations a product."""
+    matrix = 2 * (3 * 8 * 8 + 4 * (8 + 8))
+    for settings, length, seen in ((TINY, 20, 10), (TINY, 400, 16), (SLOTS, 400, 200)):
+        model = settings.build(30)
+        beside = settings.flops_per_token(model, length) / 6 - products_per_token(model)
+        assert beside == 2 * 2 * seen * 16 + 2 * matrix
+    assert TINY.kept_per_token == 4 * (4 * 16 + 2 * 64)

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from redline.errors import RedlineError
-from redline.ladder.batch_size import BatchSizeResult, Probe
+from redline.ladder.batch_size import BatchSizeResult, Probe, search
 from redline.training.loop import train
 from redline.training.text import run as module
 from redline.training.text import trained_model as trained_model_module
-from redline.training.text.batch_choice import TrainingCase, batch_limit, find_batch
+from redline.training.text.batch_choice import TrainingCase, batch_limit
 from redline.training.text.config import TextTraining
 from redline.training.text.run import prepare_training
 
@@ -47,11 +47,11 @@ def test_auto_asks_for_it(config: Callable[..., Path], tmp_path: Path, monkeypat
     )
     seen: list[tuple[int, int]] = []
 
-    def find(training: TextTraining, vocabulary: int, _device: object, _tell: object, most: int) -> BatchSizeResult:
-        seen.append((vocabulary, most))
+    def find(case: TrainingCase, *, max_batch: int, **_: object) -> BatchSizeResult:
+        seen.append((case.vocabulary, max_batch))
         return BatchSizeResult(7, 1000, 2000, (Probe(7, True, 1000, 1.0, 7.0),), "memory", "token")
 
-    monkeypatch.setattr(module, "find_batch", find)
+    monkeypatch.setattr(module, "search", find)
     said: list[str] = []
     task = prepare_training(path, tmp_path / "out", CPU, False, said.append, said.append)
     assert task.training.data.batch == 7 and seen == [(320, max(task.rows.rows // 50, 1))]
@@ -88,7 +88,7 @@ def test_a_text_lasts_for_some_steps(config: Callable[..., Path]) -> None:
 def test_a_batch_is_really_found(config: Callable[..., Path]) -> None:
     training = TextTraining.read(config(("batch = 3", 'batch = "auto"')))
     told: list[Probe] = []
-    found = find_batch(training, 320, CPU, told.append, 4)
+    found = search(TrainingCase(training, 320), max_batch=4, device="cpu", on_probe=told.append)
     assert found.batch == 4 and found.stopped_by == "max_batch" and [probe.batch for probe in told] == [1, 2, 4]
 
 

@@ -11,10 +11,9 @@ import torch
 
 from redline.errors import RedlineError
 from redline.training.bundled import find_config
+from redline.training.text.architectures import DecoderSettings, MemorySettings
 from redline.training.text.config import TextData, TextLoopSettings, TextTraining
 from redline.training.text.corpus import TokenizerSettings
-from redline.training.text.decoder_settings import DecoderSettings
-from redline.training.text.memory_settings import MemorySettings
 
 CONFIGS = Path(__file__).parents[3] / "src" / "redline" / "training" / "configs"
 

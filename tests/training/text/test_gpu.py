@@ -7,14 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from redline.ladder.batch_size import search
+from redline.training.arithmetic import DTYPES, WorkingCopy
 from redline.training.checkpoints import Checkpoints, Position, State
 from redline.training.loop import Progress, _Loop, train
-from redline.training.text.batch_choice import find_batch
+from redline.training.text.batch_choice import TrainingCase
 from redline.training.text.config import TextTraining
 from redline.training.text.corpus import prepare
 from redline.training.text.sources import Sources
 from redline.training.text.task import TextTask
-from redline.training.working_copy import DTYPES, WorkingCopy
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda")
@@ -173,7 +174,7 @@ def test_8_bit_moments_learn_and_are_resumed(wide: Callable[..., Path], tmp_path
 
 def test_the_batch_is_found(wide: Callable[..., Path]) -> None:
     training = TextTraining.read(wide(("batch = 8", 'batch = "auto"'), ('precision = "fp32"', 'precision = "bf16"')))
-    found = find_batch(training, 320, GPU)
+    found = search(TrainingCase(training, 320), max_batch=4096, device="cuda")
     assert found.batch > 64 and found.peak_bytes <= found.budget_bytes
 
 

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from redline.errors import RedlineError
 from redline.machine.machine import Machine
+from redline.training.arithmetic import WorkingCopy
 from redline.training.loop import train
 from redline.training.text import trained_model as trained_model_module
 from redline.training.text.config import TextTraining
@@ -18,7 +19,6 @@ from redline.training.text.corpus import prepare
 from redline.training.text.packing import NO_TARGET
 from redline.training.text.sources import Sources
 from redline.training.text.task import TextTask
-from redline.training.working_copy import WorkingCopy
 
 CPU = torch.device("cpu")
 
@@ -198,7 +198,7 @@ def test_z_loss_is_for_training_alone(config: Callable[..., Path]) -> None:
     plain, penal = make(config()), make(config(), z_loss=0.1)
     assert float(penal.loss(0).detach()) > float(plain.loss(0).detach()) + 0.01
     assert penal.validate(penal.model) == plain.validate(plain.model)
-    inputs = plain._inputs(plain.rows.batch(0, 3), 0, 3)
+    inputs = plain.rows.batch(0, 3).inputs(plain.device)
     judged = [float(task.trained.module.eval()(**inputs).detach()) for task in (plain, penal)]
     assert judged[0] == judged[1]
 

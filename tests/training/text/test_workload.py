@@ -14,7 +14,7 @@ from redline.ladder.workloads.addresses import load_workload
 from redline.machine.machine import Machine
 from redline.training.optimizers import build_optimizer, describe
 from redline.training.text.config import TextTraining
-from redline.training.text.synthetic import synthetic_batch
+from redline.training.text.packing import synthetic_batch
 from redline.training.text.workload import make_workload, training_workload
 
 

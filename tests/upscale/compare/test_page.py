@@ -18,8 +18,7 @@ from redline.errors import RedlineError
 from redline.models.drct import Drct, DrctConfig, save_drct
 from redline.upscale.compare import page as compare
 from redline.upscale.compare.page import check_page, render_comparison, write_comparison
-from redline.upscale.compare.video_frames import middle_of
-from redline.upscale.compare.views import make_views, most_detailed, open_upright
+from redline.upscale.compare.views import make_views, middle_of, most_detailed, open_upright
 from redline.upscale.images.vips import load_vips
 from redline.upscale.tasks import Outcome, Task
 from upscale.video.clips import make_clip, repeated, upscale

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from redline.upscale.images.exif import Layout, Tag, follow, pack, read_directory, read_entries, read_header, reordered
-from redline.upscale.images.jpeg import unwrap, wrap
+from redline.upscale.images.metadata import unwrap, wrap
 
 LAYOUTS = [Layout(order, big) for order in "<>" for big in (False, True)]
 

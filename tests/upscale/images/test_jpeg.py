@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from redline.upscale.images.jpeg import add_comments, read_comments
+from redline.upscale.images.metadata import add_comments, read_comments
 
 Make = Callable[..., np.ndarray]
 Copy = Callable[..., tuple[str, ...]]

@@ -10,8 +10,7 @@ import pytest
 from PIL import ExifTags, Image, ImageCms, PngImagePlugin
 
 from redline.upscale.images.exif import resolution, upright
-from redline.upscale.images.jpeg import unwrap, wrap
-from redline.upscale.images.metadata import Metadata
+from redline.upscale.images.metadata import Metadata, unwrap, wrap
 from redline.upscale.images.sink import ImageSink
 from redline.upscale.images.source import open_image
 

@@ -9,11 +9,10 @@ import pytest
 import tifffile
 from PIL import ExifTags, Image
 
-from redline.upscale.images.exif import resolution, upright
+from redline.upscale.images.exif import add_to_tiff, read_from_tiff, resolution, upright
 from redline.upscale.images.metadata import Metadata
 from redline.upscale.images.sink import ImageSink
 from redline.upscale.images.source import open_image
-from redline.upscale.images.tiff import add_to_tiff, read_from_tiff
 
 Make = Callable[..., np.ndarray]
 

@@ -15,7 +15,8 @@ from av.container import OutputContainer
 from torch import Tensor
 
 from redline.errors import RedlineError
-from redline.upscale.video import remux, writer
+from redline.upscale.video import parts as writer
+from redline.upscale.video import remux
 from redline.upscale.video.parts import notes_on_parts, part_end_after
 from redline.upscale.video.settings import VideoProgress
 from upscale.video.clips import FAST, doubled, make_clip, shown, upscale

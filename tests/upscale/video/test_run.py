@@ -15,8 +15,8 @@ from torch import Tensor
 from redline.errors import RedlineError
 from redline.machine.pinned_copies import PendingCopy, PlainCopies
 from redline.upscale.video import encoders as choosing
+from redline.upscale.video import parts as writing
 from redline.upscale.video import run as running
-from redline.upscale.video import writer as writing
 from redline.upscale.video.probe import probe
 from redline.upscale.video.run import upscale_video
 from redline.upscale.video.settings import VideoProgress, VideoSettings

@@ -15,7 +15,7 @@ from redline.datasets.clips.settings import ClipSettings
 from redline.datasets.device_copy import copy_to_device
 
 _BLUR_RADIUS = 4
-# Automatic gain restores a share in this range of the lost light, on a log scale.
+# The range of the share of lost light that automatic gain restores, on a log scale.
 _GAIN_SHARE = (0.6, 0.95)
 # The JPEG quality that stands for no compression.
 _UNCOMPRESSED = 101.0

@@ -19,7 +19,7 @@ from redline.datasets.clips.settings import ClipSettings
 from redline.datasets.clips.warp import look_up, positions
 from redline.datasets.device_copy import copy_to_device
 
-# Photos are sampled at twice the frame's resolution and averaged, against aliasing and flicker.
+# Photos are sampled at twice the frame's resolution and averaged, to reduce aliasing and flicker.
 _OVERSAMPLING = 2
 # Within this distance of the moving object's edge, where interpolation mixes two motions, motion counts as unknown.
 _EDGE_PX = 2.0

@@ -1,8 +1,12 @@
 """The settings of synthetic clips: photos, camera motion and degradation."""
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
 
 from redline.errors import RedlineError
+from redline.files.limits import NonNegativeFloat, PositiveInt, Share, ShareBelowOne
 
 
 @dataclass(frozen=True)
@@ -17,38 +21,25 @@ class ClipSettings:
 
     photos: str = ""
     validation: tuple[str, ...] = ()
-    shrink: tuple[float, ...] = (1,)
-    frame_px: int = 256
-    world_px: int = 512
-    batch: int = 16
-    pan_px: float = 6.0
-    zoom: float = 0.2
-    turn: float = 0.25
-    still: float = 0.4
-    objects: float = 0.4
-    cuts: float = 0.1
-    noise: float = 0.1
-    blur_px: float = 1.2
-    dark: float = 0.5
-    cast: float = 0.1
-    quality: int = 20
+    shrink: tuple[Annotated[float, Meta(ge=1)], ...] = (1,)
+    frame_px: Annotated[int, Meta(ge=8)] = 256
+    world_px: PositiveInt = 512
+    batch: PositiveInt = 16
+    pan_px: NonNegativeFloat = 6.0
+    zoom: NonNegativeFloat = 0.2
+    turn: NonNegativeFloat = 0.25
+    still: Share = 0.4
+    objects: Share = 0.4
+    cuts: Share = 0.1
+    noise: NonNegativeFloat = 0.1
+    blur_px: NonNegativeFloat = 1.2
+    # Below 1, because a black image cannot be restored.
+    dark: ShareBelowOne = 0.5
+    cast: ShareBelowOne = 0.1
+    quality: Annotated[int, Meta(ge=1, le=100)] = 20
 
     def __post_init__(self) -> None:
         if not self.photos:
             raise RedlineError("no training data: set photos to a folder under [data], or pass --photos.")
-        if self.frame_px < 8 or self.world_px < self.frame_px:
-            raise RedlineError(
-                f"frame_px must be at least 8 and world_px at least frame_px, not {self.frame_px} and {self.world_px}."
-            )
-        if self.batch < 1:
-            raise RedlineError(f"batch must be above zero, not {self.batch}.")
-        for name in ("still", "objects", "cuts", "dark", "cast"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise RedlineError(f"{name} must be from 0 to 1, not {getattr(self, name)}.")
-        if self.dark == 1 or self.cast == 1:
-            raise RedlineError("dark and cast must be below 1, because a black image cannot be restored.")
-        for name in ("pan_px", "zoom", "turn", "noise", "blur_px"):
-            if getattr(self, name) < 0:
-                raise RedlineError(f"{name} must not be negative, not {getattr(self, name)}.")
-        if not 1 <= self.quality <= 100:
-            raise RedlineError(f"quality must be from 1 to 100, not {self.quality}.")
+        if self.world_px < self.frame_px:
+            raise RedlineError(f"world_px = {self.world_px} must be at least frame_px = {self.frame_px}.")

@@ -1,6 +1,6 @@
 """Runs a model on a case, feeding its output back as a stream does, and measures every frame.
 
-The last frames are processed a second time by models that started only a few frames before. The content is the same
+The last frames are processed a second time by models that started only a few frames earlier. The content is the same
 for both, so any difference between them is drift.
 """
 
@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from redline.errors import RedlineError
-from redline.evaluation.drift.cases import Case, CaseFrame
-from redline.evaluation.drift.controls import Model
+from redline.evaluation.drift.cases import Case, CaseFrame, Model
 from redline.evaluation.drift.metrics import NAMES, frame_metrics
 
 # The change of the input that measures the response: its strength, and the size of its grid, which is coarse enough
@@ -34,8 +33,8 @@ NewModel = Callable[[], Model]  # returns a model without a previous output
 class CaseRun:
     """One row of metrics per frame; NaN if a metric is unknown.
 
-    `restarted` has the metrics of the last frames for models that started 8 to 16 frames before, and `alone` has those
-    of some of these frames for a model without a previous frame.
+    `restarted` has the metrics of the last frames from models that started 8 to 16 frames earlier, and `alone` has the
+    metrics of some of these frames from a model without a previous frame.
     """
 
     case: str
@@ -60,7 +59,7 @@ class CaseRun:
 
 @torch.inference_mode()
 def run_case(new_model: NewModel, case: Case, progress: Callable[[int], None] = lambda frame: None) -> CaseRun:
-    """Runs a model over all frames. The response is measured on some frames by a second, slightly changed input."""
+    """Runs a model over all frames. On some frames, a second run with a changed input measures the response."""
     collected: list[Tensor] = []
     # At least one frame in 16 is probed, because a video may end long before the requested number of frames.
     every = max(1, min(case.frames // _PROBES, LEAST_FRAMES // 4))

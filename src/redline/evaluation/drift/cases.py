@@ -1,6 +1,9 @@
 """The cases of a drift evaluation: a moving camera, a still one, a hard cut, or any video.
 
 For clips made from photos, the clean image and every motion are known; for a video, only its frames are known.
+
+The controls must not pass: each does nothing useful, and is perfect in one respect. A constant image never flickers or
+drifts, noise never freezes, and the identity is never far from its input.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,6 +15,8 @@ from torch import Tensor
 from redline.datasets.clips import Clips, ClipSettings
 
 CASES = ("moving", "still", "cut")
+# Maps the frame and the previous output to the new output, all in [0, 1].
+Model = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -71,3 +76,18 @@ def video_case(name: str, images: Callable[[], Iterator[Tensor]], frames: int) -
             yield CaseFrame(image.permute(2, 0, 1)[None].float() / 255)
 
     return Case(name, frames, inputs)
+
+
+def constant(frame: Tensor, previous: Tensor) -> Tensor:
+    return torch.full_like(frame, 0.5)
+
+
+def noise(frame: Tensor, previous: Tensor) -> Tensor:
+    return torch.rand_like(frame)
+
+
+def identity(frame: Tensor, previous: Tensor) -> Tensor:
+    return frame
+
+
+CONTROLS: dict[str, Model] = {"constant": constant, "noise": noise, "identity": identity}

@@ -11,7 +11,7 @@ from redline.pages import ChartCard, render_page
 # Title, description, and the metrics of each chart (the second in another colour).
 _CHARTS = (
     ("Gain over the input", "PSNR against the clean image, in dB above the input's.", ("gain_db",)),
-    ("Flicker", "Warp error of the output, and in the other colour of the input.", ("flicker", "input_flicker")),
+    ("Flicker", "Warp error of the output and, in another colour, of the input.", ("flicker", "input_flicker")),
     ("Brightness", "Logarithm of the ratio of the green means: 0 is ideal, a slope is drift.", ("green",)),
     ("Detail", "Logarithm of the ratio of the mean differences from a blurred image.", ("detail",)),
     ("Structure", "Structural distance of the output to the input.", ("distance",)),

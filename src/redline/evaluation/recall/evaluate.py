@@ -4,17 +4,17 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import torch
 from torch.nn import functional as F
 
 from redline.errors import ModelError
-from redline.evaluation.recall.passkey import Passkey
+from redline.evaluation.recall.passkey import Passkey, tokenized_sample
 from redline.evaluation.recall.reading import PIECE, Advancing, Cached, pieces, predict
 from redline.evaluation.recall.task import IGNORED, Recall, Sample
 from redline.evaluation.recall.tasks import name_of
-from redline.evaluation.recall.text_needles import tokenized_sample
 from redline.machine.host_memory import available_host_bytes
 from redline.notation import format_bytes
 
@@ -71,11 +71,22 @@ def evaluate(
     """Evaluates every task at every length, on the same samples for every model. Checks all arguments first."""
     check_counts(samples, batch, seed)
     check_tasks(model, tasks, lengths, tokenizer)
-    return [
-        _row(model, task, length, samples, batch, torch.device(device), tokenizer, seed, status)
-        for task in tasks
-        for length in lengths
-    ]
+    device, rows = torch.device(device), []
+    for task, length in product(tasks, lengths):
+        name, begun = name_of(task), time.perf_counter()
+        generator = torch.Generator().manual_seed(seed)
+        most = batch or _at_once(model, length)
+        right = asked = held = 0
+        for done in range(0, samples, most):
+            status(f"{name} at {length:,} tokens: {done} of {samples}")
+            # Drawn one by one, so that the samples do not depend on the batch.
+            count = min(most, samples - done)
+            each = [_sample(task, tokenizer, generator, 1, length, model.vocabulary) for _ in range(count)]
+            drawn = Sample(torch.cat([one.tokens_BS for one in each]), torch.cat([one.targets_BS for one in each]))
+            scores, held = _right(model, drawn, device, whole=isinstance(task, Passkey))
+            right, asked = right + int(scores.sum()), asked + len(scores)
+        rows.append(RecallRow(name, length, right / asked, asked, held, time.perf_counter() - begun))
+    return rows
 
 
 def check_counts(samples: int, batch: int | None, seed: int) -> None:
@@ -102,40 +113,13 @@ def check_tasks(model: Cached, tasks: Sequence[Recall], lengths: Sequence[int], 
     for task in tasks:
         if isinstance(task, Passkey):
             if tokenizer is None:
-                raise ModelError(f"the task {name_of(task)} is made of text, and the model has no tokenizer.json.")
+                raise ModelError(f"the task {name_of(task)} needs a tokenizer, and the model has no tokenizer.json.")
         elif task.vocabulary > model.vocabulary:
             raise ModelError(
                 f"{name_of(task)} has {task.vocabulary:,} symbols, and the model's vocabulary is {model.vocabulary:,}."
             )
         # Raises now if a question does not fit into the shortest text.
         _sample(task, tokenizer, torch.Generator().manual_seed(0), 1, min(lengths), model.vocabulary)
-
-
-def _row(
-    model: Cached,
-    task: Recall,
-    length: int,
-    samples: int,
-    batch: int | None,
-    device: torch.device,
-    tokenizer: Any,
-    seed: int,
-    status: Status,
-) -> RecallRow:
-    name, begun = name_of(task), time.perf_counter()
-    generator = torch.Generator().manual_seed(seed)
-    most = batch or _at_once(model, length)
-    right = asked = held = 0
-    for done in range(0, samples, most):
-        status(f"{name} at {length:,} tokens: {done} of {samples}")
-        # Drawn one by one, so that the samples do not depend on the batch.
-        count = min(most, samples - done)
-        each = [_sample(task, tokenizer, generator, 1, length, model.vocabulary) for _ in range(count)]
-        drawn = Sample(torch.cat([one.tokens_BS for one in each]), torch.cat([one.targets_BS for one in each]))
-        scores, held = _right(model, drawn, device, whole=isinstance(task, Passkey))
-        right, asked = right + int(scores.sum()), asked + len(scores)
-    seconds = time.perf_counter() - begun
-    return RecallRow(name, length, right / asked, asked, held, seconds)
 
 
 def _at_once(model: Cached, length: int) -> int:

@@ -2,10 +2,13 @@
 
 The text is bytes, so the task does not depend on a tokenizer. `passkey` hides a number among repetitions of the same
 sentences; `number` hides it among random words; `word` hides a random word among random words.
+
+`tokenized_sample` makes the same texts for a model with a tokenizer, cut to a number of tokens.
 """
 
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import torch
 
@@ -15,6 +18,8 @@ from redline.evaluation.recall.task import IGNORED, Sample
 KINDS = ("passkey", "number", "word")
 _REPEATED = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
 _CONSONANTS, _VOWELS = "bcdfglmnprstvz", "aeiou"
+# A first guess of the characters per token.
+_CHARACTERS = 4
 _DIGITS, _LETTERS = "0123456789", "abcdefghijklmnopqrstuvwxyz"
 
 
@@ -90,3 +95,45 @@ def _words(generator: torch.Generator, syllables: list[int]) -> list[str]:
 
 def _draw(generator: torch.Generator, below: int, count: int) -> list[int]:
     return torch.randint(below, (count,), generator=generator).tolist()
+
+
+def tokenized_sample(
+    task: Passkey, tokenizer: Any, generator: torch.Generator, batch: int, length: int, vocabulary: int
+) -> Sample:
+    """Returns `batch` rows of `length` tokens. Only the filler text is cut, never the needle or the question."""
+    rows = [_tokens(task, tokenizer, generator, length) for _ in range(batch)]
+    text = torch.tensor(rows)
+    largest = int(text[:, :, 0].max())
+    if largest >= vocabulary:
+        raise ModelError(
+            f"the tokenizer returns token {largest}, which is outside the model's vocabulary of {vocabulary}."
+        )
+    tokens_BS, is_answer_BS = text[:, :, 0], text[:, :, 1].bool()
+    targets = torch.where(is_answer_BS[:, 1:], tokens_BS[:, 1:], IGNORED)
+    return Sample(tokens_BS[:, :-1].contiguous(), targets)
+
+
+def _tokens(task: Passkey, tokenizer: Any, generator: torch.Generator, length: int) -> list[tuple[int, bool]]:
+    """Returns `length` + 1 tokens, each with whether it belongs to the answer. The last one is only a target."""
+    story = task.story(generator)
+    begin: list[int] = tokenizer.encode("").ids
+    needle: list[int] = tokenizer.encode(story.needle, add_special_tokens=False).ids
+    ending = tokenizer.encode(story.question + story.answer, add_special_tokens=False)
+    # A token that spans the end of the question and the start of the answer counts as part of the answer.
+    answers = [end > len(story.question) for _, end in ending.offsets]
+    free = length + 1 - len(begin) - len(needle) - len(ending.ids)
+    if free < 0:
+        raise ModelError(f"a needle and its question need {length - free} tokens, not {length}: use longer texts.")
+    filler = _filler(task, tokenizer, generator, free)
+    place = int(torch.randint(free + 1, (), generator=generator))
+    before = [*begin, *filler[:place], *needle, *filler[place:]]
+    return [(token, False) for token in before] + list(zip(ending.ids, answers, strict=True))
+
+
+def _filler(task: Passkey, tokenizer: Any, generator: torch.Generator, count: int) -> list[int]:
+    characters = _CHARACTERS * count + 1
+    while True:
+        found: list[int] = tokenizer.encode(task.filler(generator, characters), add_special_tokens=False).ids
+        if len(found) >= count:
+            return found[:count]
+        characters *= 2

@@ -79,7 +79,7 @@ def predict(model: Cached, tokens_BS: Tensor, asked_BS: Tensor) -> Answers:
         likeliest = piece.logits.argmax(-1).masked_fill(~piece.logits.isfinite().all(-1), -1)
         found_BS[:, piece.begin : piece.begin + piece.logits.shape[1]] = likeliest
         held = piece.held
-    # A model that processed the whole text at once has no state, but would need its cache to continue.
+    # A model that processed the whole text at once has no state; the cache that it would need is counted instead.
     held_bytes = model.new_cache(1, length).bytes if held is None else held.bytes // batch
     return Answers(found_BS[asked_BS], held_bytes)
 

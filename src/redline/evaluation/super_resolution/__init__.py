@@ -1,6 +1,5 @@
 """Evaluates super-resolution models: test sets, PSNR and SSIM as papers compute them, and the bicubic baseline."""
 
-from redline.datasets.bicubic import resize, resize_to, to_8_bits
 from redline.evaluation.super_resolution.evaluate import (
     Evaluation,
     ImageScores,
@@ -22,8 +21,5 @@ __all__ = [
     "evaluate",
     "evaluate_folder",
     "find_pairs",
-    "resize",
-    "resize_to",
     "score",
-    "to_8_bits",
 ]

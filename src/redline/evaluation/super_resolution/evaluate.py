@@ -89,7 +89,7 @@ def evaluate_folder(
 
     Args:
         weights: A weight file, or the word `"bicubic"`, which needs a scale.
-        folder: Large images, with or without small ones.
+        folder: High-resolution images, optionally with low-resolution ones.
         scale: The factor. Weights have their own, and a different value raises RedlineError.
         precision: `"fp32"` or `"bf16"` (autocast).
         device: `"auto"`, `"cpu"`, `"cuda"` or `"cuda:1"`.
@@ -116,7 +116,7 @@ def evaluate_folder(
 def _load_model(weights: str, scale: int | None, device: torch.device) -> tuple[Model, int, int]:
     if weights == BICUBIC:
         if scale is None or scale < 1:
-            raise RedlineError("bicubic has no scale of its own: give one, for example --scale 4.")
+            raise RedlineError("bicubic needs a scale: add, for example, --scale 4.")
         return bicubic_model(scale), scale, 1
     model = load_drct(weights).to(device)
     if scale not in (None, model.config.scale):

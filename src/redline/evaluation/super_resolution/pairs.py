@@ -1,7 +1,8 @@
-"""Test sets of large images, each with its small version.
+"""Test sets of high-resolution images, each with its low-resolution version.
 
-A folder may have three layouts: `name_HR.png` beside `name_LR.png`; folders `HR` and `LR` with the same names; or large
-images only, which are reduced by bicubic. Large images are cropped to a multiple of the scale, as in papers.
+A folder may have three layouts: `name_HR.png` beside `name_LR.png`; folders `HR` and `LR` with the same names; or
+high-resolution images only, which are downscaled by bicubic interpolation. High-resolution images are cropped to a
+multiple of the scale, as in papers.
 """
 
 from dataclasses import dataclass

@@ -337,7 +337,7 @@ def _check_same_model(workloads: Mapping[str, Workload], device: str) -> None:
     for label, other in others:
         if _sizes(other.fresh_model(device)) != sizes:
             raise WorkloadError(
-                f"{workload.label}: the model of shape {label} has other weights than that of {first}, but a shape "
+                f"{workload.label}: the model of shape {label} has different weights from that of {first}, but a shape "
                 "may only change the inputs: climb them separately"
             )
 

@@ -42,7 +42,7 @@ def write_report(
         path_html: the HTML page to write.
         path_md: also writes the report as Markdown.
         path_svg: also writes the ladder as a standalone SVG image.
-        run: the id of the climb, or its unambiguous start; the latest climb by default.
+        run: the id of the climb, or an unambiguous prefix of it; the latest climb by default.
     """
     climb = Climb.of(choose_run(measurements, run))
     write_text(path_html, render_html(climb))

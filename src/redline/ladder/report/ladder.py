@@ -52,7 +52,7 @@ def ladder_rows(measurements: Sequence[Measurement]) -> list[Row]:
 
 
 def over_starts(measurements: Sequence[Measurement]) -> list[float | None]:
-    """Returns the speed-up of each measurement over the baseline, as a product of interleaved ratios.
+    """Returns the speed-up of each measurement over the baseline: a product of speed-ups between interleaved plans.
 
     The speed of a machine drifts during a climb. Interleaved measurements drift together, so a product of their ratios
     is accurate, whereas a ratio of two medians measured minutes apart is not.
@@ -91,7 +91,7 @@ def speedup(measurement: Measurement) -> Interval | None:
 
 
 def against_s(measurement: Measurement, shape: str | None = None) -> float | None:
-    """Returns the median of the interleaved plan; None if `speedup` is None."""
+    """Returns the median time of the plan measured alternately with this one; None if `speedup` is None."""
     if speedup(measurement) is None:
         return None
     samples = measurement.against_samples.get(measurement.shapes[0] if shape is None else shape)

@@ -76,7 +76,7 @@ def ladder_svg(
 
 
 def climb_svg(climb: Climb) -> str:
-    """Returns the picture of `climb`, titled with its workload, its machine and its headline."""
+    """Returns the SVG image of `climb`, titled with its workload, machine and headline."""
     return ladder_svg(
         [entry.row for entry in climb.entries],
         f"{climb.subject.workload} on {climb.machine.name}",

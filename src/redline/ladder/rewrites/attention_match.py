@@ -294,10 +294,10 @@ def _with_einsum_values(node: fx.Node, weights: fx.Node, found: Match) -> Match:
             tuple([*batch, i, "value " + e].index(a) for a in output),
         )
     except ValueError:
-        raise NoMatch("its einsum is not a product of queries and keys with a batch") from None
+        raise NoMatch("its einsum is not a batched product of queries and keys") from None
     tensors = (query_letters, key_letters, value_letters, output)
     if any(sorted(a) != list(range(len(t))) for a, t in zip(axes, tensors, strict=True)):
-        raise NoMatch("its einsum sums over more than the width")
+        raise NoMatch("its einsum sums over more than the head dimension")
     return replace(found, value=value, einsum_axes=axes)
 
 

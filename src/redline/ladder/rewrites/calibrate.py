@@ -1,8 +1,8 @@
 """Calibrates int8 inputs: finds the clipping limit for the inputs of each linear layer on the samples.
 
 Quantization is symmetric and per tensor: an input x becomes round(x / scale), clipped to the integer range. `minmax`
-clips at the largest value on the samples, which spends levels on rare outliers. `percentile` clips outliers. `mse`
-uses the limit with the smallest squared error from a grid of limits.
+clips at the largest value on the samples, which wastes integer levels on rare outliers. `percentile` clips outliers.
+`mse` uses the limit with the smallest squared error from a grid of limits.
 """
 
 import math

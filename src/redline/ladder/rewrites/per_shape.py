@@ -70,7 +70,7 @@ def _in_order(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 
 
 class FlatModel(nn.Module):
-    """The model for one input form, as a function of tensors; runs once to determine the form of its output."""
+    """The model as a function of tensors, for one input form. Runs once to find the form of its output."""
 
     def __init__(self, rung: str, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class FlatModel(nn.Module):
 
 
 class _Form:
-    """The structure of nested values, in which other tensors can be put in the places of the tensors."""
+    """The structure of nested values. `filled` replaces the tensors in it by other tensors."""
 
     def __init__(self, values: Any) -> None:
         leaves, self.structure = tree_flatten(values)

@@ -55,7 +55,7 @@ def rebuild(optimizer: Optimizer, backend: str) -> Optimizer:
 def _make(optimizer: Optimizer, backend: str, groups: Sequence[Mapping[str, Any]]) -> Optimizer:
     cls = type(optimizer)
     if not hasattr(optimizer, "defaults"):
-        raise _Unsupported("it combines several optimizers in one, which cannot be rebuilt as one")
+        raise _Unsupported("it wraps several optimizers, so it cannot be rebuilt as a single fused one")
     target, flags = _apex_class(optimizer) if backend == "apex" else (cls, _FLAGS[backend])
     known = inspect.signature(target.__init__).parameters
     if missing := [flag for flag, wanted in flags.items() if wanted and flag not in known]:

@@ -53,7 +53,7 @@ class Budget:
 
 
 def searches_kernels(added: Plan | Rung) -> bool:
-    """Whether a compiler times many kernels for each operation."""
+    """Returns whether a compiler times many kernels for each operation."""
     return "max-autotune" in str(added)
 
 
@@ -66,5 +66,5 @@ def known_compile_s(plan: Plan, rows: Iterable[Measurement]) -> float:
 
 
 def _only_compiles(plan: Plan) -> bool:
-    """Whether the plan compiles without searching for kernels; the duration of a search is hard to predict."""
+    """Returns whether the plan compiles without a search for kernels, whose duration is hard to predict."""
     return "compile" in plan and not any(rung.autotunes for rung in plan.rungs)

@@ -54,7 +54,7 @@ def climb(
         reference: Precision of the reference outputs that the gates compare with: `"fp32"` or `"fp64"`.
         timeout: Time limit of one trial.
         sampling: Time for the timed turns of one comparison.
-        ablation: Whether to remove each kept rung once at the end, to measure what it is worth.
+        ablation: Whether to measure the plan without each of its rungs at the end. Rungs without a gain are removed.
         resume: Whether to continue the climb whose measurements are in `out`.
         out: Folder for `measurements.jsonl` (written as the climb runs), `plan.toml`, `report.html` and `report.md`.
             Nothing is written if it is None.

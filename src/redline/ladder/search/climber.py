@@ -113,7 +113,7 @@ class Climber:
         self.trials.setups.discard()
 
     def _rivals(self) -> list[Plan]:
-        """The plans that the final plan races against: eager, the best torch.compile, and bf16 if it ran."""
+        """Returns the plans that the final plan is timed against: eager, the best torch.compile, and bf16 if it ran."""
         rivals = [Plan()]
         if self.best_compile is not None:
             rivals.append(Plan.parse(self.best_compile.plan))

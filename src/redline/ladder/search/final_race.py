@@ -64,7 +64,7 @@ def run_race(
 
 
 def _drift_note(log: RunLog, eager: Samples) -> tuple[str, ...]:
-    """A note if the machine's speed changed since the baseline was timed."""
+    """Returns a note if the machine's speed changed since the baseline was timed."""
     before = next((row.samples for row in log.rows if row.role == "baseline" and row.samples), None)
     if before is None:
         return ()

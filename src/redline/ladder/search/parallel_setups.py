@@ -46,7 +46,7 @@ class ParallelSetups:
         """Sets up these plans in parallel, and waits until each is ready or has failed."""
         self.discard()
         others = len(timeouts_s) - 1
-        note = (f"set up beside {others} other plan{'s' if others > 1 else ''}, which takes longer than alone",)
+        note = (f"set up in parallel with {others} other plan{'s' if others > 1 else ''}, so each took longer",)
 
         def set_up(plan: Plan) -> Arm | WorkerFailed:
             try:

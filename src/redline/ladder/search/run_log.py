@@ -143,7 +143,7 @@ class RunLog:
 
 
 def command_line(words: Sequence[str]) -> str:
-    """The command as it was typed, without the folders of this machine."""
+    """Returns the command as it was typed, without the folders of this machine."""
     program, *others = (Path(word).name if word.startswith("/") else word for word in words or ("-c",))
     is_redline = Path(program).stem in ("redline", "__main__", "-c")
     return shlex.join([*(["redline"] if is_redline else ["python", program]), *others])

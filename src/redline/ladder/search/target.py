@@ -24,7 +24,7 @@ class Target:
         raise RedlineError(f"unknown target {text!r}: write a time (16ms) or a size (8GiB).")
 
     def reached(self, row: Measurement) -> bool:
-        """Whether the whole confidence interval is within the target, in every shape."""
+        """Returns whether the whole confidence interval is within the target, for every shape."""
         if not row.samples:
             return False
         if self.seconds is not None:

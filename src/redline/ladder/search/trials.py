@@ -44,7 +44,7 @@ class Trials:
         return self.incumbent.plan
 
     def candidate(self, added: Plan) -> Plan:
-        """The incumbent plan with these rungs added."""
+        """Returns the incumbent plan with these rungs added."""
         plan = self.plan
         for rung in added.rungs:
             plan = plan.with_rung(rung)
@@ -160,7 +160,7 @@ class Trials:
             old, new = take_turns([whole, arm], self.spec)
             # The plan with the rung is the candidate here: it has to be better than the plan without it.
             worth, gain = self.spec.objective.judge(compare_arms(arm, whole, new, old))
-            reason = f"{'worth it in the whole plan' if worth else 'made useless by the others'}: {gain}"
+            reason = f"{'improves the whole plan' if worth else 'redundant beside the other rungs'}: {gain}"
             row = self.record("ablation", arm.plan, "kept" if worth else "dropped", reason, arm, new, old, **about)
             if not worth:
                 self.incumbent.take_over(arm)
@@ -171,7 +171,7 @@ class Trials:
             if self.incumbent.lost_process(failure) and retry:
                 return self.ablate(rung, smaller, retry=False)
             verdict = "unmeasured" if failure.kind in ("oom", "timeout", "lost") else "kept"
-            problem = "not measured" if verdict == "unmeasured" else "the others do not run without it"
+            problem = "not measured" if verdict == "unmeasured" else "the other rungs do not run without it"
             return self.record("ablation", smaller, verdict, f"{problem}: {failure}", **about)
         finally:
             close(arm)

@@ -25,6 +25,7 @@ from redline.files.weights import mismatches, open_safetensors
 from redline.models.decoder.config import DecoderConfig
 from redline.models.decoder.hugging_face import read_config, write_config
 from redline.models.decoder.model import Decoder
+from redline.nn.meta import allocate, meta_device
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD_BYTES = 5 * 10**9
@@ -95,9 +96,9 @@ def load_decoder(
     wanted = {piece.name: piece for piece in pieces(config)}
     tied_too = {"lm_head.weight": wanted["model.embed_tokens.weight"].shape} if config.tied_embeddings else {}
     weights.check({name: piece.shape for name, piece in wanted.items()}, tied_too)
-    with reading(folder / "config.json", "model config", ModelError, (RuntimeError,)), torch.device("meta"):
-        model = Decoder(config).to(dtype or weights.dtype)
-    model.to_empty(device=device)
+    with reading(folder / "config.json", "model config", ModelError, (RuntimeError,)), meta_device():
+        model = Decoder(config)
+    allocate(model, device, dtype or weights.dtype)
     model.tie()
     parameters = dict(model.named_parameters(remove_duplicate=False))
     weights.fill({name: piece.of(parameters) for name, piece in wanted.items()})
@@ -128,11 +129,13 @@ def find_files(folder: Path) -> list[Path]:
     names = sorted(set(map(str, weight_map.values())))
     for name in names:
         if Path(name).name != name:
-            raise ModelError(f"{str(folder / INDEX)!r} names {name!r}, which is not a file of the folder.")
+            raise ModelError(f"{str(folder / INDEX)!r} names {name!r}, which is not a file name in this folder.")
         with open_safetensors(folder / name) as file:
             strays = {key for key, where in weight_map.items() if where == name} ^ set(file.keys())
         if strays:
-            raise ModelError(f"{str(folder / INDEX)!r} and {name!r} disagree about {sorted(strays)[0]!r}.")
+            raise ModelError(
+                f"{str(folder / INDEX)!r} and {name!r} disagree: only one of them has {sorted(strays)[0]!r}."
+            )
     return [folder / name for name in names]
 
 

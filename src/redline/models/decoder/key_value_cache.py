@@ -74,7 +74,7 @@ class KeyValueCache:
         self.lengths_B.zero_()
 
     def step_pasts(self, dtype: torch.dtype, implementation: str) -> "list[StepPast] | list[FusedStepPast]":
-        """Returns the past of each layer for one new token per row; layers with equal rings share the bias."""
+        """Returns a `Past` per layer for one new token per row. Layers with equal rings share a bias."""
         if implementation != "reference":
             return [FusedStepPast(layer, self.lengths_B, implementation) for layer in self.layers]
         device = self.lengths_B.device
@@ -89,7 +89,7 @@ class KeyValueCache:
         return [StepPast(layer, rows_B1, *shared[layer.ring]) for layer in self.layers]
 
     def chunk_pasts(self, counts_B: Tensor, length: int) -> list[Past]:
-        """Returns the past of each layer for `length` new entries per row, of which the first `counts_B` are tokens.
+        """Returns a `Past` per layer for `length` new entries per row, of which the first `counts_B` are tokens.
 
         Synchronizes with the device to read the lengths: once per chunk, never per token.
         """
@@ -136,7 +136,7 @@ def held_positions(lengths_B: Tensor, layer: LayerCache) -> Tensor:
 
 @dataclass(frozen=True)
 class StepPast:
-    """The past of one new token per row: writes it, then attends to the buffer with a bias that masks empty slots."""
+    """Attention of one new token per row: writes it to the cache, then attends with a bias that masks empty slots."""
 
     layer: LayerCache
     rows_B1: Tensor
@@ -169,7 +169,7 @@ class FusedStepPast:
 
 @dataclass(frozen=True)
 class StartPast:
-    """The past of the first tokens of every row: computes causal attention among them, as in training."""
+    """Attention with an empty cache: computes causal attention among the new tokens, as in training."""
 
     layer: LayerCache
     rows_B1: Tensor
@@ -182,7 +182,7 @@ class StartPast:
 
 @dataclass(frozen=True)
 class LevelPast(StartPast):
-    """The past of new tokens if all rows have the same length and no ring has wrapped around.
+    """Attention of new tokens if all rows have the same length and no ring has wrapped around.
 
     Writes the new tokens after the cached ones. Each new token attends to all slots up to its own; `slots` is the
     number of cached tokens and new entries. Padding comes last, so that no token attends to it.
@@ -198,7 +198,7 @@ class LevelPast(StartPast):
 
 @dataclass(frozen=True)
 class ChunkPast(StartPast):
-    """The past of new tokens in all other cases: attends to cached and new tokens, then writes the new ones."""
+    """Attention of new tokens in all other cases: attends to cached and new tokens, then writes the new ones."""
 
     bound: int
     sees_B1SC: Tensor

@@ -17,6 +17,7 @@ from redline.files.atomic import write_bytes
 from redline.files.weights import check_all_finite, mismatches, read_weights
 from redline.models.drct.config import BLOCKS_PER_GROUP, DrctConfig
 from redline.models.drct.model import Drct
+from redline.nn.meta import allocate, meta_device
 
 _COMPUTED = ("relative_position_index", "attn_mask")
 _ADJUST = re.compile(r"layers\.\d+\.adjust\d\.weight")
@@ -32,7 +33,7 @@ def read_drct(weights: dict[str, Tensor], origin: str = "the weights") -> Drct:
     found = {name: tensor for name, tensor in weights.items() if not name.endswith(_COMPUTED)}
     config = find_config(found, origin)
     try:
-        with torch.device("meta"):
+        with meta_device():
             model = Drct(config)
     except RuntimeError as error:  # tensor sizes overflow
         raise ModelError(f"{origin!r} is damaged: the sizes of its {config} are too large.") from error
@@ -40,7 +41,7 @@ def read_drct(weights: dict[str, Tensor], origin: str = "the weights") -> Drct:
     if problems := mismatches(expected, {name: tuple(tensor.shape) for name, tensor in found.items()}):
         raise ModelError(f"{origin!r} looks like a {config} but does not fit it: {problems}.")
     check_all_finite(found, origin)
-    model = model.to_empty(device="cpu")
+    model = allocate(model, "cpu")
     model.reset_mean()
     model.load_state_dict({name: tensor.float().view(model_shape(name, tensor)) for name, tensor in found.items()})
     return model.eval()

@@ -12,6 +12,7 @@ from redline.files.untrusted import parse_json
 from redline.files.weights import check_all_finite, check_tensors, mismatches, open_safetensors
 from redline.models.lsd.config import LsdConfig
 from redline.models.lsd.model import Lsd
+from redline.nn.meta import allocate, meta_device
 
 ARCHITECTURE = "lsd"
 
@@ -38,17 +39,17 @@ def load_lsd(path: str | Path) -> Lsd:
     config = _config(header, str(path))
     # Checked first, because a damaged header may name so many blocks that building them would take very long.
     if config.blocks * len(config.multipliers) > len(tensors):
-        raise ModelError(f"{str(path)!r} should be an {config} by its header, but has only {len(tensors)} weights.")
+        raise ModelError(f"{str(path)!r} has the header of an {config}, but only {len(tensors)} weights.")
     try:
-        with torch.device("meta"):
+        with meta_device():
             model = Lsd(config)
     except (RuntimeError, TypeError) as error:  # tensor sizes overflow
         raise ModelError(f"{str(path)!r} is damaged: the sizes of its {config} are too large.") from error
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     if problem := mismatches(expected, {name: tuple(tensor.shape) for name, tensor in tensors.items()}):
-        raise ModelError(f"{str(path)!r} should be an {config} by its header, but {problem}.")
+        raise ModelError(f"{str(path)!r} has the header of an {config}, but {problem}.")
     check_all_finite(tensors, str(path))
-    model = model.to_empty(device="cpu")
+    model = allocate(model, "cpu")
     model.reset_sinusoids()
     model.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
     return model.eval()

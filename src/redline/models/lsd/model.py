@@ -2,9 +2,9 @@
 
 Inputs are three images in [-1, 1] (the noisy image, the camera's frame and the model's output for the previous frame),
 the time step and an optional control vector. The output is the clean image: the frame plus a predicted change, blended
-with blurred copies of the frame and with the previous output by predicted weights per pixel. To remove noise by the
-predicted change alone, the network would need as many channels as a patch has values; blending weights are smooth, so
-that a narrow network can predict them. For the first frame of a video, the previous output is the frame itself.
+with blurred copies of the frame and with the previous output by predicted weights per pixel. To remove noise without
+blending, the network would need as many channels as a patch has values; the blending weights are smooth, so a narrow
+network can predict them. For the first frame of a video, the previous output is the frame itself.
 
 The first layer turns patches into channels, so that no layer works at pixel resolution. There are no learned positions
 and only the smallest levels have attention, so images may have any size; sides that are not multiples of
@@ -65,7 +65,8 @@ class Lsd(_Recomputing):
         widths, blocks = config.widths, config.blocks
         embedding = 4 * config.width
         self.register_buffer("sinusoids", torch.empty(STEPS, config.width), persistent=False)
-        self.reset_sinusoids()
+        if not self.sinusoids.is_meta:
+            self.reset_sinusoids()
         self.time = nn.Sequential(nn.Linear(config.width, embedding), nn.SiLU(), nn.Linear(embedding, embedding))
         self.control = nn.Linear(config.control, embedding, bias=False) if config.control else None
         # One linear layer computes the scale and shift of all blocks, in the order in which they run.

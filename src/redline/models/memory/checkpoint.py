@@ -13,6 +13,7 @@ from redline.models import MEMORY_MODEL
 from redline.models.decoder.checkpoint import SINGLE, Weights, read_json, write_model
 from redline.models.memory.config import TitanConfig
 from redline.models.memory.model import TitanModel
+from redline.nn.meta import allocate, meta_device
 
 
 def save_memory_model(model: TitanModel, folder: str | Path, about: dict[str, Any] | None = None) -> None:
@@ -37,13 +38,13 @@ def load_memory_model(
     weights = Weights.of(folder)
     weights.check_layers(config.layers)
     try:
-        with torch.device("meta"):
+        with meta_device():
             model = TitanModel(config)
     except (RuntimeError, TypeError, OverflowError) as error:
         # Sizes from a damaged config.json can exceed 64 bits.
         raise ModelError(f"{str(path)!r} has sizes that are too large for any model.") from error
     weights.check({name: tuple(weight.shape) for name, weight in model.named_parameters()})
-    model.to(dtype or weights.dtype).to_empty(device=device)
+    allocate(model, device, dtype or weights.dtype)
     model.tie()
     weights.fill(dict(model.named_parameters()))
     return model.eval().requires_grad_(False)

@@ -120,7 +120,7 @@ class TitanModel(nn.Module):
         return self.head(hidden[:, 0]), state
 
     def settle(self, state: MemoryState) -> MemoryState:
-        """If the next token of a row begins a segment, offers the segment that leaves the window to the slot bank."""
+        """Offers the window's oldest segment to the slot bank, in rows whose next token begins a segment."""
 
         def settled(mixer: nn.Module, layer: LayerState) -> LayerState:
             if isinstance(mixer, SlotAttention) and isinstance(layer, WindowState):
@@ -248,15 +248,12 @@ class TitanModel(nn.Module):
         """Recomputes activations in the backward pass: per block, per layer, or only the cheap ones ("selective")."""
         if granularity not in GRANULARITIES:
             raise ModelError(f"unknown granularity {granularity!r}: use one of {', '.join(GRANULARITIES)}.")
-        self._recompute(granularity)
+        for module in (self, *self._each_block()):
+            module.recompute = granularity
 
     def gradient_checkpointing_disable(self) -> None:
-        self._recompute("")
-
-    def _recompute(self, granularity: str) -> None:
-        self.recompute = granularity
-        for block in self._each_block():
-            block.recompute = granularity
+        for module in (self, *self._each_block()):
+            module.recompute = ""
 
     def _each_block(self) -> Iterator[Block]:
         for block in self.blocks:

@@ -4,7 +4,7 @@ Queries, keys and values pass a short causal convolution; queries and keys are n
 read are normalized and multiplied by a sigmoid gate. The state does not grow with the text: it holds the matrices and
 the last inputs of the convolution.
 
-Shapes: B sequences of S tokens, width D; H heads with keys of K and values of V channels; C = H · (2K + V).
+Shapes: B sequences of S tokens, width D; H heads with keys of K and values of V channels; C = H · (2K + V); T taps.
 """
 
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from redline.models.memory.config import TitanConfig
-from redline.models.memory.short_convolution import new_taps, next_inputs
 from redline.models.memory.token_positions import TokenPositions
 from redline.nn.linear import Linear
 from redline.nn.switchable import DispatchedModule
 from redline.ops.convolved_heads import convolved_heads
+from redline.ops.convolved_heads.reference import convolved
 from redline.ops.gated_delta_rule import gated_delta_rule
 from redline.ops.memory_step import Learned, Projected, memory_step
 from redline.ops.titans_memory import TitansState, titans_memory
@@ -26,8 +26,8 @@ from redline.ops.titans_memory import TitansState, titans_memory
 _SLOWEST_DECAY, _FASTEST_DECAY = 0.001, 0.1
 # At initialization little is forgotten and half of the momentum is kept.
 _FORGETTING_BIAS = -5.0
-# The largest sum of the steps of a chunk whose keys are all equal, momentum included. All steps of a chunk use the
-# gradient at its start, so with a sum of 2 or more they overshoot by at least the error, and the memory diverges.
+# Maximum of the summed step sizes of a chunk, including momentum, if all its keys are equal. All steps of a chunk use
+# the gradient at its start, so with a sum of 2 or more they overshoot by at least the error, and the memory diverges.
 _LARGEST_CORRECTION = 1.5
 
 # Queries (B, S, H, K), keys (B, S, H, K) and values (B, S, H, V).
@@ -152,3 +152,25 @@ class NeuralMemory(DispatchedModule):
         assert isinstance(state.memory, Tensor) and self.norm.eps is not None
         gated, *after = memory_step(token, learned, state.recent_BTC, state.memory, self.norm.eps, self.implementation)
         return self.out(gated)[:, None], NeuralState(*after), None
+
+
+def new_taps(count: int, channels: int) -> nn.Parameter:
+    return nn.Parameter(torch.empty(count, channels).uniform_(-(count**-0.5), count**-0.5))
+
+
+def short_convolution(
+    x_BSC: Tensor, taps_TC: Tensor, recent_BTC: Tensor, documents_BS: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Returns the convolution's output and the inputs that it needs again for the next tokens."""
+    return convolved(x_BSC, taps_TC, recent_BTC, documents_BS), next_inputs(x_BSC, recent_BTC, documents_BS)
+
+
+def next_inputs(x_BSC: Tensor, recent_BTC: Tensor, documents_BS: Tensor | None = None) -> Tensor:
+    """Returns the last inputs, which the convolution of the next tokens needs; zeros for earlier documents."""
+    (length, count), recent_BTC = (x_BSC.shape[1], recent_BTC.shape[1]), recent_BTC.to(x_BSC.dtype)
+    # A copy, because a view would keep the activations of all tokens alive as long as the state.
+    held = torch.cat((recent_BTC[:, length:], x_BSC[:, max(0, length - count) :]), 1)
+    if documents_BS is None:
+        return held
+    documents_BS = torch.cat((documents_BS[:, :1].expand(-1, count), documents_BS), 1)
+    return held * (documents_BS[:, length:] == documents_BS[:, -1:]).unsqueeze(-1)

@@ -21,11 +21,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from redline.models.memory.block_masks import LEAST_CHANNELS
 from redline.models.memory.config import TitanConfig
-from redline.models.memory.short_convolution import new_taps, short_convolution
+from redline.models.memory.neural_memory import new_taps, short_convolution
 from redline.models.memory.slot_bank import SlotBank, gather_rows
-from redline.models.memory.token_positions import Rotation, TokenPositions
+from redline.models.memory.token_positions import LEAST_CHANNELS, Rotation, TokenPositions
 from redline.models.memory.windowed_attention import attention_of_last_tokens, logits, mix, windowed_attention
 from redline.nn.causal_attention import span_kernels_are_faster
 from redline.nn.linear import Linear
@@ -162,7 +161,7 @@ class SlotAttention(SwitchableModule):
         return self.out(out.flatten(2)), state
 
     def settle(self, state: WindowState, position_B: Tensor) -> WindowState:
-        """Offers the segment that leaves the window to the bank, for sequences whose next token begins a segment."""
+        """Offers the window's oldest segment to the slot bank, in sequences whose next token begins a segment."""
         bank, config = state.bank, self.config
         if bank is None:
             return state

@@ -59,7 +59,7 @@ class Origin:
     def has_weights_of(self, other: "Origin") -> bool:
         """Returns whether the weights agree: exactly for equal dtypes, else up to rounding.
 
-        Skips weights that only one of the two has as a plain tensor of this shape; at least one must be comparable.
+        Compares the weights that both have as plain tensors of the same shape; returns False if there are none.
         """
         ours, theirs = self._numbers(), other._numbers()
         compared = [name for name in ours.keys() & theirs.keys() if self.weights[name][1] == other.weights[name][1]]
@@ -141,7 +141,9 @@ class MemoryState:
         for state, one in zip(states[1:], tensors[1:], strict=True):
             _check_alike(tensors[0], one)
             if difference := states[0].origin.difference(state.origin.config):
-                raise ModelError(f"states of different models cannot be stacked: of the first, {difference}.")
+                raise ModelError(
+                    f"states of different models cannot be stacked: the first differs from another ({difference})."
+                )
         return states[0].map(lambda name, _: torch.cat([one[name] for one in tensors]))
 
     def save(self, path: str | Path) -> None:

@@ -1,15 +1,122 @@
-"""The document, position, segment and rotation of every token of one forward pass."""
+"""The document, position, segment and rotation of every token of one forward pass, and the masks of flex attention.
 
+B: batch, S: tokens in a row, N: blocks in a row.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
 
 from redline.errors import ModelError
-from redline.models.memory.block_masks import LEAST_CHANNELS, BlockMasks
 from redline.models.memory.config import TitanConfig
 from redline.nn.packing import Packing
 from redline.ops.rope import rope
+
+# The smallest head dimension that flex attention supports.
+LEAST_CHANNELS = 16
+_BLOCK = 128
+# A mask function of flex attention: (batch, head, query, key) to bool.
+MaskFunction = Callable[[Any, Any, Any, Any], Any]
+
+
+@dataclass(frozen=True)
+class BlockMasks:
+    """Which blocks of keys each block of queries attends to in flex attention.
+
+    `create_block_mask` evaluates the mask for every pair of tokens and cannot be compiled inside a checkpointed region.
+    This looks at the first and last token of each block only. Positions increase within a document and document numbers
+    increase along a row, so a block with a visible token is never skipped. A block without a visible token may be
+    listed, which only costs time.
+
+    `near` covers the tokens of a document inside the window, `beyond` the tokens that have left it.
+
+    The masks are built once for all layers and outside of them: block masks built inside a layer that is compiled and
+    checkpointed caused illegal memory accesses on a GPU (torch 2.11).
+    """
+
+    near: BlockMask
+    beyond: BlockMask | None = None
+
+    @classmethod
+    def of(
+        cls,
+        positions_BS: Tensor,
+        documents_BS: Tensor | None,
+        segment: int,
+        window_segments: int,
+        with_beyond: bool = False,
+    ) -> "BlockMasks":
+        segments_BS = positions_BS // segment
+        documents = torch.zeros_like(positions_BS) if documents_BS is None else documents_BS
+
+        def is_near(b: Any, h: Any, q: Any, k: Any) -> Any:
+            recent = segments_BS[b, q] - segments_BS[b, k] <= window_segments
+            return (k <= q) & (documents[b, q] == documents[b, k]) & recent
+
+        def is_beyond(b: Any, h: Any, q: Any, k: Any) -> Any:
+            outside = segments_BS[b, q] - segments_BS[b, k] > window_segments
+            return (k <= q) & (documents[b, q] == documents[b, k]) & outside
+
+        arguments = positions_BS, documents, segment, window_segments
+        near = _mask(is_near, *arguments, beyond=False)
+        return cls(near, _mask(is_beyond, *arguments, beyond=True) if with_beyond else None)
+
+
+def _mask(
+    mask: MaskFunction, positions_BS: Tensor, documents_BS: Tensor, segment: int, window_segments: int, beyond: bool
+) -> BlockMask:
+    length = positions_BS.shape[1]
+    blocks = -(-length // _BLOCK)
+    last = torch.arange(1, blocks + 1, device=positions_BS.device) * _BLOCK - 1
+    last = last.clamp(max=length - 1)
+    first = torch.arange(blocks, device=positions_BS.device) * _BLOCK
+    first_document_BN, last_document_BN = documents_BS[:, first], documents_BS[:, last]
+    first_segment_BN, last_segment_BN = positions_BS[:, first] // segment, positions_BS[:, last] // segment
+
+    one_document_BNN = first_document_BN[:, :, None] == last_document_BN[:, None]
+    same_ends_BNN = last_document_BN[:, :, None] == first_document_BN[:, None]
+    youngest_BNN = first_segment_BN[:, :, None] - last_segment_BN[:, None]
+    oldest_BNN = last_segment_BN[:, :, None] - first_segment_BN[:, None]
+    # Positions of tokens of different documents cannot be compared, but within a document the distance in the row
+    # equals the difference of positions.
+    nearest_NN, farthest_NN = first[:, None] - last, last[:, None] - first
+    if beyond:
+        seen_BNN = (farthest_NN > window_segments * segment) & (~same_ends_BNN | (oldest_BNN > window_segments))
+        all_seen_BNN = same_ends_BNN & (youngest_BNN > window_segments)
+    else:
+        near_NN = nearest_NN < (window_segments + 1) * segment
+        seen_BNN = near_NN & (~one_document_BNN | (youngest_BNN <= window_segments))
+        all_seen_BNN = same_ends_BNN & (oldest_BNN <= window_segments)
+    reach_BNN = (first[:, None] >= first) & (first_document_BN[:, :, None] <= last_document_BN[:, None])
+    listed_BNN = reach_BNN & seen_BNN
+    full_BNN = all_seen_BNN & (first[:, None] > last) & (last - first == _BLOCK - 1)[:, None]
+    full_B1NN = (listed_BNN & full_BNN)[:, None]
+    partly_B1NN = (listed_BNN & ~full_BNN)[:, None]
+    return BlockMask(
+        (length, length),
+        *_block_lists(partly_B1NN),
+        *_block_lists(full_B1NN),
+        *_block_lists(partly_B1NN.mT),
+        *_block_lists(full_B1NN.mT),
+        BLOCK_SIZE=(_BLOCK, _BLOCK),
+        mask_mod=mask,
+    )
+
+
+def _block_lists(listed: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the number of listed blocks per row, and the block indices with the listed ones first.
+
+    Scatters instead of sorting, because torch excludes the sort of its own block masks from compilation.
+    """
+    count = listed.sum(-1, keepdim=True)
+    place = torch.where(listed, listed.cumsum(-1) - 1, count + (~listed).cumsum(-1) - 1)
+    blocks = torch.arange(listed.shape[-1], device=listed.device).expand_as(place)
+    which = torch.empty_like(place, memory_format=torch.contiguous_format).scatter(-1, place, blocks)
+    return count[..., 0].to(torch.int32).contiguous(), which.to(torch.int32)
 
 
 @dataclass(frozen=True)

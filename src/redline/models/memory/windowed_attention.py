@@ -1,4 +1,4 @@
-"""Attention of whole sequences to a window of segments and, with a bias, to tokens beyond it, in one softmax.
+"""Attention for whole sequences: one softmax over a window of segments and, with a bias, over earlier tokens.
 
 The reference processes blocks of queries. On a CUDA device flex attention skips masked blocks, and Redline's Triton
 kernels are faster still where they are available.
@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
-from redline.models.memory.block_masks import LEAST_CHANNELS, BlockMasks
-from redline.models.memory.token_positions import TokenPositions
+from redline.models.memory.token_positions import LEAST_CHANNELS, BlockMasks, TokenPositions
 from redline.nn.causal_attention import span_attention, span_kernels_are_faster
 from redline.ops.dispatch import warn_once_traced
 

@@ -1,4 +1,4 @@
-"""Causal attention of each token to a span of tokens that ends with itself, with deterministic gradients.
+"""Causal attention of each token over a span of tokens that ends with itself, with deterministic gradients.
 
 All sequences are concatenated, and `lowest_T` holds the first token that each token sees: packed documents and sliding
 windows are both expressed by it. Tokens before the span may be seen through separate queries and keys (`Far`) in the

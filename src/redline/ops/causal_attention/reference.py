@@ -1,4 +1,4 @@
-"""Reference of softmax attention of each token to a span of tokens that ends with itself.
+"""Reference of softmax attention of each token over a span of tokens that ends with itself.
 
 T: tokens of all sequences, H: query heads, G: key and value heads, D: head dimension.
 """

@@ -4,9 +4,9 @@ Softmax uses base 2: `logs` is the base-2 logarithm of each denominator. Tiles i
 computed without a mask, tiles at the ends of a span with one. No two programs write the same element, and each program
 adds in a fixed order, so results are deterministic.
 
-Far keys are processed after the near ones, when each query has seen at least itself. They have their own queries, keys
-and bias, and the bias is added before scaling. A query sees the far keys from `first` up to, but not including,
-`lowest`. Without far keys these arguments are None.
+Far keys are processed after the near keys, so that every softmax has at least one term by then. They have their own
+queries, keys and bias, and the bias is added before scaling. A query sees the far keys from `first` up to, but not
+including, `lowest`. Without far keys these arguments are None.
 
 T: tokens, H: query heads, G: key heads, D: head dimension, M: queries per tile, N: keys per tile.
 """

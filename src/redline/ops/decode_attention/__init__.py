@@ -1,4 +1,4 @@
-"""Attention of one new token per sequence to a ring buffer of keys and values, into which it is written.
+"""Attention of one new token per sequence over a ring buffer, to which its key and value are written first.
 
 The ring is updated in place. It consists of the first `ring` positions of the buffers, which may have any strides.
 

@@ -1,4 +1,4 @@
-"""Reference of the attention of one new token per sequence to a ring buffer of keys and values.
+"""Reference of the attention of one new token per sequence over a ring buffer of keys and values.
 
 B: sequences, C: positions in the buffer, of which the first `ring` are the ring, H: query heads, G: key and value
 heads, D: head dimension. Token n of a sequence is stored at position n mod ring, so the new token replaces the oldest

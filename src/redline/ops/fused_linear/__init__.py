@@ -74,7 +74,7 @@ def check_fused(
     activation: str,
     channels: int | None,
 ) -> None:
-    """Checks what fused linear layers have in common, except shapes. `channels` is None if nothing is normalized."""
+    """Checks arguments that fused linear layers share, except shapes. `channels` is None if nothing is normalized."""
     check_same_dtype(op, x_MK=x_MK, out_MN=out_MN, residual_MN=residual_MN)
     if activation not in ACTIVATIONS:
         raise ModelError(f"{op}: unknown activation {activation!r} (supported: gelu, leaky_relu, or empty).")

@@ -87,8 +87,8 @@ def write_moments(stored, part, new_moments, row_offset, row_mask, rows):
     tl.store(offset + rows, tl.sum(stored * stored, 1), mask=row_mask)
 
 
-# Sizes are run-time arguments, so that few compiled kernels serve all layers. They are given in steps of 8 elements, so
-# the compiler knows that it can load 8 at once.
+# Sizes are run-time arguments, so that few compiled kernels serve all layers. They are counted in units of 8 elements,
+# so the compiler knows that it can load 8 at once.
 @triton.jit(do_not_specialize=["rows", "K_steps", "N_steps", "parts", "x_steps", "residual_steps", "out_steps"])
 def linear_kernel(
     x, weight, bias, weight_sums, moments, residual, new_moments, out,

@@ -1,8 +1,8 @@
 """Triton functions that the kernels of the gated delta rule share: loading tiles, and the decays of a chunk.
 
 A tensor (B, S, H, X) is loaded in tiles of one chunk of one head: C tokens and some of the X channels. The tensor is
-indexed in slices of X elements, one for each token and head: `row` is the slice of the chunk's first token, and `left`
-is the number of tokens from there to the end of the sequence.
+indexed in slices of X elements, one for each token and head: `row` is the index of the slice of the chunk's first
+token, and `left` is the number of tokens from there to the end of the sequence.
 """
 
 import triton

@@ -39,6 +39,11 @@ def rope_tables(
     device: torch.device | str | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Returns fp32 cosines and sines, each (length, head_dim / 2), for the positions 0 to length − 1."""
+    if torch.empty(0, device=device).is_meta:
+        # Nothing is computed: that would import TorchDynamo.
+        _check(head_dim, base, scaling)
+        cos, sin = (torch.empty(length, head_dim // 2, dtype=torch.float32, device=device) for _ in range(2))
+        return cos, sin
     positions = torch.arange(length, dtype=torch.float64, device=device)
     angles = positions[:, None] * frequencies(head_dim, base, scaling, device)[None, :]
     return angles.cos().float(), angles.sin().float()
@@ -51,21 +56,29 @@ def frequencies(
     device: torch.device | str | None = None,
 ) -> Tensor:
     """Returns the rotation of each pair of channels in radians per position, fp64, (head_dim / 2,)."""
-    if head_dim < 2 or head_dim % 2:
-        raise ModelError(f"rope: head_dim must be even and at least 2, not {head_dim}.")
-    if base <= 0:
-        raise ModelError(f"rope: base must be more than 0, not {base}.")
+    _check(head_dim, base, scaling)
     plain = base ** (torch.arange(0, head_dim, 2, dtype=torch.float64, device=device) / -head_dim)
     if scaling is None:
         return plain
-    if scaling.factor <= 0:
-        raise ModelError(f"rope: the scaling factor must be more than 0, not {scaling.factor}.")
     slowed = plain / scaling.factor
     if isinstance(scaling, LinearScaling):
         return slowed
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    if not 0 < low < high:
-        raise ModelError(f"rope: Llama 3 scaling needs 0 < low_freq_factor < high_freq_factor, not {low} and {high}.")
     turns = scaling.original_max_position_embeddings * plain / (2 * math.pi)
     kept = ((turns - low) / (high - low)).clamp(0, 1)
     return kept * plain + (1 - kept) * slowed
+
+
+def _check(head_dim: int, base: float, scaling: Scaling | None) -> None:
+    if head_dim < 2 or head_dim % 2:
+        raise ModelError(f"rope: head_dim must be even and at least 2, not {head_dim}.")
+    if base <= 0:
+        raise ModelError(f"rope: base must be more than 0, not {base}.")
+    if scaling is not None and scaling.factor <= 0:
+        raise ModelError(f"rope: the scaling factor must be more than 0, not {scaling.factor}.")
+    if isinstance(scaling, Llama3Scaling):
+        low, high = scaling.low_freq_factor, scaling.high_freq_factor
+        if not 0 < low < high:
+            raise ModelError(
+                f"rope: Llama 3 scaling needs 0 < low_freq_factor < high_freq_factor, not {low} and {high}."
+            )

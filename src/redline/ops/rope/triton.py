@@ -14,7 +14,7 @@ from torch import Tensor
 from redline.ops import kernel
 
 _LARGEST_HEAD = 1024
-# The most elements of one half of the channels that a program holds at once, and the warps for each such number.
+# Maximum number of elements of one half of the channels per block, and the number of warps for each block size.
 BLOCK = 2048
 WARPS = {256: 1, 512: 2, 2048: 4}
 

@@ -63,8 +63,8 @@ BLOCK_TILES = {
 # The most rows for which the kernels are used, by element sizes of x and of the weight, as measured on an H200. In bf16
 # the kernels beat cuBLAS for one row, but not for two; fp32 was not measured, so cuBLAS is used. The alternative for
 # int8 weights is to dequantize them to memory, which pays off only for hundreds of rows (measured with bf16 rows, and
-# assumed for fp32). For int8 rows the limit is the largest number that was measured; torch needs separate kernels to
-# scale the sums.
+# assumed for fp32). For int8 rows the limit is the largest number of rows that was measured; there torch
+# needs separate kernels to scale the sums.
 LARGEST_ROWS = {(2, 2): 1, (4, 4): 0, (2, 1): 64, (4, 1): 64, (1, 1): 512}
 # If rows of the weight are not aligned to this, blocks are loaded element by element, which pays off for fewer rows.
 ALIGNED_BYTES, LARGEST_UNALIGNED_ROWS = 16, 32

@@ -169,7 +169,7 @@ def positions(position_B: Tensor, documents_BS: Tensor | None, tokens: int) -> t
 def _products(factor_BHC: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the products of the factors from j + 1 to i, (B, H, C, C), and from the start to i, (B, H, C).
 
-    Multiplies instead of adding logarithms, because a factor may be zero and has a gradient there too.
+    Multiplies instead of adding logarithms, because a factor may be zero, where the logarithm is infinite.
     """
     below_CC = torch.ones((factor_BHC.shape[-1],) * 2, dtype=torch.bool, device=factor_BHC.device).tril(-1)
     factors_BHCC = torch.where(below_CC, factor_BHC[..., None], 1)

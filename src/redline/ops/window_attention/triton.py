@@ -198,7 +198,7 @@ def _constants(
 
 
 def _alignment(heads: int, size: int, padded: int) -> int:
-    """Returns the widest alignment at which the slice of every head, read from an aligned channel, fits its padding."""
+    """Returns the largest alignment at which every head, loaded from an aligned channel, fits its padding."""
     for step in (8, 4, 2):
         if heads * size % step == 0 and size + max(head * size % step for head in range(heads)) <= padded:
             return step

@@ -3,7 +3,6 @@
 Frames travel over WebRTC. Importing this package needs neither aiortc nor aiohttp; `serve` does.
 """
 
-import socket
 import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from redline.errors import RedlineError
-from redline.stream.access import Access, listening, urls
-from redline.stream.clock import Clock
+from redline.stream.access import Access, listen, urls
 from redline.stream.frame_model import ModelControls
+from redline.stream.frames import Clock
 from redline.stream.latency import Latency
 from redline.stream.settings import LiveSettings
 from redline.stream.sinks import Sink
 from redline.stream.sources import Source
+from redline.stream.sources.wrappers import Previewed
 
 if TYPE_CHECKING:
     from redline.stream.browser.broadcast import Broadcast
@@ -46,8 +46,6 @@ class Page:
 
     def preview(self, source: Source, waits: bool = False) -> Source:
         """Returns a source that also shows its frames on the page. If `waits`, it starts with the first viewer."""
-        from redline.stream.browser.source import Previewed
-
         begin = self._broadcasts["output"].wanted if waits else None
         return Previewed(source, self._broadcasts["input"].publish, begin)
 
@@ -55,7 +53,7 @@ class Page:
         """Ends the page for all viewers; call it when the stream has ended."""
         if self.source is not None:
             self.source.close()
-        self._server.close()
+        self._server.web.close()
 
 
 def serve(
@@ -120,19 +118,13 @@ def serve(
         "control_least": (controls.minimum,) * named + (-1.0,) * len(unnamed),
     }
     tls = _tls(certificate)
-    with listening(host, port):
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        listener = socket.create_server(address[:2], family=family)
+    listener = listen(host, port)
 
     def measure() -> dict[str, Any]:
         return collect_metrics(latency, broadcasts, clock.now_s(), torch.device(device), busy_share())
 
     server = PageServer(access, listener, tls, source, broadcasts, settings, measure, info)
-    try:
-        server.start()
-    except BaseException:
-        listener.close()
-        raise
+    server.web.start()
     scheme, bound_port = "http" if tls is None else "https", listener.getsockname()[1]
     return Page(urls(scheme, host, bound_port, "/", key), source, sink, server, broadcasts)
 

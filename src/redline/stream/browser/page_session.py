@@ -5,7 +5,7 @@ import json
 from collections.abc import Coroutine
 from contextlib import suppress
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from aiohttp import WSMsgType, web
 
@@ -22,17 +22,23 @@ from redline.stream.browser.messages import (
 )
 from redline.stream.browser.webrtc import WebRtcConnection
 
-if TYPE_CHECKING:
-    from redline.stream.browser.server import PageServer
-
 MAX_MESSAGES_PER_SECOND = 60
 _SEND_TIMEOUT_S = 5.0
+
+
+class Server(Protocol):
+    """What a page asks of the server."""
+
+    @property
+    def settings(self) -> dict[str, Any]: ...
+    async def change(self, changes: dict[str, Any]) -> None: ...
+    def open_connection(self, offer: Offer) -> WebRtcConnection: ...
 
 
 class PageSession:
     """Handles the messages of one page until its WebSocket is closed. A slow page never blocks the others."""
 
-    def __init__(self, socket: web.WebSocketResponse, server: "PageServer") -> None:
+    def __init__(self, socket: web.WebSocketResponse, server: Server) -> None:
         self._socket, self._server = socket, server
         self.connection: WebRtcConnection | None = None
         self._metrics: asyncio.Task[None] | None = None

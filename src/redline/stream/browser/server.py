@@ -1,15 +1,9 @@
-"""The web server of a stream: the page with its files, and one WebSocket per page, all checked by `Access`.
-
-It runs in a thread of its own, so that neither the network nor a page delays the stream.
-"""
+"""The web server of a stream: the page with its files, and one WebSocket per page, all checked by `Access`."""
 
 import asyncio
-import logging
 import socket
 import ssl
-import threading
-import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.resources import files
@@ -17,26 +11,25 @@ from typing import Any
 
 import torch
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 
-from redline.errors import RedlineError
 from redline.machine.host_memory import resident_bytes
 from redline.stream.access import Access
-from redline.stream.browser.acceptor import Acceptor
-from redline.stream.browser.broadcast import Broadcast
-from redline.stream.browser.images import shown_size
+from redline.stream.browser.broadcast import Broadcast, shown_size
 from redline.stream.browser.messages import LONGEST_MESSAGE_BYTES, MessageError, Offer
 from redline.stream.browser.page_session import PageSession
 from redline.stream.browser.source import BrowserSource
 from redline.stream.browser.webrtc import WebRtcConnection
 from redline.stream.latency import Latency
 from redline.stream.settings import LiveSettings
+from redline.stream.web_server import Handler, WebServer
 
 MAX_PAGES, MAX_CONNECTIONS = 8, 4
-_METRICS_EVERY_S, LOG_EVERY_S = 0.5, 10.0
+_METRICS_EVERY_S = 0.5
 _HEARTBEAT_S = 5.0
 _ENDED = "The stream has ended."
-_FILES = {"/": "page.html"} | {f"/{name}": name for name in ("page.css", "page.js", "settings.js", "charts.js")}
+_FILES = {"/": "page.html"} | {
+    f"/{name}": name for name in ("base.css", "page.css", "page.js", "settings.js", "charts.js")
+}
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -50,32 +43,9 @@ _HEADERS = {
 }
 
 
-class RequestLogFilter(logging.Filter):
-    """Shortens records of malformed requests to one line, and passes at most one record per ten seconds, so that
-    clients cannot flood the disk or the terminal."""
-
-    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
-        super().__init__()
-        self._now_s, self._last_s, self._dropped = now_s, -LOG_EVERY_S, 0
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        now_s = self._now_s()
-        if now_s - self._last_s < LOG_EVERY_S:
-            self._dropped += 1
-            return False
-        dropped, self._last_s, self._dropped = self._dropped, now_s, 0
-        error = record.exc_info[1] if record.exc_info else None
-        text = record.getMessage()
-        if isinstance(error, HttpProcessingError):
-            record.levelno, record.levelname, record.exc_info = logging.WARNING, "WARNING", None
-            text = f"refused a malformed HTTP request ({type(error).__name__})"
-        record.msg, record.args = text + (f"; {dropped:,} more were not logged" if dropped else ""), ()
-        return True
-
-
 @dataclass(eq=False)
 class PageServer:
-    """`start` and `close` may be called from any thread; everything else runs in the server's event loop.
+    """Runs in the event loop of the server `web`.
 
     `info` has the properties of the stream that a page receives in the message `hello` when it connects.
     """
@@ -93,23 +63,12 @@ class PageServer:
         self._cookie = f"redline_{self.listener.getsockname()[1]}"
         self._sessions: set[PageSession] = set()
         self._sent_settings = self.live_settings.now()
-        self._stop, self._ready = asyncio.Event(), threading.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="redline-browser", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-        self._ready.wait()
-        if self._error is not None:
-            raise RedlineError(f"the page cannot be served: {self._error}.") from self._error
-
-    def close(self) -> None:
-        """Stops the server; may be called repeatedly."""
-        if self._loop is not None and self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join()
-        self.listener.close()
+        app = web.Application(middlewares=[self._check])
+        app.on_response_prepare.append(self._add_headers)
+        for path in _FILES:
+            app.router.add_get(path, self._file)
+        app.router.add_get("/socket", self._socket)
+        self.web = WebServer(app, self.listener, self._work, self.tls)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -162,44 +121,18 @@ class PageServer:
     def _is_camera_taken(self) -> bool:
         return any(session.connection is not None and session.connection.sends for session in self._sessions)
 
-    def _run(self) -> None:
+    async def _work(self) -> None:
         try:
-            asyncio.run(self._serve())
-        except BaseException as error:
-            self._error = error
-        finally:
-            self._ready.set()
-
-    async def _serve(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        app = web.Application(middlewares=[self._release_when_sent])
-        app.on_response_prepare.append(self._add_headers)
-        for path in _FILES:
-            app.router.add_get(path, self._file)
-        app.router.add_get("/socket", self._socket)
-        logger = logging.Logger("redline.stream.browser")  # not shared with other servers
-        logger.parent = logging.getLogger()
-        logger.addFilter(RequestLogFilter())
-        runner = web.AppRunner(app, access_log=None, logger=logger, shutdown_timeout=1.0, handle_signals=False)
-        await runner.setup()
-        assert runner.server is not None
-        self._acceptor = Acceptor(runner.server)
-        accepting = asyncio.create_task(self._acceptor.run(self.listener, self.tls))
-        try:
-            self._ready.set()
             await self._update_pages()
         finally:
             sessions = list(self._sessions)
             await asyncio.gather(*(session.close(_ENDED) for session in sessions))
             await asyncio.gather(*(session.disconnect() for session in sessions))
-            accepting.cancel()
-            await asyncio.gather(accepting, return_exceptions=True)
-            await runner.cleanup()
 
     async def _update_pages(self) -> None:
         """Sends settings, metrics and the end of the stream to all pages until the server is closed."""
         is_end_sent = False
-        while not self._stop.is_set():
+        while not self.web.stop.is_set():
             self._send_settings()
             metrics = self.measure()
             for session in self._sessions:
@@ -208,25 +141,12 @@ class PageServer:
                 is_end_sent = True
                 self._send_to_all({"type": "ended", "text": _ENDED})
             try:
-                await asyncio.wait_for(self._stop.wait(), _METRICS_EVERY_S)
+                await asyncio.wait_for(self.web.stop.wait(), _METRICS_EVERY_S)
             except TimeoutError:
                 continue
 
     @web.middleware
-    async def _release_when_sent(
-        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    ) -> web.StreamResponse:
-        answer = await self._answer(request, handler)
-        if not isinstance(answer, web.WebSocketResponse):
-            # No connection is kept open for a second request.
-            answer.force_close()
-            release = self._acceptor.release_if_sent
-            request.task.add_done_callback(lambda _, transport=request.transport: release(transport))
-        return answer
-
-    async def _answer(
-        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    ) -> web.StreamResponse:
+    async def _check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         host, origin = request.headers.get("Host"), request.headers.get("Origin")
         why_not = self.access.why_not_host(host)
         if not why_not and (origin is not None or request.path == "/socket"):
@@ -242,17 +162,15 @@ class PageServer:
             secure = self.tls is not None
             redirect.set_cookie(self._cookie, self.access.token, httponly=True, samesite="Strict", secure=secure)
             return redirect
-        try:
-            return await handler(request)
-        except web.HTTPException as error:
-            return web.Response(status=error.status, text=f"{error.reason}.")
+        return await handler(request)
 
     async def _add_headers(self, request: web.Request, response: web.StreamResponse) -> None:
         response.headers.update(_HEADERS)
 
     async def _file(self, request: web.Request) -> web.Response:
         name = _FILES[request.path]
-        text = (files("redline.stream.browser") / "static" / name).read_text("utf-8")
+        folder = files("redline.pages") if name == "base.css" else files("redline.stream.browser") / "static"
+        text = (folder / name).read_text("utf-8")
         return web.Response(text=text, content_type=_TYPES[name.rpartition(".")[2]], charset="utf-8")
 
     async def _socket(self, request: web.Request) -> web.StreamResponse:
@@ -267,7 +185,7 @@ class PageServer:
             await socket.close()
             return socket
         self._sessions.add(session)
-        self._acceptor.release(request.transport)
+        self.web.release(request)
         try:
             now = {"settings": self.settings, "camera_taken": self._is_camera_taken}
             await session.send({"type": "hello", **now, **self.info})

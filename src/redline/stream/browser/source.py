@@ -5,7 +5,6 @@ A page that disconnects does not end the stream: it is logged as a fault, and th
 
 import threading
 from collections.abc import Callable, Generator
-from contextlib import closing
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -14,17 +13,16 @@ from av import VideoFrame
 
 from redline.errors import RedlineError
 from redline.machine.channels import Channel
-from redline.stream.browser.images import MAX_CAMERA_PIXELS, crop_and_scale
-from redline.stream.clock import Clock
-from redline.stream.frames import Frame
+from redline.stream.browser.broadcast import MAX_CAMERA_PIXELS, crop_and_scale
+from redline.stream.frames import Clock, Frame
 from redline.stream.latency import Latency
-from redline.stream.sources import Source, SourceFault, SourceWrapper
+from redline.stream.sources import SourceFault
+from redline.video.reading import TICK_90KHZ
 
 CONVERSION_BUSY = "conversion busy"
 MIN_SIDE, MAX_SIDE = 16, 4096
 MAX_LATE_S = 2.0
 _NOT_SENDING = "the browser stopped sending."
-_TIME_BASE = Fraction(1, 90_000)
 
 
 class _Arrived(NamedTuple):
@@ -72,7 +70,7 @@ class CameraFeed:
             most = f"at most {MAX_CAMERA_PIXELS:,} pixels"
             raise RedlineError(f"camera frames of {image.width}×{image.height} are too large ({most}).")
         now_s = self._clock.now_s()
-        late_s = self._lateness.of(float((image.pts or 0) * _TIME_BASE), now_s)
+        late_s = self._lateness.of(float((image.pts or 0) * TICK_90KHZ), now_s)
         # A queue in the network does not drain by itself, but a new connection starts without one.
         if late_s > MAX_LATE_S:
             raise RedlineError(f"camera frames arrive {late_s:.1f} s late: reconnecting.")
@@ -148,7 +146,7 @@ class BrowserSource:
                 pixels = crop_and_scale(arrived.image, self.height, self.width)
             except (av.FFmpegError, ValueError) as error:
                 raise SourceFault("the browser sent a frame that cannot be converted.") from error
-            frame = Frame(pixels, arrived.number, pts - first_pts, _TIME_BASE, arrived.captured_s)
+            frame = Frame(pixels, arrived.number, pts - first_pts, TICK_90KHZ, arrived.captured_s)
             self._preview(frame)
             yield frame
 
@@ -163,29 +161,3 @@ class BrowserSource:
         with self._changed:
             self._changed.wait_for(lambda: self._closed or (self._feed is not None and not self._feed.ended))
             return None if self._closed else self._feed
-
-
-class Previewed(SourceWrapper):
-    """Calls `preview` with every frame of another source, so that the page shows the input as well.
-
-    Nothing is read before `begin` is set.
-    """
-
-    def __init__(
-        self, source: Source, preview: Callable[[Frame], object], begin: threading.Event | None = None
-    ) -> None:
-        super().__init__(source)
-        self._preview, self._begin = preview, begin
-
-    def frames(self) -> Generator[Frame, None, None]:
-        if self._begin is not None:
-            self._begin.wait()
-        with closing(self.inner.frames()) as frames:
-            for frame in frames:
-                self._preview(frame)
-                yield frame
-
-    def close(self) -> None:
-        super().close()
-        if self._begin is not None:
-            self._begin.set()

@@ -21,8 +21,7 @@ from av import VideoFrame
 
 from redline.errors import RedlineError
 from redline.stream.access import is_loopback
-from redline.stream.browser.broadcast import Broadcast, Published, Viewer
-from redline.stream.browser.images import to_codec_frame
+from redline.stream.browser.broadcast import Broadcast, Published, Viewer, to_codec_frame
 from redline.stream.browser.messages import MessageError, Offer
 from redline.stream.browser.source import CameraFeed
 

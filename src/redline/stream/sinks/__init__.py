@@ -24,3 +24,15 @@ class Sink(Protocol):
     def abandon(self) -> None:
         """Discards the output, or closes it if there is nothing to discard."""
         self.close(complete=False)
+
+
+class NullSink(Sink):
+    """Discards all frames, for measurements and tests."""
+
+    name = "null"
+
+    def __init__(self) -> None:
+        self.frames = 0
+
+    def write(self, frame: Frame) -> None:
+        self.frames += 1

@@ -5,9 +5,7 @@ the same start.
 """
 
 import math
-import os
 from collections.abc import Generator, Iterator
-from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from av.stream import Stream
 from redline.errors import RedlineError
 from redline.stream.continuous_timestamps import ContinuousTimestamps
 from redline.video.reading import opened
+from redline.video.writing import can_hold
 
 
 class AudioCopy:
@@ -82,16 +81,8 @@ def check_audio_copy(path: Path, container: str, suffix: str) -> None:
     with _opened(path) as source:
         for stream in source.streams.audio:
             name = stream.codec_context.name if stream.codec_context else "unknown"
-            trial = av.open(os.devnull, "w", format=container)
-            try:
-                trial.add_stream_from_template(stream, opaque=True)
-                trial.start_encoding()
-            except (ValueError, AttributeError, av.FFmpegError) as error:
-                text = f"{suffix} does not support the audio of {path.name!r} ({name}): write a .mkv file."
-                raise RedlineError(text) from error
-            finally:
-                with suppress(ValueError, av.FFmpegError):
-                    trial.close()
+            if not can_hold(container, stream):
+                raise RedlineError(f"{suffix} does not support the audio of {path.name!r} ({name}): write a .mkv file.")
 
 
 def _opened(path: Path) -> InputContainer:

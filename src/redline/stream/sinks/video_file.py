@@ -6,10 +6,10 @@ full disk or a killed process. The next recording in the folder recovers the fil
 B-frames are disabled, so that frames leave the encoder in display order and timestamps may be irregular.
 """
 
-import math
 import os
 from contextlib import suppress
 from fractions import Fraction
+from itertools import count
 from pathlib import Path
 
 import av
@@ -21,14 +21,15 @@ from av.video.stream import VideoStream
 
 from redline.choices import VIDEO_CONTAINERS
 from redline.errors import RedlineError
-from redline.files.partial import hidden_path, recording_path, remove_abandoned
+from redline.files.partial import abandoned_recordings, hidden_path, recording_path, remove_abandoned
 from redline.stream.frames import Frame
 from redline.stream.sinks import Sink
 from redline.stream.sinks.audio import AudioCopy, check_audio_copy
-from redline.stream.sinks.recovery import recover_recordings, trim_to_playable
+from redline.video.reading import first_frame, main_stream, opened
+from redline.video.truncated import complete_bytes
+from redline.video.writing import exact_clock, open_encoder, open_output
 
 _BT709 = 1
-_FINEST_CLOCK = (1 << 31) - 1
 # The length of the fragments of a live recording. With no frames held back by the encoder, at most two seconds are lost
 # when the process is killed or the disk is full.
 _FRAGMENT_S = 1
@@ -210,21 +211,12 @@ class _VideoWriter:
         context.color_range = ColorRange.MPEG
         # Frame threads hold frames back; slice threads do not, at the cost of a slightly larger file.
         context.thread_type = "SLICE" if sink._is_live else "AUTO"
-        try:
-            context.open()
-        except (ValueError, av.FFmpegError) as error:
-            raise RedlineError(f"libx264 cannot encode {width}×{height} frames with {sink._options}.") from error
+        open_encoder(stream, sink._options)
         return stream
 
 
 def _open(path: Path, container: str, time_base: Fraction, is_live: bool) -> OutputContainer:
-    if container == "matroska":
-        # Audio that starts slightly before 0, as AAC does in MP4, would shift all timestamps.
-        options = {"avoid_negative_ts": "disabled"}
-    else:
-        # MP4 stores the time of the first frame in this time scale.
-        clock = math.lcm(1000, time_base.denominator)
-        options = {"movie_timescale": str(clock if clock <= _FINEST_CLOCK else 1000)}
+    options: dict[str, str] = {}
     if is_live:
         # Frames must not wait for an audio stream that has ended.
         options |= {"flush_packets": "1", "max_interleave_delta": str(_FRAGMENT_S * av.time_base // 4)}
@@ -237,4 +229,40 @@ def _open(path: Path, container: str, time_base: Fraction, is_live: bool) -> Out
             "movflags": "+hybrid_fragmented+delay_moov",
             "frag_duration": str(_FRAGMENT_S * av.time_base),
         }
-    return av.open(f"file:{path}", "w", format=container, container_options=options)
+    # MP4 stores the time of the first frame in this time scale.
+    return open_output(path, container, exact_clock([time_base.denominator], otherwise=1000), **options)
+
+
+def recover_recordings(folder: Path) -> tuple[str, ...]:
+    """Renames the recordings of killed processes in the folder to `NAME.recovered.mp4`, and deletes those without a
+    frame. Returns a note for each."""
+    notes = list[str]()
+    for left, target in abandoned_recordings(folder):
+        if target.suffix.lower() not in VIDEO_CONTAINERS:
+            continue
+        with suppress(OSError):  # another process was faster, or permission is denied
+            if not trim_to_playable(left):
+                left.unlink()
+                notes.append(f"deleted {left.name!r}, a recording that was killed before its first frame.")
+                continue
+            kept = _unused_name(target)
+            os.rename(left, kept)
+            notes.append(f"recovered {kept.name!r}, a recording that was killed.")
+    return tuple(notes)
+
+
+def trim_to_playable(path: Path) -> bool:
+    """Removes the incomplete part at the end of the file. Returns whether the rest has a frame."""
+    os.truncate(path, complete_bytes(path))
+    try:
+        with opened(path) as video:
+            first_frame(video, main_stream(video, path), path)
+    except RedlineError:
+        return False
+    return True
+
+
+def _unused_name(target: Path) -> Path:
+    """Returns a path beside the target that does not exist."""
+    names = (f"{target.stem}.recovered{f'-{number}' if number > 1 else ''}{target.suffix}" for number in count(1))
+    return next(path for name in names if not (path := target.with_name(name)).exists())

@@ -36,14 +36,3 @@ class Source(Protocol):
     def frames(self) -> Generator[Frame, None, None]: ...
 
     def close(self) -> None: ...
-
-
-class SourceWrapper(Source):
-    """Base class of sources that change the frames of another source, `inner`."""
-
-    def __init__(self, inner: Source) -> None:
-        self.inner, self.name, self.is_live, self.rate = inner, inner.name, inner.is_live, inner.rate
-        self.height, self.width = inner.height, inner.width
-
-    def close(self) -> None:
-        self.inner.close()

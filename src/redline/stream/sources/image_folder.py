@@ -13,8 +13,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from redline.errors import RedlineError
-from redline.stream.clock import Clock
-from redline.stream.frames import Frame
+from redline.stream.frames import Clock, Frame
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
 

@@ -7,12 +7,14 @@ skipped. After a fault, a video on a server continues after the last frame that 
 
 import errno
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import av
@@ -23,17 +25,15 @@ from av.video.reformatter import VideoReformatter
 from av.video.stream import VideoStream
 
 from redline.errors import RedlineError
-from redline.stream.clock import Clock
-from redline.stream.frames import Frame
+from redline.stream.frames import Clock, Frame
 from redline.stream.sources import Source, SourceFault
-from redline.stream.sources.paced import Paced
 from redline.stream.sources.video_file import DAMAGED, hdr_notes, pixel_aspect, to_pixels, upright
-from redline.video.reading import declared_rate, reason
+from redline.stream.sources.wrappers import Paced
+from redline.video.reading import TICK_90KHZ, declared_rate, intact_frame, reason
 
 _DEFAULT_RATE = Fraction(30)
 # FFmpeg's flag of formats without timestamps, such as Motion JPEG, for which it assumes 25 frames per second.
 _UNTIMED = 0x80
-_TICK = Fraction(1, 90_000)
 # For these formats and codecs, FFmpeg returns a frame only when the next one begins.
 _DELAYED, _DELAYED_CODECS = ("rtsp", "mpegts"), ("h264", "hevc", "mpeg4", "mpeg2video", "mpeg1video")
 # A video may end this much before its declared duration, because of rounding.
@@ -49,6 +49,7 @@ _PROTOCOLS = "crypto,data,http,https,httpproxy,rtmp,rtmps,rtmpt,rtp,srtp,srt,tcp
 _RTSP = {"rtsp_transport": "tcp"}
 # After this many packets that cannot be decoded, a stream is given up.
 _MAX_UNDECODABLE = 600
+_DEVICES = Path("/dev")
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ class LiveInput:
         with closing(container or self._reopened()) as container:
             stream = _video_stream(container, self._address)
             is_untimed = not is_video and bool(container.format.flags & _UNTIMED)
-            time_base = _TICK if is_untimed else Fraction(stream.time_base or Fraction(1, av.time_base))
+            time_base = TICK_90KHZ if is_untimed else Fraction(stream.time_base or Fraction(1, av.time_base))
             default_duration = max(1, round(1 / self.rate / time_base))
             to_rgb, before_s, shown = VideoReformatter(), self._clock.now_s(), self._last
             for decoded, captured_s in self._decoded(container, stream, first):
@@ -223,7 +224,7 @@ class LiveInput:
             if backlog is not None:
                 backlog.read(waited_s)
             try:
-                decoded = packet.decode()
+                decoded = stream.decode(packet)
             except (av.FFmpegError, OSError) as error:
                 # After packet loss, frames are intact again from the next key frame.
                 undecodable += 1
@@ -233,10 +234,9 @@ class LiveInput:
                     raise SourceFault(f"the frames of {self.name} cannot be decoded: {reason(error)}.") from error
                 continue
             for frame in decoded:
-                if isinstance(frame, VideoFrame):
-                    undecodable = 0
-                    if backlog is None or backlog.is_over:
-                        yield frame, captured_s
+                undecodable = 0
+                if backlog is None or backlog.is_over:
+                    yield frame, captured_s
             if waited_s >= read_s:
                 # FFmpeg returned its last packet because the read timed out.
                 raise SourceFault(f"{self.name} is lost: no answer within {read_s:g} s.")
@@ -286,17 +286,11 @@ def _video_stream(container: InputContainer, address: Address) -> VideoStream:
 
 def _first_frame(container: InputContainer, stream: VideoStream, address: Address) -> VideoFrame:
     packets = container.demux(stream)
-    for _ in range(_MAX_UNDECODABLE):
-        if (packet := _next(packets, f"{address.name} sends no frame", address.read_s)) is None:
-            break
-        try:
-            decoded = packet.decode()
-        except (av.FFmpegError, OSError):
-            continue
-        for frame in decoded:
-            if isinstance(frame, VideoFrame) and not frame.is_corrupt:
-                return frame
-    raise RedlineError(f"no frame of {address.name} can be decoded ({stream.codec_context.name}).")
+    read = iter(lambda: _next(packets, f"{address.name} sends no frame", address.read_s), None)
+    frame = intact_frame(stream, read, _MAX_UNDECODABLE)
+    if frame is None:
+        raise RedlineError(f"no frame of {address.name} can be decoded ({stream.codec_context.name}).")
+    return frame
 
 
 def _next(packets: Iterator[Packet], fault: str, read_s: float) -> Packet | None:
@@ -321,3 +315,54 @@ def _is_known(host: str) -> bool:
     with suppress(OSError):
         return bool(socket.getaddrinfo(host, None))
     return False
+
+
+@dataclass(frozen=True)
+class CameraMode:
+    """The mode requested from a camera, which may not support it.
+
+    `size` is (height, width). `pixel_format` is `mjpeg` or `yuyv422`; only `mjpeg` is fast at large sizes.
+    """
+
+    size: tuple[int, int] | None = None
+    rate: Fraction | None = None
+    pixel_format: str | None = None
+
+    @property
+    def options(self) -> dict[str, str]:
+        options = {
+            "video_size": None if self.size is None else f"{self.size[1]}x{self.size[0]}",
+            "framerate": None if self.rate is None else str(self.rate),
+            "input_format": self.pixel_format,
+        }
+        return {name: value for name, value in options.items() if value is not None}
+
+
+def open_webcam(
+    device: str | int = 0,
+    clock: Clock | None = None,
+    mode: CameraMode | None = None,
+    drop: Callable[[str], None] = lambda cause: None,
+    size: tuple[int, int] | None = None,
+) -> LiveInput:
+    """Opens a camera by its number or device file.
+
+    The driver selects the nearest supported mode. If it differs from the request, a note says so.
+    """
+    if not sys.platform.startswith("linux"):
+        raise RedlineError("webcam needs Video4Linux, which only Linux has: use browser as the source.")
+    path = _DEVICES / f"video{device}" if isinstance(device, int) else Path(device)
+    if not path.exists():
+        cameras = sorted(str(found) for found in _DEVICES.glob("video*"))
+        raise RedlineError(f"there is no camera {str(path)!r} (found: {', '.join(cameras) or 'none'}).")
+    if not path.is_char_device():
+        raise RedlineError(f"{str(path)!r} is not a camera.")
+    mode = mode or CameraMode()
+    address = Address(str(path), f"the camera {str(path)!r}", "video4linux2", mode.options, is_live=True)
+    camera = LiveInput(address, clock, drop, size)
+    given, rate = camera.sent_size, camera.rate
+    if mode.size not in (None, given) or mode.rate not in (None, rate):
+        camera.notes += (
+            f"{camera.name} sends {given[1]}×{given[0]} at {float(rate):g} frames/s instead of the requested mode.",
+        )
+    return camera

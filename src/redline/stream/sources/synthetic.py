@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from redline.errors import RedlineError
-from redline.stream.clock import Clock
-from redline.stream.frames import Frame
+from redline.stream.frames import Clock, Frame
 from redline.stream.sources import LARGEST_PX
 
 _WAVES = 6

@@ -1,6 +1,7 @@
 """A video file as a source: every frame once, at its exact time, also with a variable frame rate."""
 
 import threading
+from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,21 +21,79 @@ from av.video.stream import VideoStream
 from torch import Tensor
 
 from redline.errors import RedlineError
-from redline.stream.clock import Clock
-from redline.stream.continuous_timestamps import ARBITRARY_START_FORMATS, ContinuousTimestamps
-from redline.stream.frames import Frame
-from redline.stream.sources.frame_threaded import DamageSuspected, decode_frame_threaded
+from redline.stream.continuous_timestamps import ContinuousTimestamps
+from redline.stream.frames import Clock, Frame
 from redline.stream.sources.gaps import Gap, GapDetector
-from redline.video.reading import conversion_threads, first_frame, frame_rate, main_stream, opened, packets, reason
+from redline.video.reading import (
+    arbitrary_start_s,
+    conversion_threads,
+    enable_frame_threads,
+    first_frame,
+    frame_rate,
+    main_stream,
+    opened,
+    packets,
+    reason,
+    side_data,
+)
 from redline.video.truncated import missing_bytes
 
 # Causes of dropped frames: they cannot be decoded, or the file has a gap.
 DAMAGED, MISSING = "damaged", "missing"
-_TICK_90KHZ = Fraction(1, 90_000)
 _UNSPECIFIED = 2
 _HDR = {16: "PQ", 18: "HLG"}
 # By default swscale repeats chroma samples instead of interpolating them, which a model would see as steps.
 _SMOOTH_COLOUR = Interpolation.FULL_CHR_H_INT | Interpolation.ACCURATE_RND
+
+
+class DamageSuspected(Exception):
+    """The video may be damaged, or does not support frame threads."""
+
+
+def decode_frame_threaded(packets: Iterator[Packet], stream: VideoStream, gaps: GapDetector) -> Iterator[VideoFrame]:
+    """Decodes several frames at a time, as long as no damage is found.
+
+    In most videos a frame is one slice, so only frame threads use several cores. Their handling of damage depends on
+    the timing of the threads, and near the end they may lose frames. Therefore this raises DamageSuspected at the first
+    sign of damage, before anything is reported or skipped, and the caller continues with a sequential decoder.
+
+    The signs are a decoding error, a frame or packet marked as corrupt, a gap, and frames that are missing at the end.
+    FFmpeg marks some damage only later, or never (much damage of HEVC): such frames are returned spoiled, as by the
+    sequential decoder, but their pixels may differ from its pixels.
+    """
+    threads = enable_frame_threads(stream)
+    if threads < 2:
+        raise DamageSuspected
+    with_content, shown, are_timed, newest = 0, 0, True, deque[int | None](maxlen=threads)
+    while (packet := _next(packets)) is not None:
+        if packet.is_corrupt or gaps.is_gap_possible:
+            raise DamageSuspected
+        if packet.size and not packet.is_discard:  # trimmed videos have packets that are not to be shown
+            with_content, are_timed = with_content + 1, are_timed and packet.pts is not None
+            newest.append(packet.pts)
+        try:
+            decoded = stream.decode(packet)
+        except (av.FFmpegError, OSError) as error:
+            raise DamageSuspected from error
+        for frame in decoded:
+            if frame.is_corrupt:
+                raise DamageSuspected
+            shown += 1
+            if frame.pts in newest:
+                newest.remove(frame.pts)
+            yield frame
+    # An error among the last frames is not reported, and loses the frames after it. Earlier in the file a packet may
+    # legitimately have no frame to show.
+    if newest if are_timed else shown < with_content:
+        raise DamageSuspected
+
+
+def _next(packets: Iterator[Packet]) -> Packet | None:
+    try:
+        return next(packets, None)
+    except RedlineError as error:
+        # The sequential decoder reports this error after the frames that are still in the decoder.
+        raise DamageSuspected from error
 
 
 class DamagedVideo(RedlineError):
@@ -77,8 +136,7 @@ class VideoFile:
             self.height, self.width = size or upright(first.rotation, first.height, first.width)
             self.rate, self.pixel_aspect = frame_rate(stream, path), pixel_aspect(stream, first.rotation)
             # With an arbitrary start time, the output would begin with a gap.
-            start = container.start_time if container.format.name in ARBITRARY_START_FORMATS else None
-            self.origin_s = round(Fraction(start or 0, av.time_base) / _TICK_90KHZ) * _TICK_90KHZ
+            self.origin_s = arbitrary_start_s(container)
             self.has_audio = bool(container.streams.audio)
         missing = missing_bytes(path)
         truncated = f"{self.name!r} is truncated: {missing:,} bytes are missing at its end."
@@ -109,7 +167,7 @@ class VideoFile:
             default_duration = max(1, round(1 / self.rate / time_base))
             captured_s, gaps = self._clock.now_s(), GapDetector(container, stream, self.rate)
             video = self._packets(container, stream, gaps)
-            decoded = decode_frame_threaded(video, stream, gaps) if is_threaded else self._decode(video)
+            decoded = decode_frame_threaded(video, stream, gaps) if is_threaded else self._decode(video, stream)
             for frame in decoded:
                 if self._closed.is_set():
                     return
@@ -151,11 +209,11 @@ class VideoFile:
             if packet.stream.index == stream.index:
                 yield packet
 
-    def _decode(self, packets: Iterator[Packet]) -> Iterator[VideoFrame]:
+    def _decode(self, packets: Iterator[Packet], stream: VideoStream) -> Iterator[VideoFrame]:
         has_frame = False
         for packet in packets:
             try:
-                decoded = packet.decode()
+                decoded = stream.decode(packet)
             except (av.FFmpegError, OSError) as error:
                 # The partial frame at the end of a truncated file is covered by the note.
                 is_end = self._is_truncated and (packet.is_corrupt or not packet.size)
@@ -164,9 +222,8 @@ class VideoFile:
                 # A recording may start between two key frames, whose first packets cannot be decoded.
                 continue
             for frame in decoded:
-                if isinstance(frame, VideoFrame):
-                    has_frame = has_frame or not frame.is_corrupt
-                    yield frame
+                has_frame = has_frame or not frame.is_corrupt
+                yield frame
 
     def _skip(self, message: str, cause: str = DAMAGED, frames: int = 1) -> None:
         if self._drop is None:
@@ -215,12 +272,7 @@ def _turned(pixels: np.ndarray, frame: VideoFrame) -> np.ndarray:
     """Returns the pixels upright. The display matrix is used because a rotation alone cannot express mirroring."""
     if frame.rotation % 90:
         return pixels
-    try:
-        kept: Any = frame.side_data
-        matrix = kept.get(Type.DISPLAYMATRIX)
-    except ValueError:
-        # PyAV fails to list side data if it does not know one of the kinds.
-        matrix = None
+    matrix: Any = side_data(frame).get(Type.DISPLAYMATRIX)
     if matrix is None:
         return np.rot90(pixels, frame.rotation // 90)
     # A pixel at (x, y) is shown at (across_x · x + across_y · y, down_x · x + down_y · y).

@@ -1,16 +1,25 @@
-"""The LSD loss: the difference between output and target, relative to the difference between input and target.
+"""The LSD loss, and the corruption of the history.
 
+The loss is the difference between output and target, relative to the difference between input and target.
 Absolute differences would give dark clips more weight than all others, and the model would brighten images that are
 bright enough. With relative ones, a loss of 1 means that the output is as far from the target as the input is.
+
+The history frame is corrupted in the way a model's output degrades over time: colour shift, noise, blur, displacement.
+A model trained only on true frames as history accumulates its own errors. Trained on corrupted ones, it corrects them.
 """
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+
+from redline.datasets.clips.warp import positions, warp
 
 # Differences below this count quadratically, above it linearly; images are in [-1, 1].
 _SOFT = 0.03
 # Added to the input's difference, so that the weight of a perfect input stays finite.
 _LEAST = 0.03
+# The largest gain and offset of each colour, noise (all on a scale of [-1, 1]), and displacement in pixels.
+_GAIN, _OFFSET, _NOISE, _MOVED_PX = 0.12, 0.08, 0.12, 2.0
 
 
 def soft_abs(difference: Tensor) -> Tensor:
@@ -26,3 +35,20 @@ def difference(one: Tensor, other: Tensor, weights_B: Tensor) -> Tensor:
 def weights_by_input(seen: Tensor, target: Tensor) -> Tensor:
     """Returns a weight for each clip: the inverse of the difference between its input and its target."""
     return 1 / (soft_abs(seen - target).flatten(1).mean(1) + _LEAST)
+
+
+def corrupted(previous: Tensor, share: float, generator: torch.Generator) -> Tensor:
+    """Corrupts a share of the images, each differently. Images are in [-1, 1]."""
+    batch, channels, height, width = previous.shape
+
+    def some(*shape: int) -> Tensor:
+        return torch.rand(batch, *shape, generator=generator, device=previous.device)
+
+    moved = positions(height, width, previous.device) + (some(1, 1, 2) * 2 - 1) * _MOVED_PX
+    result = warp(previous, moved)
+    soft = F.avg_pool2d(result, 3, 1, 1, count_include_pad=False)
+    result = torch.lerp(result, soft, some(1, 1, 1))
+    result = result * (1 + _GAIN * (some(channels, 1, 1) * 2 - 1)) + _OFFSET * (some(channels, 1, 1) * 2 - 1)
+    noise = torch.randn(previous.shape, generator=generator, device=previous.device)
+    result = (result + _NOISE * some(1, 1, 1) * noise).clamp(-1, 1)
+    return torch.where(some(1, 1, 1) < share, result, previous)

@@ -1,26 +1,17 @@
 """The config of an LSD training: [model], [data], [stages] and [training]."""
 
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
 from redline.datasets.clips.settings import ClipSettings
 from redline.errors import RedlineError
+from redline.files.limits import NonNegativeFloat, PositiveInt, Share
 from redline.models.lsd import LsdConfig
 from redline.models.samplers import MOST_STEPS
-from redline.training.settings import (
-    ConfigSource,
-    LoopSettings,
-    NonNegativeFloat,
-    PositiveInt,
-    Share,
-    StoredDtype,
-    decode,
-    override,
-    read_config,
-)
+from redline.training.photos import PhotoTraining
+from redline.training.settings import LoopSettings, StoredDtype
 
 STAGES = ("diffusion", "rollouts", "distillation")
 
@@ -101,31 +92,11 @@ class LsdLoopSettings(LoopSettings):
 
 
 @dataclass(frozen=True)
-class LsdTraining:
+class LsdTraining(PhotoTraining):
     model: LsdSettings
     data: ClipSettings
     stages: StageSettings
     loop: LsdLoopSettings
-
-    @classmethod
-    def read(
-        cls,
-        config: ConfigSource,
-        photos: str | None = None,
-        validation: list[str] | None = None,
-        steps: int | None = None,
-        minutes: float | None = None,
-    ) -> "LsdTraining":
-        """Returns the settings of a config file or dict, with the arguments that are not None in place of its own."""
-        with read_config(config, ("model", "data", "stages", "training")) as tables:
-            override(tables["data"], photos=photos, validation=validation)
-            override(tables["training"], steps=steps, minutes=minutes)
-            return cls(
-                decode(LsdSettings, tables["model"], "model"),
-                decode(ClipSettings, tables["data"], "data"),
-                decode(StageSettings, tables["stages"], "stages"),
-                decode(LsdLoopSettings, tables["training"], "training"),
-            )
 
     def __post_init__(self) -> None:
         multiple = self.model.config.multiple_px
@@ -133,11 +104,3 @@ class LsdTraining:
             raise RedlineError(
                 f"frame_px = {self.data.frame_px} under [data] must be a multiple of {multiple}, or frames are padded."
             )
-
-    def to_dict(self) -> dict[str, dict[str, Any]]:
-        """Returns the settings for JSON, with the names of folders instead of their paths."""
-        tables = asdict(self)
-        tables["training"] = tables.pop("loop")
-        tables["data"]["photos"] = Path(self.data.photos).resolve().name
-        tables["data"]["validation"] = [Path(folder).resolve().name for folder in self.data.validation]
-        return tables

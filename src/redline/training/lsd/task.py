@@ -3,31 +3,29 @@
 Images are in [-1, 1]. B: clips.
 """
 
+import copy
+import json
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from redline.datasets.clips import Clips, Frame, warp
-from redline.datasets.photo_pairs import PhotoPairs
 from redline.errors import RedlineError
-from redline.models.lsd import PREDICTION, PROCESS, Lsd
+from redline.models.lsd import PREDICTION, PROCESS, Lsd, save_lsd
 from redline.models.samplers import Sampler, noise_process, sampler_table
-from redline.training.arithmetic import Arithmetic
-from redline.training.lsd.history import corrupted
-from redline.training.lsd.loss import difference, soft_abs, weights_by_input
-from redline.training.lsd.settings import LsdTraining
-from redline.training.lsd.student_teacher import StudentTeacher
+from redline.training.arithmetic import Arithmetic, WorkingCopy
+from redline.training.ema import add_to_average
+from redline.training.lsd.loss import corrupted, difference, soft_abs, weights_by_input
+from redline.training.lsd.settings import STAGES, LsdTraining
 from redline.training.lsd.validation import Restoration, judge, restorer
-from redline.training.optimizers import build_optimizer
-from redline.training.precision import computing_in, resolve_precision
-from redline.training.task import FREE_TO_CHANGE, Task
-from redline.training.working_copy import WorkingCopy
+from redline.training.photos import PhotoTask, folder_name
+from redline.training.precision import computing_in
+from redline.training.task import settings_except
 
 # The share of clips that are restored from pure noise, as in the first sampling step.
 _FROM_NOISE = 0.5
@@ -39,17 +37,49 @@ _START = 0.05
 _SEED_OF_VALIDATION = 900_001
 
 
-class LsdTask(Task):
+class StudentTeacher(nn.Module):
+    """`student` is trained; `teacher` averages its weights until distillation begins. `seconds` counts the time.
+
+    It is one module, so that checkpoints hold both networks.
+    """
+
+    seconds: Tensor
+
+    def __init__(self, student: Lsd, has_teacher: bool = True) -> None:
+        super().__init__()
+        self.student = student
+        self.teacher = copy.deepcopy(student).requires_grad_(False) if has_teacher else None
+        self.register_buffer("seconds", torch.zeros((), dtype=torch.float64))
+
+    def forward(self, *inputs: Tensor | None) -> Tensor:
+        return self.student(*inputs)
+
+    def update_teacher(self, step: int, decay: float) -> None:
+        if self.teacher is None:
+            return
+        add_to_average(list(self.teacher.parameters()), list(self.student.parameters()), decay, step)
+
+
+@dataclass(frozen=True)
+class _Draw:
+    """The control vector of a step, and the generators of its noise and of its choices, which are made on the host."""
+
+    control: Tensor | None
+    noise: torch.Generator
+    choices: torch.Generator
+
+
+class LsdTask(PhotoTask):
     """Trains an LSD."""
 
     unit = "clip"
-    start = None  # LSD training has no initial weights
+    card = "lsd-card.md.jinja"
+    save = staticmethod(save_lsd)
 
     def __init__(self, settings: LsdTraining, device: torch.device) -> None:
-        self.settings, self.device = settings, device
-        self.items_per_step = settings.data.batch
-        self.precision = resolve_precision(settings.loop.precision, device)
+        super().__init__(settings, device)
         self.clips = Clips(settings.data, device, settings.loop.seed)
+        self.crops = self.clips.crops
         data = replace(settings.data, batch=settings.loop.validation_clips, cuts=0.0)
         self.tests = {
             folder: Clips(data, device, _SEED_OF_VALIDATION, photos=folder) for folder in settings.data.validation
@@ -87,21 +117,12 @@ class LsdTask(Task):
         return self._arithmetic
 
     @property
-    def pairs(self) -> PhotoPairs:
-        return self.clips.crops.pairs
-
-    @property
     def identity(self) -> Mapping[str, Any]:
         """Duration, logging and the location of the photos may change on resume."""
-        free = {*FREE_TO_CHANGE, "compile", "checkpointing", "photos", "validation", "weights", "size"}
+        free = {"compile", "checkpointing", "photos", "validation", "weights", "size"}
         free |= {"validation_clips", "validation_frames", "final_frames"}
-        parts = (self.settings.data, self.settings.stages, self.settings.loop)
-        settings = {name: value for part in parts for name, value in asdict(part).items() if name not in free}
-        pairs = self.pairs
-        return {**self.settings.model.config.to_dict(), **settings, "photos": pairs.photos, "pixels": pairs.pixels}
-
-    def optimizer(self) -> Optimizer:
-        return build_optimizer(self.networks.student, self.settings.loop)
+        settings = settings_except(free, self.settings.data, self.settings.stages, self.settings.loop)
+        return {**self.settings.model.config.to_dict(), **settings, **self.photos_identity}
 
     def loss(self, step: int, part: int = 0) -> Tensor:
         stages = self.settings.stages
@@ -109,20 +130,22 @@ class LsdTask(Task):
         if self.stage != "distillation":
             self.networks.update_teacher(step, stages.teacher_decay)
         # These seeds differ from those of the clips, so that the noise of diffusion is independent of the clips.
-        generator = torch.Generator(self.device).manual_seed((self.settings.loop.seed + 101) * 1_000_000_007 + step)
-        draws = torch.Generator().manual_seed((self.settings.loop.seed + 202) * 1_000_000_007 + step)
+        seed = self.settings.loop.seed
+        generator = torch.Generator(self.device).manual_seed((seed + 101) * 1_000_000_007 + step)
+        choices = torch.Generator().manual_seed((seed + 202) * 1_000_000_007 + step)
         with torch.no_grad():
             clip = self.clips.clip(step, 2 if self.stage == "diffusion" else stages.frames)
             frames = list(clip)
             control, keep = self._control(generator)
+            draw = _Draw(control, generator, choices)
             targets = [clip.degradation.target(frame.clean, keep) * 2 - 1 for frame in frames]
             seen = [frame.seen * 2 - 1 for frame in frames]
         if self.stage == "diffusion":
             history = self._drop_some_history(targets[0], seen[1], generator)
             times = torch.randint(_NOISIEST + 1, (len(history),), generator=generator, device=self.device)
-            output = self._denoise(times, seen[1], history, targets[1], control, generator)
+            output = self._denoise(times, seen[1], history, targets[1], draw)
             return difference(output, targets[1], weights_by_input(seen[1], targets[1]))
-        return self._rollout(frames, seen, targets, control, generator, draws)
+        return self._rollout(frames, seen, targets, draw)
 
     def validate(self, model: nn.Module) -> dict[str, float]:
         """Returns the gain over the input, the warp error with and without history, and the drift, by folder name."""
@@ -135,33 +158,36 @@ class LsdTask(Task):
 
     def judge(self, model: nn.Module, frames: int) -> dict[str, Restoration]:
         """Evaluates in fp32, so that the scores do not depend on the precision of training."""
-        student = model.student if isinstance(model, StudentTeacher) else model
         steps, data = self.settings.stages.sample_steps, self.settings.data
-        restore = restorer(student, steps, self.settings.loop.validation_clips, data.frame_px, self.device)
+        restore = restorer(model, steps, self.settings.loop.validation_clips, data.frame_px, self.device)
         return {folder: judge(restore, clips.clip(0, frames), steps) for folder, clips in self.tests.items()}
 
-    def _rollout(
-        self,
-        frames: list[Frame],
-        seen: list[Tensor],
-        targets: list[Tensor],
-        control: Tensor | None,
-        generator: torch.Generator,
-        draws: torch.Generator,
-    ) -> Tensor:
+    @property
+    def reached(self) -> tuple[str, ...]:
+        """The stages up to the current one."""
+        return STAGES[: STAGES.index(self.stage) + 1]
+
+    def score_result(self, model: nn.Module) -> tuple[dict[str, Any], dict[str, str]]:
+        judged = self.judge(model, self.settings.loop.final_frames)
+        scores = {folder_name(folder): seen for folder, seen in judged.items()}
+        figures = json.dumps({name: asdict(seen) for name, seen in scores.items()})
+        about = {"sample_steps": str(self.settings.stages.sample_steps), "stage": self.stage, "scores": figures}
+        return {"scores": scores, "stage": self.stage}, about
+
+    def _rollout(self, frames: list[Frame], seen: list[Tensor], targets: list[Tensor], draw: "_Draw") -> Tensor:
         """Returns the loss of a clip with the model's own output as history, without gradients through the history."""
         stages, distils = self.settings.stages, self.stage == "distillation"
         batch, history, losses = len(seen[0]), seen[0], []
-        times = torch.randint(_NOISIEST + 1, (batch,), generator=generator, device=self.device)
-        from_noise = torch.rand(batch, generator=generator, device=self.device) < _FROM_NOISE
+        times = torch.randint(_NOISIEST + 1, (batch,), generator=draw.noise, device=self.device)
+        from_noise = torch.rand(batch, generator=draw.noise, device=self.device) < _FROM_NOISE
         times = torch.where(from_noise, _NOISIEST, times)
         for index, (frame, image, target) in enumerate(zip(frames, seen, targets, strict=True)):
             weights_B = weights_by_input(image, target)
-            given = corrupted(history, stages.corruption if index else 0.0, generator)
+            given = corrupted(history, stages.corruption if index else 0.0, draw.noise)
             if distils:
-                output, handed_on, loss = self._distill(image, given, target, weights_B, control, generator, draws)
+                output, handed_on, loss = self._distill(image, given, target, weights_B, draw)
             else:
-                output = handed_on = self._denoise(times, image, given, target, control, generator)
+                output = handed_on = self._denoise(times, image, given, target, draw)
                 loss = difference(output, target, weights_B)
             if index and stages.steadiness:
                 with torch.no_grad():
@@ -174,27 +200,20 @@ class LsdTask(Task):
         return torch.stack(losses).mean()
 
     def _distill(
-        self,
-        image: Tensor,
-        given: Tensor,
-        target: Tensor,
-        weights_B: Tensor,
-        control: Tensor | None,
-        generator: torch.Generator,
-        draws: torch.Generator,
+        self, image: Tensor, given: Tensor, target: Tensor, weights_B: Tensor, draw: "_Draw"
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Trains one random sampling step on the output of the steps before it.
 
         Returns the output of that step, the output of the last step, and the loss.
         """
-        sampler = self._few[int(torch.randint(len(self._few), (), generator=draws))]
-        trained = int(torch.randint(sampler.steps, (), generator=draws))
-        noise = [self._noise(image, generator) for _ in range(sampler.steps + 1)]
+        sampler = self._few[int(torch.randint(len(self._few), (), generator=draw.choices))]
+        trained = int(torch.randint(sampler.steps, (), generator=draw.choices))
+        noise = [self._noise(image, draw.noise) for _ in range(sampler.steps + 1)]
         state, output = sampler.begin(noise[0], image), image
         for index in range(sampler.steps):
             with torch.set_grad_enabled(index == trained):
                 predicted = self._predict(
-                    self.computing.student, state.noisy, image, given, sampler.times[index], control
+                    self.computing.student, state.noisy, image, given, sampler.times[index], draw.control
                 )
             output = predicted if index == trained else output
             with torch.no_grad():
@@ -204,26 +223,18 @@ class LsdTask(Task):
         if (teacher := self.computing.teacher) is not None:
             with torch.no_grad():
                 taught = self._many.sample(
-                    lambda noisy, times: self._predict(teacher, noisy, image, given, times, control),
+                    lambda noisy, times: self._predict(teacher, noisy, image, given, times, draw.control),
                     noise[0][None],
                     image,
                 )
             loss = (1 - share) * loss + share * difference(output, taught.clamp(-1, 1), weights_B)
         return output, state.clean, loss
 
-    def _denoise(
-        self,
-        times: Tensor,
-        image: Tensor,
-        given: Tensor,
-        target: Tensor,
-        control: Tensor | None,
-        generator: torch.Generator,
-    ) -> Tensor:
+    def _denoise(self, times: Tensor, image: Tensor, given: Tensor, target: Tensor, draw: "_Draw") -> Tensor:
         """Adds the noise of the time steps `times` to the target, and returns the student's prediction from it."""
         alpha, sigma = (table[times, None, None, None] for table in (self._alpha, self._sigma))
-        noisy = alpha * target + sigma * self._noise(target, generator)
-        return self._predict(self.computing.student, noisy, image, given, times, control)
+        noisy = alpha * target + sigma * self._noise(target, draw.noise)
+        return self._predict(self.computing.student, noisy, image, given, times, draw.control)
 
     def _predict(
         self, network: nn.Module, noisy: Tensor, image: Tensor, given: Tensor, times: Tensor, control: Tensor | None
@@ -256,17 +267,17 @@ class LsdTask(Task):
         """Returns the share of the training done, by steps or by the clock; the clock includes earlier runs."""
         loop = self.settings.loop
         if loop.steps is not None:
-            return step / loop.steps
+            return loop.progress(step, 0.0)
         if self._began_s is None:
             self._before_s, self._began_s = float(self.networks.seconds), time.monotonic()
         elapsed_s = self._before_s + time.monotonic() - self._began_s
         for networks in {id(one): one for one in (self.networks, self.computing)}.values():
             networks.seconds.fill_(elapsed_s)
-        return elapsed_s / (60 * (loop.minutes or 1.0))
+        return loop.progress(step, elapsed_s)
 
     def _check_disjoint(self) -> None:
         for folder, clips in self.tests.items():
-            if clips.crops.pairs.hashes & self.clips.crops.pairs.hashes:
+            if clips.crops.pairs.hashes & self.pairs.hashes:
                 raise RedlineError(
                     f"the test set {folder!r} contains a training photo: remove it from one of the two folders."
                 )

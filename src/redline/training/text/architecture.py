@@ -1,4 +1,4 @@
-"""The interface between a model and training on text; `architectures.py` lists the implementations.
+"""The interface between a model and training on text; `architectures.py` has the implementations.
 
 The fields of an architecture are the keys under [model]. Its methods build the model, compute the loss of a batch,
 count the arithmetic per token and save the result. The training loop knows nothing else about the model.
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from redline.errors import RedlineError
+from redline.files.limits import NonNegativeInt
+from redline.nn.meta import meta_device
 from redline.nn.packing import Packing
-from redline.training.settings import NonNegativeInt
 
 # Matrix products are fastest on whole tiles, so the vocabulary is rounded up to a multiple of this.
 _VOCABULARY_STEP = 64
@@ -39,7 +39,7 @@ class Architecture(ABC):
 
     def parameters(self, vocabulary: int) -> int:
         """Returns the number of parameters that `build` creates, without allocating them."""
-        with torch.device("meta"):
+        with meta_device():
             return sum(weight.numel() for weight in self.build(vocabulary).parameters())
 
     @property
@@ -82,6 +82,29 @@ class Architecture(ABC):
                 f"[model] is {self.vocabulary:,}."
             )
         return self.vocabulary or -(-tokens // _VOCABULARY_STEP) * _VOCABULARY_STEP
+
+
+class LossModule(nn.Module):
+    """Computes the training loss from plain tensors, so that rungs can wrap and compile it."""
+
+    def __init__(self, architecture: Architecture, model: nn.Module, z_loss: float = 0.0) -> None:
+        super().__init__()
+        self.model = model
+        self.z_loss = z_loss
+        self._architecture = architecture
+
+    def forward(
+        self, tokens_BS: Tensor, targets_BS: Tensor, documents_BS: Tensor, positions_BS: Tensor, borders: Tensor
+    ) -> Tensor:
+        packing = Packing(documents_BS, positions_BS, borders)
+        # The validation loss is without the z-loss.
+        z_loss = self.z_loss if self.training else 0.0
+        return self._architecture.loss(self.model, tokens_BS, targets_BS, packing, z_loss)
+
+
+def own_loss(output: Tensor, _batch: Mapping[str, Tensor]) -> Tensor:
+    """Returns the output of a `LossModule`, which is the loss."""
+    return output
 
 
 def check_layers(layers: int) -> None:

@@ -5,13 +5,11 @@ from dataclasses import dataclass
 
 import torch
 
-from redline.ladder.batch_size import BatchSizeResult, Probe, search
 from redline.quiet import quiet
 from redline.training.ema import Ema
 from redline.training.optimizers import step_unless
 from redline.training.text.config import TextTraining
-from redline.training.text.loss_module import as_inputs
-from redline.training.text.synthetic import synthetic_batch
+from redline.training.text.packing import synthetic_batch
 from redline.training.text.trained_model import make_trained_model
 
 # With fewer steps per epoch, a larger batch costs more time per step than it gains in progress.
@@ -34,8 +32,7 @@ class TrainingCase:
             trained = make_trained_model(self.training.with_batch(batch), self.vocabulary, where)
         optimizer = trained.optimizer()
         ema = Ema(trained.model, self.training.loop.ema_decay) if self.training.loop.ema_decay else None
-        made = synthetic_batch(batch, length, self.vocabulary, 0)
-        inputs = as_inputs(made.tokens_BS, made.targets_BS, made.packing, where)
+        inputs = synthetic_batch(batch, length, self.vocabulary, 0).inputs(where)
 
         # From the second part on, gradients are in memory during the forward pass.
         parts = min(self.training.data.accumulate, 2)
@@ -51,7 +48,7 @@ class TrainingCase:
             optimizer.zero_grad(set_to_none=True)
             trained.arithmetic.publish()
             if ema:
-                ema.update(trained.model, 1)
+                ema.update(1)
 
         return step, parts * batch * length, "token"
 
@@ -62,13 +59,3 @@ def batch_limit(training: TextTraining, rows: int | None) -> tuple[int, str]:
     if share < _LARGEST_BATCH:
         return share, f"with a larger one an epoch would have fewer than {_MIN_STEPS_PER_EPOCH} steps"
     return _LARGEST_BATCH, "the largest that is tried"
-
-
-def find_batch(
-    training: TextTraining,
-    vocabulary: int,
-    device: torch.device,
-    on_probe: Callable[[Probe], None] = lambda probe: None,
-    limit: int = _LARGEST_BATCH,
-) -> BatchSizeResult:
-    return search(TrainingCase(training, vocabulary), max_batch=limit, device=str(device), on_probe=on_probe)

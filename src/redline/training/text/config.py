@@ -10,22 +10,12 @@ from typing import Any, Literal
 from redline.errors import RedlineError
 from redline.evaluation.recall.task import Recall
 from redline.evaluation.recall.tasks import make_task, option_names
+from redline.files.limits import NonNegativeFloat, NonNegativeInt, PositiveInt, Share, ShareBelowOne
 from redline.ladder.plan import Plan
 from redline.ladder.rung import Stage
-from redline.training.settings import (
-    ConfigSource,
-    LoopSettings,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveInt,
-    Share,
-    ShareBelowOne,
-    check_choice,
-    decode,
-    override,
-    read_config,
-)
-from redline.training.text.architectures import ARCHITECTURES, Architecture
+from redline.training.settings import ConfigSource, LoopSettings, decode, override, read_config
+from redline.training.text.architecture import Architecture
+from redline.training.text.architectures import ARCHITECTURES
 from redline.training.text.corpus import TokenizerSettings
 
 AUTO = "auto"
@@ -158,7 +148,8 @@ class TextTraining:
             if recall is not None:
                 tokenizer = {"vocabulary": recall.vocabulary}
             kind = model.pop("kind", "decoder")
-            check_choice("kind under [model]", kind, tuple(ARCHITECTURES))
+            if kind not in ARCHITECTURES:
+                raise RedlineError(f"unknown kind under [model] {kind!r}: use one of {', '.join(ARCHITECTURES)}.")
             loop = decode(TextLoopSettings, tables["training"], "training")
             # If `steps` overrides the config, as in a trial run, the training may end during the warm-up.
             if steps is None and loop.short_warmup_error:

@@ -20,9 +20,9 @@ import numpy as np
 
 from redline.errors import RedlineError
 from redline.files.atomic import write_text
+from redline.files.limits import NonNegativeInt
 from redline.files.partial import hidden_path, remove_abandoned
 from redline.files.untrusted import check_types, read_json_object, reading
-from redline.training.settings import NonNegativeInt
 from redline.training.text.shards import Shard, open_shard, write_shard
 from redline.training.text.sources import Sources
 from redline.training.text.tokenizer import NAME, TextTokenizer, load_tokenizer, train_tokenizer
@@ -302,7 +302,8 @@ def _write_shards(sources: Sources, tokenizer: TextTokenizer, folder: Path, stat
         fingerprints.clear()
         held = 0
 
-    for texts in _several(sources.documents()):
+    read = sources.documents()
+    while texts := list(islice(read, _TEXTS_AT_ONCE)):
         for text, ids in zip(texts, tokenizer.encode(texts), strict=True):
             documents.append(ids)
             fingerprints.append(fingerprint(text))
@@ -319,11 +320,6 @@ def _write_shards(sources: Sources, tokenizer: TextTokenizer, folder: Path, stat
 def fingerprint(text: str) -> int:
     """Returns a 64-bit hash of a document's text."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
-
-
-def _several(texts: Iterator[str]) -> Iterator[list[str]]:
-    while several := list(islice(texts, _TEXTS_AT_ONCE)):
-        yield several
 
 
 def _named(sources: Sources) -> str:

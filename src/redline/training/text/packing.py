@@ -6,6 +6,7 @@ has no target. The order of the rows depends on the seed and the step alone, so 
 B: rows of a batch, S: tokens of a row.
 """
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -18,6 +19,7 @@ from redline.nn.packing import Packing
 from redline.training.text.shards import Shard
 
 NO_TARGET = -100  # the target that cross_entropy ignores
+_MEAN_DOCUMENT = 600
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,34 @@ class Batch:
     def targets(self) -> int:
         """The number of tokens with a target."""
         return int((self.targets_BS != NO_TARGET).sum())
+
+    def part(self, first: int, rows: int) -> "Batch":
+        chosen = slice(first, first + rows)
+        whole = rows == len(self.tokens_BS)
+        packing = self.packing if whole else Packing.of(self.packing.documents_BS[chosen])
+        return Batch(self.tokens_BS[chosen], self.targets_BS[chosen], packing)
+
+    def inputs(self, device: torch.device) -> dict[str, Tensor]:
+        """Returns the arguments of `LossModule`, copied to the device asynchronously."""
+        parts = {"tokens_BS": self.tokens_BS, "targets_BS": self.targets_BS, **vars(self.packing)}
+        if device.type == "cpu":
+            return parts
+        return {name: part.pin_memory().to(device, non_blocking=True) for name, part in parts.items()}
+
+
+def synthetic_batch(rows: int, length: int, vocabulary: int, seed: int) -> Batch:
+    """Returns a batch like those of a text, in host memory whatever the default device is.
+
+    Token frequencies follow Zipf's law, so that the loss falls from the first step on. The lengths of documents vary as
+    much as those of real documents.
+    """
+    random = torch.Generator("cpu").manual_seed(seed)
+    uniform = torch.rand(rows, length + 1, generator=random, device="cpu")
+    tokens = uniform.mul(math.log(vocabulary)).exp().long().clamp(1, vocabulary) - 1
+    begins = torch.rand(rows, length + 1, generator=random, device="cpu") < 1 / _MEAN_DOCUMENT
+    documents: Tensor = begins.cumsum(1)
+    targets = torch.where(documents[:, 1:] == documents[:, :-1], tokens[:, 1:], NO_TARGET)
+    return Batch(tokens[:, :-1].contiguous(), targets, Packing.of(documents[:, :-1].contiguous()))
 
 
 class PackedRows:

@@ -17,8 +17,8 @@ from redline.evaluation.recall.tasks import KEY, describe
 from redline.files.atomic import write_text
 from redline.nn.packing import Packing
 from redline.training.text.config import TextTraining
-from redline.training.text.language_task import LanguageTask
 from redline.training.text.packing import NO_TARGET, Batch
+from redline.training.text.task import LanguageTask
 from redline.training.text.tokenizer import NAME, byte_tokenizer
 
 assert IGNORED == NO_TARGET

@@ -1,6 +1,7 @@
 """Writes the result of a training on text: a model folder with its tokenizer, and a summary page with curves."""
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,9 @@ from redline.files.atomic import write_text
 from redline.ladder.report.charts.curves import Curve, draw_curves
 from redline.notation import format_bytes, format_seconds
 from redline.pages import ChartCard, Tile, render_page
-from redline.training.journal import NAME as JOURNAL
-from redline.training.journal import median_of, read_journal
 from redline.training.loop import Outcome
-from redline.training.stored import device_name
-from redline.training.text.language_task import LanguageTask
+from redline.training.model_card import device_name
+from redline.training.text.task import LanguageTask
 
 MODEL, PAGE = "model", "summary.html"
 
@@ -36,50 +35,39 @@ class TextResult:
 
 def write_result(task: LanguageTask, outcome: Outcome, out: Path, active: list[str]) -> TextResult:
     """Writes the weights in fp32 and a summary page made from the journal."""
-    model = outcome.model
-    task.save(model, out / MODEL)
-    entries = read_journal(out / JOURNAL)
-    logged = [entry for entry in entries if "loss" in entry]
+    task.save(outcome.model, out / MODEL)
     result = TextResult(
         out / MODEL,
         out / PAGE,
-        sum(weight.numel() for weight in model.parameters()),
-        logged[-1]["loss"] if logged else None,
+        sum(weight.numel() for weight in outcome.model.parameters()),
+        outcome.loss,
         outcome.figures,
         outcome.position.step * task.items_per_step,
-        median_of(logged, "items_per_s"),
-        median_of(logged, "utilization"),
+        outcome.median("items_per_s"),
+        outcome.median("utilization"),
         task.padding_share,
     )
-    write_text(out / PAGE, render_training_page(task, outcome, result, entries, active))
+    write_text(out / PAGE, _page(task, outcome, result, active))
     return result
 
 
-def render_training_page(
-    task: LanguageTask, outcome: Outcome, result: TextResult, entries: list[dict[str, Any]], active: list[str]
-) -> str:
-    settings, position = asdict(task.training), outcome.position
+def _page(task: LanguageTask, outcome: Outcome, result: TextResult, active: list[str]) -> str:
+    settings, position, entries = asdict(task.training), outcome.position, outcome.entries
     # The page shows names of files, not paths.
     settings["data"]["sources"] = [Path(place).name for place in task.training.data.sources]
     settings["data"].pop("shards")
     settings["tokenizer"]["file"] = Path(task.training.tokenizer.file).name
     settings["recall"] = describe(task.training.recall) if task.training.recall else None
-    loss = Curve.of(entries, "loss", "training")
-    judged = Curve.of(entries, "validation_loss", "validation", "c1")
+    losses = (Curve.of(entries, "loss", "training"), Curve.of(entries, "validation_loss", "validation", "c1"))
+    recall = "The share of queried tokens that were predicted correctly."
     charts = (
-        ("Loss", _about_loss(entries), (loss, judged)),
-        (
-            "Recall",
-            "The share of queried tokens that were predicted correctly.",
-            (Curve.of(entries, "recall", "recall"),),
-        ),
+        ("Loss", _about_loss(entries), losses),
+        ("Recall", recall, (Curve.of(entries, "recall", "recall"),)),
         ("Speed", "Tokens per second.", (Curve.of(entries, "items_per_s", "tokens/s"),)),
         ("Gradient", "The gradient norm before clipping.", (Curve.of(entries, "gradient_norm"),)),
         ("Learning rate", "The learning rate of the schedule.", (Curve.of(entries, "learning_rate"),)),
     )
-    drawn = [
-        ChartCard(title, note, draw_curves(title, curves, title.split()[0].lower())) for title, note, curves in charts
-    ]
+    drawn = [ChartCard(name, note, draw_curves(name, curves, name.split()[0].lower())) for name, note, curves in charts]
     return render_page(
         "redline.training",
         "summary.html.jinja",
@@ -93,7 +81,7 @@ def render_training_page(
     )
 
 
-def _about_loss(entries: list[dict[str, Any]]) -> str:
+def _about_loss(entries: Sequence[Mapping[str, Any]]) -> str:
     penalties = sorted({name for entry in entries for name in entry.get("penalties", ())})
     if not penalties:
         return "Nats per token; validation in the second colour."

@@ -8,23 +8,22 @@ import torch
 from redline.errors import RedlineError
 from redline.evaluation.recall.tasks import describe, name_of
 from redline.files.atomic import check_can_write
-from redline.ladder.batch_size import Probe
+from redline.ladder.batch_size import Probe, search
 from redline.machine.ceilings import with_ceilings
 from redline.machine.machine import Machine
 from redline.notation import format_bytes
 from redline.training.checkpoints import FOLDER, Checkpoints, SavedTraining
-from redline.training.loop import Outcome, Progress, no_record, train
+from redline.training.loop import Outcome, Progress, train
 from redline.training.settings import ConfigSource
 from redline.training.tensorboard import WHY_NOT, TensorBoard, is_installed
-from redline.training.text.batch_choice import batch_limit, find_batch
+from redline.training.text.batch_choice import TrainingCase, batch_limit
 from redline.training.text.config import AUTO, TextTraining
 from redline.training.text.corpus import Corpus, prepare
-from redline.training.text.language_task import LanguageTask, identity_of_settings
 from redline.training.text.memory_check import check_memory
 from redline.training.text.recall_task import RecallTask
 from redline.training.text.result import TextResult, write_result
 from redline.training.text.sources import Sources
-from redline.training.text.task import TextTask, rows_of
+from redline.training.text.task import LanguageTask, TextTask, identity_of_settings, rows_of
 from redline.training.text.trained_model import check_machine
 
 Log = Callable[[str], None]
@@ -46,12 +45,9 @@ def prepare_training(
     check_memory(training, device)
     check_machine(training, device)
     check_can_write(out)
-    checkpoints = Checkpoints(out / FOLDER).files()
-    if resume and not checkpoints:
-        raise RedlineError(f"there is no checkpoint in {str(out / FOLDER)!r} to resume from.")
-    if checkpoints and not resume:
-        raise RedlineError(f"{str(out)!r} already holds a training: resume it, or choose another folder.")
-    saved = Checkpoints(out / FOLDER).saved_training() if resume else None
+    checkpoints = Checkpoints(out / FOLDER)
+    checkpoints.check_start(resume)
+    saved = checkpoints.saved_training() if resume else None
     if saved is not None:
         saved.check_matches(identity_of_settings(training))
     if training.recall is not None:
@@ -80,9 +76,7 @@ def prepare_training(
     check_is_saved_text(corpus)
     vocabulary = training.model.vocabulary_for(corpus.tokenizer.vocabulary)
     rows = rows_of(training, corpus)[0].rows
-    batch = _saved_batch(training, saved) or _batch(training, vocabulary, device, rows, status, log)
-    training = _with_batch(training, batch, log)
-    task = TextTask(training, corpus, device)
+    task = TextTask(_with_batch(training, vocabulary, device, rows, saved, status, log), corpus, device)
     log(_describe(task, len(corpus.lengths)))
     return task
 
@@ -103,14 +97,32 @@ def _prepare_recall(
     training: TextTraining, device: torch.device, saved: SavedTraining | None, status: Log, log: Log
 ) -> RecallTask:
     vocabulary = training.model.vocabulary_for(training.tokenizer.vocabulary)
-    batch = _saved_batch(training, saved) or _batch(training, vocabulary, device, None, status, log)
-    task = RecallTask(_with_batch(training, batch, log), device)
+    task = RecallTask(_with_batch(training, vocabulary, device, None, saved, status, log), device)
     options = ", ".join(f"{name} {value}" for name, value in describe(task.recall).items() if name != "task")
     log(f"{name_of(task.recall)} ({options}), new samples of {training.data.length:,} tokens in every step")
     return task
 
 
-def _with_batch(training: TextTraining, batch: int, log: Log) -> TextTraining:
+def _with_batch(
+    training: TextTraining,
+    vocabulary: int,
+    device: torch.device,
+    rows: int | None,
+    saved: SavedTraining | None,
+    status: Log,
+    log: Log,
+) -> TextTraining:
+    """Sets the batch, and the learning rate that belongs to it.
+
+    If the config says "auto", it is the batch with which a resumed training began, or the largest one that fits. `rows`
+    is the number of rows in the text, or None if samples are generated without end.
+    """
+    batch = training.data.batch
+    if batch == AUTO and saved is not None:
+        batch = _saved_batch(training, saved)
+    elif batch == AUTO:
+        batch = _largest_batch(training, vocabulary, device, rows, status, log)
+    assert isinstance(batch, int)
     chosen = training.with_batch(batch)
     if training.loop.rate_scaling != "none":
         per_step = f"{chosen.tokens_per_step:,} tokens per step"
@@ -118,10 +130,7 @@ def _with_batch(training: TextTraining, batch: int, log: Log) -> TextTraining:
     return chosen
 
 
-def _saved_batch(training: TextTraining, saved: SavedTraining | None) -> int | None:
-    """Returns the batch with which a resumed training began if the config says "auto", otherwise None."""
-    if saved is None or training.data.batch != AUTO:
-        return None
+def _saved_batch(training: TextTraining, saved: SavedTraining) -> int:
     tokens, row = saved.identity["tokens_per_step"], training.data.length * training.data.accumulate
     if tokens < row or tokens % row:
         raise RedlineError(
@@ -131,23 +140,15 @@ def _saved_batch(training: TextTraining, saved: SavedTraining | None) -> int | N
     return tokens // row
 
 
-def _batch(
+def _largest_batch(
     training: TextTraining, vocabulary: int, device: torch.device, rows: int | None, status: Log, log: Log
 ) -> int:
-    """Returns the batch in the config, or searches for the largest one that fits if the config says "auto".
-
-    `rows` is the number of rows in the text, or None if samples are generated without end.
-    """
-    batch = training.data.batch
-    if batch != AUTO:
-        assert isinstance(batch, int)
-        return batch
-
     def on_probe(probe: Probe) -> None:
         status(f"batch {probe.batch} {'fits' if probe.fits else 'does not fit'}, trying another …")
 
     limit, why = batch_limit(training, rows)
-    result = find_batch(training, vocabulary, device, on_probe, limit)
+    case = TrainingCase(training, vocabulary)
+    result = search(case, max_batch=limit, device=str(device), on_probe=on_probe)
     reason = {"memory": "a larger one does not fit", "time": "a larger one took too long to try", "max_batch": why}
     used = f"peak memory {format_bytes(result.peak_bytes)} of {format_bytes(result.budget_bytes)}"
     log(f"batch {result.batch}: {used}; {reason[result.stopped_by]}")
@@ -167,9 +168,8 @@ def run_text(
         log(f"· {line}")
     board = TensorBoard(out / "tensorboard", log) if is_installed() else None
     loop = task.training.loop
-    record = board.starting_after if board is not None else no_record
     try:
-        outcome = train(task, loop, out, device, resume, progress, ceiling_flops_per_s=ceiling, record=record)
+        outcome = train(task, loop, out, device, resume, progress, ceiling_flops_per_s=ceiling, board=board)
     finally:
         if board is not None:
             board.close()

@@ -126,9 +126,4 @@ def _library() -> Any:
         raise RedlineError(
             "training on text needs tokenizers, which is not installed: pip install tokenizers."
         ) from error
-    import tokenizers.decoders
-    import tokenizers.models
-    import tokenizers.pre_tokenizers
-    import tokenizers.trainers
-
     return tokenizers

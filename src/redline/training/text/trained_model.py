@@ -16,13 +16,12 @@ from redline.ladder.plans.choose import choose_plan
 from redline.ladder.rung import Rung, Stage
 from redline.ladder.rungs.fused_ops import FusedOps
 from redline.machine.machine import Machine
-from redline.training.arithmetic import Arithmetic
-from redline.training.fp8 import to_fp8, why_no_fp8
+from redline.nn.meta import meta_device
+from redline.training.arithmetic import Arithmetic, WorkingCopy
 from redline.training.optimizers import build_optimizer, check_optimizer, describe
-from redline.training.precision import resolve_precision
-from redline.training.text.config import AUTO, TextTraining
-from redline.training.text.loss_module import LossModule, own_loss
-from redline.training.working_copy import WorkingCopy
+from redline.training.precision import resolve_precision, to_fp8, why_no_fp8
+from redline.training.text.architecture import LossModule, own_loss
+from redline.training.text.config import TextTraining
 
 # `check_machine` builds the model with this vocabulary; its checks do not depend on the size.
 _ANY_VOCABULARY = 512
@@ -97,7 +96,7 @@ def check_machine(training: TextTraining, device: torch.device) -> None:
         raise RedlineError(f'precision = "fp8" cannot be used here: {reason}.')
     plan = plan_of(training, machine)
     # The meta device allocates nothing, so the plan and the optimizer can be checked before any text is read.
-    with torch.device("meta"):
+    with meta_device():
         module = LossModule(training.model, training.model.build(_ANY_VOCABULARY), training.loop.z_loss)
     check_optimizer(module, training.loop)
     job = Job.of(module, loss=own_loss, optimizer=lambda _: build_optimizer(module, training.loop), share=True)
@@ -116,7 +115,7 @@ def make_trained_model(
         torch.manual_seed(training.loop.seed)
         model = training.model.build(vocabulary)
     model = model.to(device).train()
-    precision = _resolve(training.loop.asked_precision, machine, device)
+    precision = resolve_precision(training.loop.asked_precision, device)
     arithmetic = Arithmetic() if precision == "fp32" else WorkingCopy(model, precision)
     computing = arithmetic.model if isinstance(arithmetic, WorkingCopy) else model
     fp8_layers = to_fp8(computing) if precision == "fp8" else 0
@@ -136,9 +135,3 @@ def make_trained_model(
     for wrapper in job.wrappers:
         forward = wrapper(forward)
     return TrainedModel(model, module, arithmetic, forward, job, plan, precision, fp8_layers, machine)
-
-
-def _resolve(asked: str, machine: Machine, device: torch.device) -> str:
-    if asked == AUTO:
-        return "bf16" if "bf16" in machine.hardware_dtypes and machine.is_cuda else "fp32"
-    return resolve_precision(asked, device) if asked in ("bf16", "fp16") else asked

@@ -15,11 +15,12 @@ from torch.optim import Optimizer
 
 from redline.ladder.gate import Gate
 from redline.ladder.workload import Workload
+from redline.nn.meta import meta_device
 from redline.training.bundled import find_config
 from redline.training.optimizers import build_over, hidden_matrices
+from redline.training.text.architecture import LossModule, own_loss
 from redline.training.text.config import AUTO, TextTraining
-from redline.training.text.loss_module import LossModule, as_inputs, own_loss
-from redline.training.text.synthetic import synthetic_batch
+from redline.training.text.packing import synthetic_batch
 
 # The batch of a climb where the config says "auto".
 _BATCH = 8
@@ -50,13 +51,12 @@ def make_workload(training: TextTraining) -> Workload:
         return LossModule(training.model, training.model.build(vocabulary), loop.z_loss)
 
     def inputs(seed: int) -> dict[str, Tensor]:
-        made = synthetic_batch(rows, length, vocabulary, seed)
-        return as_inputs(made.tokens_BS, made.targets_BS, made.packing, torch.get_default_device())
+        return synthetic_batch(rows, length, vocabulary, seed).inputs(torch.get_default_device())
 
     def optimizer(parameters: Iterable[nn.Parameter]) -> Optimizer:
         weights = list(parameters)
         # The same model on the meta device tells which of the given weights are hidden matrices.
-        with torch.device("meta"):
+        with meta_device():
             alike = build()
         hidden = {id(weight) for weight in hidden_matrices(alike)}
         pairs = zip(weights, alike.parameters(), strict=True)

@@ -17,8 +17,7 @@ from redline.files.atomic import check_can_write_file, write_text
 from redline.notation import format_bytes, format_seconds
 from redline.pages import render_page
 from redline.pages.render import read_resource
-from redline.upscale.compare.video_frames import middle_of
-from redline.upscale.compare.views import Opener, Views, make_views, open_upright
+from redline.upscale.compare.views import Opener, Views, make_views, middle_of, open_upright
 from redline.upscale.images.vips import explaining, load_vips
 from redline.upscale.tasks import Outcome, Task
 from redline.upscale.video.probe import seconds_text

@@ -1,18 +1,20 @@
 """Copies metadata from one image file to another.
 
 When libvips encodes, it updates orientation, resolution and size in EXIF and drops the old thumbnail. It does not do
-so for TIFF, which `tiff.py` handles. `png.py`, `jpeg.py` and `avif.py` add other metadata that libvips does not write.
+so for TIFF, which `exif.py` handles. `png.py` and `colour_tags.py` add other metadata that libvips does not write, and
+the functions here the comments of JPEG files.
 """
 
 import re
+import struct
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from redline.upscale.images.colour_tags import fit_colour_tags, numbers_of, read_colour_tags, set_cicp
-from redline.upscale.images.exif import resolution, upright
-from redline.upscale.images.formats import Format
-from redline.upscale.images.jpeg import add_comments, read_comments, unwrap, wrap
+from redline.upscale.images.exif import add_to_tiff, read_from_tiff, resolution, upright
+from redline.upscale.images.formats import Format, insert
 from redline.upscale.images.png import (
     Chunk,
     add_to_png,
@@ -21,7 +23,6 @@ from redline.upscale.images.png import (
     read_texts,
     xmp_chunk,
 )
-from redline.upscale.images.tiff import add_to_tiff, read_from_tiff
 from redline.upscale.images.vips import VipsImage, field, has_grey_profile, load_vips, to_srgb
 
 _MM_PER_INCH = 25.4
@@ -39,6 +40,9 @@ _HELD_BY = {
     "text": (("png",), "PNG texts, which were"),
     "comments": (("jpeg",), "JPEG comments, which were"),
 }
+_COMMENT, _SCAN = 0xFE, 0xDA
+_APPLICATIONS = range(0xE0, 0xF0)
+_PHOTOSHOP, _RESOURCE, _IPTC = b"Photoshop 3.0\0", b"8BIM", 0x0404
 
 
 @dataclass(frozen=True)
@@ -171,3 +175,61 @@ def _with_values(xmp: bytes, values: dict[bytes, int]) -> bytes:
         xmp = re.sub(rb"(\b" + name + rb"\s*=\s*[\"'])\d+", rb"\g<1>" + number, xmp)
         xmp = re.sub(rb"(<" + name + rb"\s*>\s*)\d+", rb"\g<1>" + number, xmp)
     return xmp
+
+
+def read_comments(path: Path) -> tuple[bytes, ...]:
+    with open(path, "rb") as file:
+        return tuple(file.read(length) for marker, length in _segments(file) if marker == _COMMENT)
+
+
+def add_comments(path: Path, comments: Iterable[bytes]) -> None:
+    """Inserts the comments after the application segments, which must come first."""
+    packed = b"".join(struct.pack(">BBH", 0xFF, _COMMENT, len(comment) + 2) + comment for comment in comments)
+    with open(path, "r+b") as file:
+        at = 2
+        for marker, length in _segments(file):
+            if marker not in _APPLICATIONS:
+                break
+            at = file.tell() + length
+        insert(file, at, packed)
+
+
+def _segments(file: BinaryIO) -> Iterator[tuple[int, int]]:
+    """Yields marker and length of each segment before the pixels, with the file positioned at the segment's data."""
+    at = 2
+    while file.seek(at) == at and len(head := file.read(4)) == 4 and head[0] == 0xFF:
+        if head[1] == 0xFF:  # fill bytes before a marker
+            at += 1
+            continue
+        marker, length = head[1], struct.unpack(">H", head[2:])[0]
+        if marker == _SCAN or length < 2:
+            return
+        yield marker, length - 2
+        at += 2 + length
+
+
+def unwrap(block: bytes) -> bytes | None:
+    """Returns IPTC captions in the plain form of TIFF; None if a Photoshop block, as in JPEG, has none.
+
+    The other resources of that block, such as a thumbnail of the old image, are left out.
+    """
+    if not block.startswith(_PHOTOSHOP):
+        return block
+    at = len(_PHOTOSHOP)
+    while block[at : at + 4] == _RESOURCE and len(block) >= at + 12:
+        number = struct.unpack(">H", block[at + 4 : at + 6])[0]
+        # The name has a length byte; name and data are padded to an even length.
+        at += 6 + (block[at + 6] + 2) // 2 * 2
+        if len(block) < at + 4:
+            return None
+        length = struct.unpack(">I", block[at : at + 4])[0]
+        if number == _IPTC:
+            return block[at + 4 : at + 4 + length] or None
+        at += 4 + (length + 1) // 2 * 2
+    return None
+
+
+def wrap(captions: bytes) -> bytes:
+    """Returns the Photoshop block for a JPEG file."""
+    head = _PHOTOSHOP + _RESOURCE + struct.pack(">HHI", _IPTC, 0, len(captions))
+    return head + captions + b"\0" * (len(captions) % 2)

@@ -19,10 +19,10 @@ import numpy as np
 
 from redline.choices import PIXEL_LIMIT
 from redline.upscale.images.decoded_whole import load_header, load_whole
+from redline.upscale.images.exif import has_raw_ycbcr
 from redline.upscale.images.formats import HEAD_BYTES, WHOLE, Format, ImageError, brands_of, sniff
 from redline.upscale.images.metadata import Metadata, read_metadata
 from redline.upscale.images.png import count_png_frames
-from redline.upscale.images.tiff import has_raw_ycbcr
 from redline.upscale.images.vips import VipsImage, bits_of, explaining, field, load_vips, normalise
 
 # Rows per call of libvips: few calls, and little memory.

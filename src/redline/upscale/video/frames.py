@@ -158,11 +158,9 @@ def _frames_and_faults(container: InputContainer, stream: VideoStream) -> Iterat
         if packet.stream.index != stream.index:
             continue
         try:
-            decoded = packet.decode()
+            yield from stream.decode(packet)
         except (av.FFmpegError, OSError):
             yield "a frame cannot be decoded"
-            continue
-        yield from (frame for frame in decoded if isinstance(frame, VideoFrame))
     if _is_lost(container, end, read_bytes):
         yield "the rest cannot be found"
 

@@ -9,13 +9,13 @@ from typing import Any, cast
 import av
 import numpy as np
 from av.container import InputContainer
-from av.sidedata.sidedata import SideData, Type
+from av.sidedata.sidedata import Type
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
 from redline.errors import RedlineError
 from redline.upscale.video.pixels import Colour, colour_of
-from redline.video.reading import first_frame, frame_rate, main_stream, opened
+from redline.video.reading import first_frame, frame_rate, main_stream, opened, side_data
 
 # Side data of frames that is not passed to the encoder.
 _LOST = {
@@ -86,7 +86,7 @@ def _count(container: InputContainer, stream: VideoStream, rate: Fraction) -> in
 
 
 def _display_matrix(frame: VideoFrame) -> tuple[int, ...] | None:
-    data = _side_data(frame).get(Type.DISPLAYMATRIX)
+    data = side_data(frame).get(Type.DISPLAYMATRIX)
     if data is not None:
         return tuple(int(value) for value in np.frombuffer(bytes(cast(Any, data)), np.int32))
     if not frame.rotation:
@@ -96,22 +96,13 @@ def _display_matrix(frame: VideoFrame) -> tuple[int, ...] | None:
     return (cosine, -sine, 0, sine, cosine, 0, 0, 0, 1 << 30)
 
 
-def _side_data(frame: VideoFrame) -> dict[Type, SideData]:
-    try:
-        # Iterating over this mapping yields its values, not its keys.
-        return {data.type: data for data in cast(Any, frame.side_data)}
-    except ValueError:
-        # PyAV raises for kinds of side data that it does not know.
-        return {}
-
-
 def _remarks(frame: VideoFrame) -> list[str]:
     notes = []
     if frame.interlaced_frame:
         notes.append("the video is interlaced, which is not handled: deinterlace it first")
     if any(component.is_alpha for component in frame.format.components):
         notes.append("the video's transparency is not kept")
-    return notes + [f"{_LOST[kind]} is not kept" for kind in _side_data(frame) if kind in _LOST]
+    return notes + [f"{_LOST[kind]} is not kept" for kind in side_data(frame) if kind in _LOST]
 
 
 def seconds_text(seconds: float) -> str:

@@ -1,6 +1,5 @@
 """Joins the finished parts with the other streams of the source, without encoding again."""
 
-import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,17 +16,13 @@ from av.video.stream import VideoStream
 
 from redline.errors import RedlineError
 from redline.upscale.video.encoders import Encoder
-from redline.upscale.video.parts import Part, PartsFolder
+from redline.upscale.video.parts import Part, PartsFolder, why_not_written
 from redline.upscale.video.probe import VideoInfo
 from redline.upscale.video.settings import target_format
 from redline.upscale.video.streams import Carrier, carry_streams, container_tags, copy_tags, stream_tags
-from redline.upscale.video.writer import open_output, why_not_written
-from redline.video.reading import main_stream, opened
+from redline.video.reading import arbitrary_start_s, main_stream, opened
+from redline.video.writing import exact_clock, open_output
 
-# Broadcast containers start at an arbitrary time, which would become an empty start of the result.
-_CLOCK_OF_THEIR_OWN = ("mpegts", "mpeg", "mpegtsraw")
-_TICK_90KHZ = Fraction(1, 90_000)
-_FINEST_CLOCK = (1 << 31) - 1
 # Matroska stores the pixel aspect ratio in its header, which PyAV cannot write. These codecs store it themselves.
 _SHAPE_INSIDE = ("h264", "hevc", "mpeg4")
 
@@ -120,15 +115,13 @@ def _not_in_matroska(assembly: Assembly) -> list[str]:
 def _clock(video: VideoInfo, source: InputContainer) -> int:
     """Returns a time scale that represents the times of video and audio exactly, if one is possible."""
     rates = [stream.rate for stream in source.streams.audio if stream.codec_context is not None and stream.rate]
-    finest = math.lcm(1000, video.time_base.denominator, *rates)
-    return finest if finest <= _FINEST_CLOCK else video.time_base.denominator
+    return exact_clock([video.time_base.denominator, *rates], otherwise=video.time_base.denominator)
 
 
 def _shift(source: InputContainer) -> tuple[Fraction, list[str]]:
-    if source.format.name not in _CLOCK_OF_THEIR_OWN or not source.start_time:
-        return Fraction(0), []
-    start = round(Fraction(source.start_time, av.time_base) / _TICK_90KHZ) * _TICK_90KHZ
-    return start, [f"all times are moved by {float(start):.3f} s, so that the video starts at 0"]
+    # An arbitrary start time would become an empty start of the result.
+    start = arbitrary_start_s(source)
+    return start, [f"all times are moved by {float(start):.3f} s, so that the video starts at 0"] if start else []
 
 
 def _chapters(source: InputContainer, shift: Fraction) -> list:

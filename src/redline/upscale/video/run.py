@@ -15,13 +15,12 @@ from redline.machine.pinned_copies import PendingCopy, PlainCopies
 from redline.upscale.overlap import overlap
 from redline.upscale.video.encoders import Encoder, choose_encoder
 from redline.upscale.video.frames import Damage, Mark, digest, read_frames
-from redline.upscale.video.parts import PartsFolder, describe_job, part_end_after
+from redline.upscale.video.parts import Frame, PartEnd, PartsFolder, PartWriter, describe_job, part_end_after
 from redline.upscale.video.pixels import to_planes, to_rgb
 from redline.upscale.video.probe import VideoInfo, probe
 from redline.upscale.video.remux import Assembly, assemble
 from redline.upscale.video.settings import VideoProgress, VideoResult, VideoSettings, target_format
 from redline.upscale.video.streams import check_other_streams
-from redline.upscale.video.writer import Frame, PartEnd, PartWriter
 
 # Frames that may queue between two stages, which bounds the memory for a video of any length.
 _WAITING_FRAMES = 2

@@ -3,9 +3,7 @@
 A note says what was converted or left out.
 """
 
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
 
 import av
@@ -18,6 +16,7 @@ from av.subtitles.stream import SubtitleStream
 
 from redline.errors import RedlineError
 from redline.video.reading import opened
+from redline.video.writing import can_hold, trial_output
 
 # Tags about the file itself, which are wrong in another file.
 _OF_THE_FILE = ("bps", "duration", "number_of_frames", "number_of_bytes", "_statistics", "encoder", "rotate")
@@ -93,7 +92,7 @@ def check_other_streams(source_path: Path, video_index: int, container: str) -> 
     """Raises `RedlineError` if the other streams cannot be written, before any work is done."""
     with opened(source_path) as source:
         try:
-            with _trial_output(container) as trial:
+            with trial_output(container) as trial:
                 carriers, _ = carry_streams(source, trial, container, video_index)
                 if carriers:
                     trial.start_encoding()
@@ -131,7 +130,7 @@ def _carrier(
         return _cover(source, stream, output, container)
     if stream.codec_context is None or stream.type not in ("video", "audio", "subtitle"):
         return None, f"{name} is left out: it cannot be copied"
-    if _fits(stream, container):
+    if can_hold(container, stream):
         made = output.add_stream_from_template(stream, opaque=True)
         copy_tags(stream, made)
         return _copied(made), f"{name} is copied without upscaling" if stream.type == "video" else None
@@ -176,26 +175,6 @@ def _cover(
     made = output.add_stream_from_template(stream, opaque=True)
     copy_tags(stream, made)
     return _copied(made), None
-
-
-def _fits(stream: Stream, container: str) -> bool:
-    """Tries to write a header with the stream: containers reject more than their documentation says."""
-    with suppress(ValueError, av.FFmpegError), _trial_output(container) as trial:
-        trial.add_stream_from_template(stream, opaque=True)
-        trial.start_encoding()
-        return True
-    return False
-
-
-@contextmanager
-def _trial_output(container: str) -> Iterator[OutputContainer]:
-    """A context with a container that writes nowhere."""
-    trial = av.open(os.devnull, "w", format=container)
-    try:
-        yield trial
-    finally:
-        with suppress(ValueError, av.FFmpegError):
-            trial.close()
 
 
 def _is_chapter_text(source: InputContainer, stream: Stream) -> bool:

@@ -21,7 +21,7 @@ from redline.upscale.images.sink import ImageSink
 from redline.upscale.images.source import ImageSource, open_image
 from redline.upscale.settings import ImageSettings, UpscaleSettings
 from redline.upscale.tasks import Outcome, Task
-from redline.upscale.tiling import Side, Tiling, pad_side
+from redline.upscale.tiling import Side, Tiling, cut_side
 
 # The minimum of tile rows per part, because each part computes about one extra row.
 _MIN_ROWS = 2
@@ -132,7 +132,7 @@ def split(task: Task, count: int, settings: UpscaleSettings, tiling: Tiling, sca
             pixels = width * height
             raw_bytes = pixels * scale**2 * image.channels * (image.bits // 8)
         cut = tiling.shape_for((width, height), settings.images.wrap).rows
-        rows = len(pad_side(height, cut, settings.images.wrap).side.starts)
+        rows = len(cut_side(height, cut, settings.images.wrap).starts)
         count = min(count, rows // _MIN_ROWS)
         if pixels <= settings.split_pixels or count < 2:
             return None

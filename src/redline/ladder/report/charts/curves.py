@@ -1,7 +1,7 @@
 """Line charts of values by step, frame or second, drawn as one SVG per page width."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ class Curve:
     kind: str = "c0"
 
     @classmethod
-    def of(cls, entries: Sequence[dict[str, Any]], key: str, name: str = "", kind: str = "c0") -> "Curve":
+    def of(cls, entries: Sequence[Mapping[str, Any]], key: str, name: str = "", kind: str = "c0") -> "Curve":
         """Returns the curve of `key` over `step` in the entries of a training journal."""
         found = [(entry["step"], entry[key]) for entry in entries if isinstance(entry.get(key), (int, float))]
         return cls(name or key, tuple((step, value) for step, value in found if math.isfinite(value)), kind)

@@ -1,6 +1,6 @@
 """The roofline chart: the measured ceilings of the machine in red, and the model before and after the climb."""
 
-from redline.ladder.report.charts.svg import Drawing, Scale
+from redline.ladder.report.charts.svg import Drawing, Scale, text_width
 from redline.ladder.report.climb import Climb, Entry
 from redline.ladder.report.roofline import place
 from redline.notation import format_rate
@@ -55,7 +55,9 @@ def _draw_ceilings(drawing: Drawing, dtypes: dict[str, float], bandwidth: float,
         drawing.limit_text(x.end, text_y, f"{dtype} {format_rate(peak, 'FLOP/s')}")
         drawing.taken.append((x(peak / bandwidth), y(peak) - 1, x.end, y(peak) + 1))
     middle = (max(start, x.low) * top / bandwidth) ** 0.5
-    drawing.limit_text(x(middle) - 8, y(middle * bandwidth) - 6, format_rate(bandwidth, "B/s"))
+    # To the right of the line: on its left are the labels of the axis.
+    rate = format_rate(bandwidth, "B/s")
+    drawing.limit_text(x(middle) + 10 + text_width(rate), y(middle * bandwidth) + 12, rate)
 
 
 def _name(entry: Entry) -> str:

@@ -1,0 +1,40 @@
+"""Builds modules on the meta device, where they allocate nothing, and allocates their tensors later.
+
+torch computes some operations on the meta device in Python (`normal_`, `empty_like`). The first call imports
+TorchDynamo and SymPy, which takes about two seconds of CPU time. The functions here avoid these operations.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
+
+
+class _SkipNormal(TorchFunctionMode):
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function is nn.init.normal_ or function is Tensor.normal_:
+            return args[0] if args else kwargs["tensor"]
+        return function(*args, **kwargs)
+
+
+@contextmanager
+def meta_device() -> Iterator[None]:
+    """Like `torch.device("meta")`, but random initialization does nothing."""
+    with torch.device("meta"), _SkipNormal():
+        yield
+
+
+def allocate(module: AnyModule, device: torch.device | str, dtype: torch.dtype | None = None) -> AnyModule:
+    """Replaces the tensors of a module on the meta device by uninitialized ones, floating-point ones in `dtype`."""
+
+    def allocated(tensor: Tensor) -> Tensor:
+        wanted = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+        return torch.empty(tensor.shape, dtype=wanted, device=device)
+
+    return module._apply(allocated)
