@@ -58,7 +58,7 @@ def test_plans_are_set_up_in_parallel(opening: Any) -> None:
     assert all(ahead.has(Plan.parse(plan)) for plan in ("bf16", "fp16", "tf32"))
     found = ahead.open(Plan.parse("fp16"))
     # How long a step takes was seen again when nothing else ran, and the row will say that it was set up in company.
-    assert str(found.plan) == "fp16" and found.step_s == {"": 0.25} and "beside 2 other plans" in found.notes[0]
+    assert str(found.plan) == "fp16" and found.step_s == {"": 0.25} and "in parallel with 2 other plans" in found.notes[0]
     assert not ahead.has(Plan.parse("fp16"))
 
 
