@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from redline.errors import RungError
+from redline.trees import tree_leaves, tree_map
 
 
 class GraphCapturer(Protocol):
@@ -74,7 +74,7 @@ class CudaGraphCapturer:
         with torch.cuda.stream(self.stream):
             output = run()
         current.wait_stream(self.stream)
-        for leaf in pytree.tree_leaves(output):
+        for leaf in tree_leaves(output):
             if isinstance(leaf, Tensor) and leaf.is_cuda:
                 leaf.record_stream(current)
         return output
@@ -325,4 +325,4 @@ def _replace_tensors(value: Any, supply: Iterator[Tensor]) -> Any:
 def _clone_tensors(output: Any) -> Any:
     if isinstance(output, Tensor):
         return output.clone()
-    return pytree.tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, output)
+    return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, output)

@@ -95,7 +95,8 @@ def test_with_rung_replaces_excluded_rungs_and_keeps_the_order() -> None:
 def test_apply_leaves_the_users_model_and_flags_alone() -> None:
     model = Convolutions()
     before, training = copy.deepcopy(model.state_dict()), model.training
-    fast = Plan.parse("fold_batchnorm + channels_last").apply(model, torch.randn(1, 3, 9, 11))
+    with pytest.warns(UserWarning, match="the model is in training mode"):
+        fast = Plan.parse("fold_batchnorm + channels_last").apply(model, torch.randn(1, 3, 9, 11))
     assert isinstance(fast, Applied)
     x = torch.randn(2, 3, 13, 17)
     with torch.no_grad():

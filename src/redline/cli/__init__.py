@@ -8,6 +8,7 @@ import io
 import os
 import select
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
@@ -106,6 +107,9 @@ def _redline(
     version: Annotated[
         bool, Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
+    show_traceback: Annotated[
+        bool, Option("--traceback", help="On an error, also print the traceback: where your own code failed.")
+    ] = False,
 ) -> None:
     """Runs PyTorch models at the limit of the machine they are on, and proves it."""
 
@@ -138,12 +142,17 @@ def _main(termination: Termination) -> None:
     if sys.argv[1:2] in (["stream"], ["upscale"]):
         # Also set before torch is imported: large pages make allocating and reusing image buffers faster.
         os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    # The option is also accepted after the command.
+    show_traceback = "--traceback" in sys.argv
+    sys.argv[1:] = [*["--traceback"] * show_traceback, *(word for word in sys.argv[1:] if word != "--traceback")]
     try:
         try:
             app(standalone_mode=True)
         finally:
             sys.stdout.flush()
     except RedlineError as error:
+        if show_traceback:
+            _print_traceback(error)
         fail(str(error))
         sys.exit(2)
     except BrokenPipeError:  # raised by the last flush
@@ -157,6 +166,13 @@ def _main(termination: Termination) -> None:
         if end.code == 1 and output is not None and not _has_reader(output):
             sys.exit(_BROKEN_PIPE)
         raise
+
+
+def _print_traceback(error: BaseException) -> None:
+    """Prints the traceback of the error's first cause, and that of a trial process if it came from one."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    traceback.print_exception(error)
 
 
 class _Stdout(io.TextIOWrapper):

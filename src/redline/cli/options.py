@@ -13,7 +13,10 @@ from redline.errors import RedlineError
 if TYPE_CHECKING:
     from redline.ladder.plan import Plan
 
-WORKLOAD_HELP = "module:function, file.py:function, train:CONFIG, or a bundled name (see `redline rungs --workloads`)."
+WORKLOAD_HELP = (
+    "module:function, file.py:function, timm:NAME, hf:FOLDER, model.onnx, model.pt2, train:CONFIG, or a bundled name "
+    "(see `redline rungs --workloads`)."
+)
 MODEL_HELP = "LSD weights, the output folder of their training, or a diffusers folder"
 PLAN_HELP = "A plan file, or a plan in one line: 'bf16 + compile'."
 

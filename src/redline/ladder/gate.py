@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from redline.errors import GateError
 from redline.ladder.metrics import METRICS
+from redline.trees import tree_leaves
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Gate:
 
     def judge(self, reference: Any, output: Any) -> Score:
         """Scores an output against its reference. Raises GateError if their shapes or dtypes cannot be compared."""
-        expected, seen = tensors_of(reference), tensors_of(output)
+        expected, seen = values_of(reference), values_of(output)
         problem = mismatch(expected, seen)
         if problem:
             raise GateError(problem)
@@ -68,7 +68,15 @@ class Gate:
 
 def tensors_of(output: Any) -> list[Tensor]:
     """Returns all tensors of a nested output, in a fixed order."""
-    return [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
+    return [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+
+
+def values_of(output: Any) -> list[Tensor]:
+    """Returns what gates compare: all tensors (complex ones as pairs), then numbers and strings as tensors."""
+    leaves = tree_leaves(output)
+    values = [torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in tensors_of(leaves)]
+    values += [torch.tensor(leaf) for leaf in leaves if isinstance(leaf, (bool, int, float))]
+    return values + [torch.tensor(list(leaf.encode()), dtype=torch.int16) for leaf in leaves if isinstance(leaf, str)]
 
 
 def mismatch(reference: Sequence[Tensor], output: Sequence[Tensor]) -> str:
@@ -98,4 +106,16 @@ def worst(scores: Sequence[Score]) -> Score:
 
 
 INFERENCE_GATES = (Gate("relative_error", 0.02), Gate("cosine", 0.999))
+# The default gate of integer outputs; an agreement gate of the workload replaces it.
+AGREEMENT = Gate("agreement", 0.99)
 TRAINING_GATES = (Gate("loss_difference", 0.01), Gate("gradient_difference", 0.05))
+
+
+def gates_for(gates: Sequence[Gate], expected: Any) -> tuple[Gate, ...]:
+    """Returns the gates that judge outputs like these: most metrics ignore integers, so `AGREEMENT` compares them."""
+    kinds = {value.is_floating_point() for value in values_of(expected) if value.numel()}
+    if kinds == {False} and tuple(gates) == INFERENCE_GATES:
+        return (AGREEMENT,)
+    if kinds == {True, False} and not any(gate.metric == AGREEMENT.metric for gate in gates):
+        return (*gates, AGREEMENT)
+    return tuple(gates)

@@ -5,7 +5,7 @@ Each rung takes a job and returns a new one. The user's model is copied once, wh
 """
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,10 +15,24 @@ from torch import Tensor, nn
 
 from redline.ladder.gate import INFERENCE_GATES, TRAINING_GATES, Gate
 from redline.ladder.workload import Inputs, LossFunction, OptimizerFactory, Workload, call
+from redline.trees import tree_map
 
 Context = Callable[[], AbstractContextManager[Any]]
 Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
 _HALVES = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class CallState:
+    """The names of what the model keeps between calls, and of its random operations."""
+
+    kept: tuple[str, ...] = ()
+    random: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        parts = [f"keeps state between calls ({_listed(self.kept)})"] if self.kept else []
+        parts += [f"is random ({_listed(self.random)})"] if self.random else []
+        return f"the model {' and '.join(parts)}" if parts else ""
 
 
 @dataclass(frozen=True)
@@ -29,6 +43,8 @@ class Job:
     # Real inputs, which rungs use to calibrate, to find shapes, and to check for overflow.
     samples: tuple[Inputs, ...] = ()
     gates: tuple[Gate, ...] = ()
+    # What makes the output depend on more than the input; None if that was not examined.
+    state: CallState | None = None
     # The untouched model's outputs for the samples, set while a plan is built if a rung has `checks_gates`.
     expected: tuple[Any, ...] = ()
     loss: LossFunction | None = None
@@ -43,6 +59,8 @@ class Job:
     precision: str = "fp32"
     host_inputs: bool = False
     master_weights: bool = False
+    # The norm that a training step clips its gradients to, after they are unscaled; None leaves them as they are.
+    clip_norm: float | None = None
     # The trainable parameters by the user's names, even if rungs wrap the model.
     parameters: Mapping[str, nn.Parameter] = field(default_factory=dict)
     # Data that rungs store for their `proof`, by rung name.
@@ -119,6 +137,11 @@ class Job:
         return TrainingStep(self) if self.training else Applied(self)
 
 
+def _listed(names: Sequence[str]) -> str:
+    left = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + left
+
+
 def _weights_precision(model: nn.Module) -> str:
     """Returns the precision of most weights."""
     counts = {torch.float16: 0, torch.bfloat16: 0}
@@ -180,14 +203,13 @@ def _in_contexts(function: Callable[..., Any], contexts: tuple[Context, ...]) ->
 
 def _copying_inputs_and_outputs(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
     """Copies inputs to the device and outputs back, without the overlap that the rung `streams` adds."""
-    from torch.utils import _pytree as pytree
 
     def run(*args: Any, **kwargs: Any) -> Any:
         def move(leaf: Any, to: torch.device) -> Any:
             return leaf.to(to) if isinstance(leaf, Tensor) else leaf
 
-        args, kwargs = pytree.tree_map(lambda leaf: move(leaf, device), (args, kwargs))
-        return pytree.tree_map(lambda leaf: move(leaf, torch.device("cpu")), function(*args, **kwargs))
+        args, kwargs = tree_map(lambda leaf: move(leaf, device), (args, kwargs))
+        return tree_map(lambda leaf: move(leaf, torch.device("cpu")), function(*args, **kwargs))
 
     return run
 
@@ -223,6 +245,11 @@ class TrainingStep:
         for computed, master in self._masters.items():
             master.grad = None if computed.grad is None else computed.grad.float()
             computed.grad = None
+        if self.job.clip_norm is not None:
+            if self.scaler is not None:
+                self.scaler.unscale_(self.optimizer)
+            trained = [p for group in self.optimizer.param_groups for p in group["params"]]
+            nn.utils.clip_grad_norm_(trained, self.job.clip_norm)
         if self.scaler is None:
             self.optimizer.step()
         else:

@@ -10,7 +10,6 @@ from typing import TypedDict, Unpack, overload
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from redline.errors import RedlineError, WorkloadError
 from redline.ladder.gate import Gate
@@ -18,6 +17,7 @@ from redline.ladder.job import Applied, Job, TrainingStep
 from redline.ladder.measurement import Measurement
 from redline.ladder.measuring.worker import SAMPLE_SEEDS
 from redline.ladder.plan import Plan, read_plan
+from redline.ladder.rewrites.output_check import OutputCheck
 from redline.ladder.rung import Rung
 from redline.ladder.search.climb import climb
 from redline.ladder.search.climbed import Climbed
@@ -26,6 +26,7 @@ from redline.ladder.workload import Inputs, LossFunction, OptimizerFactory, Work
 from redline.ladder.workloads.pickled import save_model
 from redline.ladder.workloads.samples import SampleInputs
 from redline.machine.machine import Machine, resolve_device
+from redline.trees import tree_map
 
 
 class _Optimized:
@@ -192,14 +193,19 @@ def _apply(
 ) -> OptimizedModel | OptimizedStep:
     own = copy.deepcopy(model).to(device).train(loss is not None)
     job = Job.of(own, tuple(batches), gates, loss, optimizer, share=True)
+    # The trials of a climb have compared the outputs.
+    compare = OutputCheck(job) if climbed is None and not job.training else None
     resolved, job = plan.build(job, Machine.detect(device))
     plan = replace(resolved, objective=plan.objective)
     if job.training:
         return OptimizedStep(job, plan, climbed)
     fast = OptimizedModel(job, plan, climbed)
-    call(fast, batches[0])  # compiles now instead of at the user's first call
+    if compare is not None:
+        compare(fast, job, str(plan))
+    else:
+        call(fast, batches[0])  # compiles now instead of at the user's first call
     return fast
 
 
 def _to(device: str, batch: Inputs) -> Inputs:
-    return pytree.tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, batch)
+    return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, batch)

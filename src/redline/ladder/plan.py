@@ -2,6 +2,7 @@
 
 import os
 import re
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -16,6 +17,8 @@ from redline.ladder.gate import Gate
 from redline.ladder.job import Applied, Job, TrainingStep
 from redline.ladder.objective import Objective
 from redline.ladder.rewrites.calibrate import outputs_on_samples
+from redline.ladder.rewrites.output_check import OutputCheck, state_of
+from redline.ladder.rewrites.state import training_layers
 from redline.ladder.rung import Rung
 from redline.ladder.rungs import RUNGS, find_rung
 from redline.ladder.workload import Inputs, LossFunction, OptimizerFactory
@@ -131,10 +134,14 @@ class Plan:
         resolved: list[Rung] = []
         if any(rung.checks_gates for rung in self.rungs):
             job = replace(job, expected=tuple(outputs_on_samples(job)))
+        if job.samples and job.state is None and any(rung.freezes_state for rung in self.rungs):
+            job = replace(job, state=state_of(job))
         for rung in self.rungs:
             if (job.training and not rung.training) or (not job.training and not rung.inference):
                 raise PlanError(f"{rung.name} is for {'training' if rung.training else 'inference'} only.")
             reason = rung.why_not(machine, job)
+            if not reason and rung.freezes_state and job.state is not None and str(job.state):
+                reason = f"{job.state}, which is lost when the model is exported"
             if reason:
                 raise Unavailable(rung, reason)
             rung = rung.resolve(job)
@@ -152,21 +159,42 @@ class Plan:
         optimizer: OptimizerFactory | None = None,
         host_inputs: bool = False,
         share: bool = False,
+        clip_norm: float | None = None,
+        check: bool = True,
     ) -> Applied | TrainingStep:
         """Returns the optimized model, or a training step if `loss` and `optimizer` are given.
 
         The plan works on a copy of `model`; with `share=True` it changes the model itself, which saves memory.
         `samples` is a batch, or a list of batches, on which rungs calibrate. `optimizer` is a function that takes the
-        parameters and returns an optimizer.
+        parameters and returns an optimizer; `clip_norm` limits the norm of the gradients, after loss scaling is undone.
+
+        With `check`, the optimized model is called with the samples and compared with the original: raises `Refused` if
+        an output is outside the gates.
         """
         if not isinstance(model, nn.Module):
             raise PlanError(f"model is a {type(model).__name__}, but a plan applies to a torch.nn.Module.")
         batches = tuple(samples) if isinstance(samples, list) else (() if samples is None else (samples,))
-        job = Job.of(model, batches, gates, loss, optimizer, host_inputs, share)
+        if clip_norm is not None and (loss is None or not clip_norm > 0):
+            raise PlanError(f"clip_norm={clip_norm} must be above 0, and needs loss= and optimizer=.")
+        job = replace(Job.of(model, batches, gates, loss, optimizer, host_inputs, share), clip_norm=clip_norm)
+        compare = None
         if not job.training:
+            layers = training_layers(job.model)
             job.model.eval()
-        machine = Machine.detect(str(job.device))
-        return self.build(job, machine)[1].finish()
+            if check and (layers := [layer for layer in layers if layer not in training_layers(job.model)]):
+                warnings.warn(
+                    f"the model is in training mode ({', '.join(layers[:3])}), but the optimized copy computes like "
+                    "the model after eval(): call eval() first.",
+                    stacklevel=2,
+                )
+            if check and batches:
+                compare = OutputCheck(job)
+                job = replace(job, state=compare.state)
+        resolved, job = self.build(job, Machine.detect(str(job.device)))
+        applied = job.finish()
+        if compare is not None:
+            compare(applied, job, str(resolved))
+        return applied
 
 
 def read_plan(plan: "Plan | str | os.PathLike[str]") -> Plan:

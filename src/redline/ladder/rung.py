@@ -82,6 +82,11 @@ class Rung(ABC):
         return False
 
     @property
+    def freezes_state(self) -> bool:
+        """Whether it exports the model once, so that state that the model keeps between calls is lost."""
+        return False
+
+    @property
     def checks_gates(self) -> bool:
         """Whether it evaluates the gates, so it needs the untouched model's outputs (`job.expected`)."""
         return False

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from redline.errors import RedlineError, WorkloadError
 from redline.ladder.gate import INFERENCE_GATES, TRAINING_GATES, Gate
+from redline.trees import tree_leaves
 
 Inputs = Any  # a tensor, a tuple (positional) or a dict (by name)
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -94,7 +94,7 @@ class Workload:
                 inputs = self.inputs(seed)
         except Exception as error:
             raise WorkloadError(f"{self.label}: inputs({seed}) raised {describe_error(error)}.") from error
-        for leaf in pytree.tree_leaves(inputs):
+        for leaf in tree_leaves(inputs):
             if isinstance(leaf, Tensor) and leaf.device.type != torch.device(home).type:
                 raise WorkloadError(
                     f"{self.label}: inputs({seed}) holds a tensor on {leaf.device} while the model runs on {home}; "

@@ -1,6 +1,6 @@
-"""Prefixes of workload addresses, such as `train:`, that packages above the ladder register.
+"""Kinds of workload addresses: prefixes such as `train:`, and suffixes of files such as `.onnx`.
 
-This module imports nothing large, so that `import redline` can register prefixes.
+Packages above the ladder register their own. This module imports nothing large, so that `import redline` can do so.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class WorkloadPrefix:
-    """Defines addresses `word:rest`.
+    """Defines addresses `word:rest`, or addresses that end with `word` if it starts with a dot.
 
     `find_function(rest)` returns the function that makes the workload. If `rest` names a file, that file counts as the
     workload's source.
@@ -21,6 +21,9 @@ class WorkloadPrefix:
     examples: tuple[str, ...]
     # Whether the caller's loop runs a step in parts, so that no rung may launch the whole step.
     steps_in_parts: bool = False
+
+    def matches(self, address: str) -> bool:
+        return address.endswith(self.word) if self.word.startswith(".") else address.startswith(f"{self.word}:")
 
     def rest_of(self, address: str) -> str:
         return address.removeprefix(f"{self.word}:")
@@ -36,8 +39,7 @@ def register_prefix(prefix: WorkloadPrefix) -> None:
 
 
 def find_prefix(address: str) -> WorkloadPrefix | None:
-    word, colon, _ = address.partition(":")
-    return PREFIXES.get(word) if colon else None
+    return next((prefix for prefix in PREFIXES.values() if prefix.matches(address)), None)
 
 
 def runs_steps_in_parts(address: str) -> bool:

@@ -15,7 +15,6 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from redline.errors import RedlineError
@@ -23,6 +22,7 @@ from redline.files.weights import check_safetensors_header
 from redline.machine.host_memory import available_host_bytes, host_bytes
 from redline.notation import format_bytes
 from redline.stream.frame_model import FrameModel
+from redline.trees import tree_leaves
 
 # Factors that account for convolution workspaces, rounding by the allocator, and queued frames. On a CPU oneDNN also
 # copies its inputs to its own layouts (measured: 1.8 to 1.9 from 2048 × 2048 on), and memory is fragmented (2.7).
@@ -105,7 +105,7 @@ class _LiveTensors(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
-        for leaf in pytree.tree_leaves(output):
+        for leaf in tree_leaves(output):
             if isinstance(leaf, Tensor):
                 self._count(leaf.untyped_storage())
         return output

@@ -146,13 +146,17 @@ class TileRunner:
         while True:
             # The plan is specialized to contiguous batches of this shape.
             shared = not self.plan.rungs  # an empty plan changes nothing, so the weights need no copy
-            fast = self.plan.apply(self.network.module, samples=tiles.contiguous(), gates=(GATE,), share=shared)
+            fast = self.plan.apply(
+                self.network.module, samples=tiles.contiguous(), gates=(GATE,), share=shared, check=False
+            )
             if not any(name in self.plan for name in _SAFER):
                 return fast if "tf32" in self.plan else _without_tf32(fast)
             squares = squares_to_judge(tiles, self.network.window)
             # Compared without compilation and graph capture, which would be repeated for the shape of the squares.
             plain = Plan.of([rung for rung in self.plan.rungs if rung.stage < Stage.COMPILE])
-            judged = fast if plain == self.plan else plain.apply(self.network.module, samples=squares, gates=(GATE,))
+            judged = (
+                fast if plain == self.plan else plain.apply(self.network.module, squares, gates=(GATE,), check=False)
+            )
             with torch.no_grad():
                 score = GATE.judge(_without_tf32(self.network.module)(squares), judged(squares))
             if score.passed or not self._use_safer_precision(

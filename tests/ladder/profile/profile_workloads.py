@@ -224,3 +224,7 @@ class Broken(nn.Module):
 
 def broken() -> Workload:
     return Workload(build=Broken, inputs=lambda seed: torch.randn(2, 4))
+
+
+def encoder_layer() -> Workload:
+    return Workload(lambda: nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), lambda seed: torch.randn(2, 8, 16))

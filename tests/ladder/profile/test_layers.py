@@ -3,6 +3,7 @@ import time
 from dataclasses import replace
 
 import pytest
+import torch
 from torch.nn.modules import module as torch_module
 
 from redline.errors import WorkloadError
@@ -139,3 +140,12 @@ def test_cuda_events_give_positive_times(subject, name):
     if built.training:
         assert all(rows[layer].backward_self_s > 0 for layer in ("attention.qkv", "mlp.0", "head"))
     assert rows["mlp.0"].flops == rows["mlp.2"].flops > 0
+
+
+@pytest.mark.parametrize("name", ["encoder_layer"])
+def test_the_layers_inside_a_transformer_encoder_layer_are_shown(subject, name: str) -> None:
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    rows = by_name(time_layers(subject(name), repeats=1))
+    assert {"linear1", "linear2", "norm1", "self_attn"} <= rows.keys()
+    assert rows["linear1"].flops > 0
+    assert torch.backends.mha.get_fastpath_enabled() == enabled

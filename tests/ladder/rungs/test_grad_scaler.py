@@ -1,14 +1,15 @@
 import copy
 import tomllib
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from redline.errors import RungError
-from redline.ladder.job import Job
+from redline.errors import PlanError, RungError
+from redline.ladder.job import Job, TrainingStep
 from redline.ladder.plan import Plan
 from redline.ladder.rewrites.io_adapter import Boundary
 from redline.ladder.rungs.autocast import Autocast
@@ -232,3 +233,53 @@ def test_on_a_gpu() -> None:
         gradient = step.gradients()[name].float()  # pyright: ignore[reportAttributeAccessIssue]
         assert parameter.grad is not None
         assert (gradient - parameter.grad).norm() / parameter.grad.norm() < 0.01, name
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_gradients_are_clipped_after_they_are_unscaled(scaled: bool) -> None:
+    torch.manual_seed(0)
+    model, batch = nn.Linear(8, 8), 10 * torch.randn(16, 8)
+
+    def squares(output: Tensor, batch: Any) -> Tensor:
+        return output.square().sum()
+
+    norms = {}
+    for limit in (None, 0.5, 1e6):
+        job = replace(Job.of(model, loss=squares, optimizer=momentum), clip_norm=limit)
+        if scaled:
+            job = replace(job, scaler=lambda _: AdaptiveGradScaler(model, GradScaler(init_scale=1024.0)))
+        step = TrainingStep(job)
+        step(batch)
+        norms[limit] = float(torch.cat([g.flatten() for g in step.gradients().values()]).norm())
+    assert norms[None] > 10 and norms[1e6] == pytest.approx(norms[None])
+    assert norms[0.5] == pytest.approx(0.5, rel=1e-3)
+
+
+def test_a_plan_takes_clip_norm() -> None:
+    step: Any = Plan().apply(Gain(), loss=summed, optimizer=momentum, clip_norm=0.25)
+    step(torch.ones(2, 3))
+    assert float(torch.cat([g.flatten() for g in step.gradients().values()]).norm()) == pytest.approx(0.25, rel=1e-3)
+
+
+def test_the_scale_still_adapts_when_gradients_are_clipped() -> None:
+    scaler = AdaptiveGradScaler(nn.Linear(2, 2), GradScaler(init_scale=16.0))
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    weight.grad = torch.tensor([float("inf"), 1.0])
+    scaler.unscale_(optimizer)
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+    assert (scaler.skipped, scaler.current, weight.tolist()) == (1, 8.0, [1.0, 1.0])
+    weight.grad = torch.tensor([8.0, 16.0])
+    scaler.unscale_(optimizer)
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    assert weight.tolist() == [0.0, -1.0]
+
+
+def test_clip_norm_needs_training_and_a_positive_norm() -> None:
+    with pytest.raises(PlanError, match="clip_norm=1.0 must be above 0, and needs loss="):
+        Plan().apply(nn.Linear(2, 2), clip_norm=1.0)
+    with pytest.raises(PlanError, match="clip_norm=0 must be above 0"):
+        Plan().apply(nn.Linear(2, 2), loss=summed, optimizer=momentum, clip_norm=0)

@@ -392,3 +392,12 @@ def test_under_the_compiler_on_a_gpu(mode: str) -> None:
     job = plan.build(Job.of(model, samples=(x,)), Machine.detect("cuda"))[1]
     with torch.no_grad():
         assert relative_error([model(x)], [torch.compile(job.model)(x)]) < 0.03
+
+
+def test_a_float64_model_is_named() -> None:
+    job = Job.of(net().double(), (inputs(0).double(),))
+    for mode in MODES:
+        assert "linear layers are in float64" in Int8(mode=mode).why_not(CPU, job)
+    mixed = net()
+    mixed.head.double()
+    assert "head" not in Int8(min_features=1)._layers(Job.of(mixed))

@@ -154,7 +154,7 @@ def test_percentile_clips_outliers() -> None:
     spiked[0, 0] = 400.0
     errors = {}
     for options in ("calibration=minmax", "calibration=percentile, percentile=99.9"):
-        fast = Plan.parse(f"onnxruntime(int8=static, {options})").apply(model, spiked)
+        fast = Plan.parse(f"onnxruntime(int8=static, {options})").apply(model, spiked, check=False)
         errors[options.partition(",")[0]] = relative_error([model(x)], [fast(x)])
     assert errors["calibration=percentile"] < 0.1 * errors["calibration=minmax"]
 

@@ -5,29 +5,23 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from redline.errors import GateError, Refused, WorkloadError
-from redline.ladder.gate import Gate, Score, all_finite, tensors_of, worst
+from redline.ladder.gate import Gate, Score, all_finite, gates_for, tensors_of, values_of, worst
 from redline.ladder.workload import Inputs, Workload
+from redline.trees import tree_map
 
 TRAINING_STEPS = 3
 # The output must change by more than this between two inputs, relative to its norm.
 _SENSITIVITY = 1e-6
 # The difference between the outputs of two inputs must equal that of the reference up to this relative error.
 _MAX_DIFFERENCE_ERROR = 0.5
-# The default gate for the integer outputs of a model that also returns floats; an agreement gate of the workload
-# replaces it.
-AGREEMENT = Gate("agreement", 0.99)
 
 
 def judge(gates: Sequence[Gate], expected: Sequence[Any], outputs: Sequence[Any]) -> list[Score]:
     """Returns one score per gate: the worst over the batches, or NaN if any output is not finite."""
     scores = []
-    kinds = {tensor.is_floating_point() for tensor in tensors_of(list(expected)) if tensor.numel()}
-    if kinds == {True, False} and not any(gate.metric == AGREEMENT.metric for gate in gates):
-        gates = (*gates, AGREEMENT)  # most metrics ignore integers
-    for gate in gates:
+    for gate in gates_for(gates, expected):
         if not all(all_finite(o) for o in outputs):
             scores.append(Score(gate.metric, float("nan"), gate.limit, gate.direction, False))
             continue
@@ -47,7 +41,7 @@ def _check_reaction(expected: Sequence[Any], outputs: Sequence[Any]) -> None:
     """
     changes = []
     for results in (expected, outputs):
-        floats = [[t for t in tensors_of(r) if t.is_floating_point()] for r in results[:2]]
+        floats = [[t for t in values_of(r) if t.is_floating_point()] for r in results[:2]]
         if not all(floats) or (pair := _in_common(*floats)) is None:
             return
         changes.append(pair[0].cpu() - pair[1].cpu())
@@ -68,11 +62,11 @@ def check_reference(workload: Workload, seeds: Sequence[int], results: Sequence[
         if not tensors_of(result):
             raise WorkloadError(
                 f"{workload.label}: the model returned {_kind(result)} without tensors, so it cannot be judged: "
-                "return tensors, or tuples, lists or dicts of them"
+                "return tensors, or tuples, lists, dicts or dataclasses of them"
             )
         if not all_finite(result):
             raise WorkloadError(f"{workload.label}: the untouched model gives NaN or infinity on inputs({seed})")
-    common = _in_common(*(tensors_of(result) for result in results[:2]))
+    common = _in_common(*(values_of(result) for result in results[:2]))
     if common is not None:
         first, second = common
         change = float((first - second).norm() / first.norm().clamp_min(1e-300))
@@ -137,7 +131,7 @@ def losses_and_gradients(
 
 def detached(output: Any) -> Any:
     """Copies the output, because a later call may overwrite it."""
-    return pytree.tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, output)
+    return tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, output)
 
 
 def as_dtype(tree: Any, dtype: str) -> Any:
@@ -147,4 +141,4 @@ def as_dtype(tree: Any, dtype: str) -> Any:
     def convert(leaf: Any) -> Any:
         return leaf.to(target) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
 
-    return pytree.tree_map(convert, tree)
+    return tree_map(convert, tree)

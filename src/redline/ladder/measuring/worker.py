@@ -20,8 +20,8 @@ import torch
 from torch import nn
 
 from redline.errors import RedlineError, WorkloadError
-from redline.ladder.gate import Gate, Score, tensors_of
-from redline.ladder.job import Job
+from redline.ladder.gate import Gate, Score, tensors_of, values_of
+from redline.ladder.job import CallState, Job
 from redline.ladder.measuring.flops import counting_flops
 from redline.ladder.measuring.judge import (
     TRAINING_STEPS,
@@ -35,6 +35,7 @@ from redline.ladder.measuring.judge import (
 )
 from redline.ladder.plan import Plan, Unavailable
 from redline.ladder.rewrites.quantize import stored_bytes
+from redline.ladder.rewrites.state import find_state
 from redline.ladder.workload import Inputs, Workload, call
 from redline.ladder.workloads.addresses import find_function, load_workload
 from redline.machine import vector_isa
@@ -61,7 +62,7 @@ def serve(channel: int) -> None:
             answer: dict[str, Any] = {"result": getattr(bench, request)(**arguments)}
         except Exception as error:
             traceback.print_exc()
-            answer = {"failed": _kind(error), "message": _sentence(error)}
+            answer = {"failed": _kind(error), "message": _sentence(error), "traceback": traceback.format_exc()}
         connection.send(answer)
 
 
@@ -101,6 +102,7 @@ class Bench:
         seeds: Sequence[int],
         path: str,
         dtype: str,
+        look_for_state: bool = False,
     ) -> dict[str, Any]:
         """Runs the untouched model in strict fp32 or fp64, checks its outputs and saves them.
 
@@ -113,7 +115,17 @@ class Bench:
         _check_same_model(workloads, device)
         # FLOPs are counted on a separate model, because a model may change with every call.
         flops = self._check_and_count_flops(workloads, device, seeds, dtype)
-        run = _reference_job(first, device, dtype).finish()
+        job = _reference_job(first, device, dtype)
+        run = job.finish()
+        state = CallState()
+        if look_for_state and not first.training:
+            batches = [as_dtype(first.fresh_inputs(seed, device), dtype) for seed in seeds[:2]]
+            state = find_state(job.model, lambda batch: first.step(run, batch), batches, first.gates)
+            if state.random:
+                raise WorkloadError(
+                    f"{first.label}: {state}, so its outputs cannot be compared: disable it in build(), for example "
+                    "with p=0"
+                )
         outputs: dict[str, Any] = {}
         for label, workload in workloads.items():
             batches = [as_dtype(workload.fresh_inputs(seed, device), dtype) for seed in seeds]
@@ -124,11 +136,12 @@ class Bench:
             results = [workload.step(run, batch) for batch in batches]
             check_reference(workload, seeds, results)
             outputs[label] = [as_dtype(detached(result), "fp32") for result in results]
-        torch.save({label: [tensors_of(o) for o in results] for label, results in outputs.items()}, path)
+        torch.save({label: [values_of(o) for o in results] for label, results in outputs.items()}, path)
         return {
             "digest": _digest(address, first.gates, dtype, flops),
             "flops": flops,
             "training": first.training,
+            "state": str(state),
             "name": first.label,
             "unit": first.unit,
             "items": {label: w.items for label, w in workloads.items()},

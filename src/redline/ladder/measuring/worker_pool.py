@@ -50,7 +50,9 @@ class Worker(Child):
         if "failed" in answer:
             if answer["failed"] == "oom":
                 self.stop()
-            raise WorkerFailed(answer["failed"], answer["message"], self.pid)
+            failure = WorkerFailed(answer["failed"], answer["message"], self.pid)
+            failure.add_note(answer["traceback"])  # printed with `--traceback`
+            raise failure
         return answer["result"]
 
 

@@ -61,6 +61,7 @@ class Tracker:
         self._numbers: list[int] = []
         self._paths: list[tuple[str, ...]] = []
         self._handles: list[RemovableHandle] = []
+        self._fast_path = True
 
     @property
     def current(self) -> Place:
@@ -73,6 +74,9 @@ class Tracker:
         return {"Global", f"layer:{self.current.layer}"}
 
     def __enter__(self) -> "Tracker":
+        # The fast path of nn.TransformerEncoderLayer is one kernel, in which no layer inside it is called.
+        self._fast_path = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
         self._handles += [
             register_module_forward_pre_hook(self._before),
             register_module_forward_hook(self._after, always_call=True),
@@ -88,6 +92,7 @@ class Tracker:
         return self
 
     def __exit__(self, *_: object) -> None:
+        torch.backends.mha.set_fastpath_enabled(self._fast_path)
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
 from redline.ladder.job import Job, entered
 from redline.ladder.rewrites.sample_run import on_device, state_preserved, watch_inputs, watch_outputs
 from redline.ladder.workload import call
+from redline.trees import tree_map_only
 
 PRODUCTS = frozenset({"matmul", "__matmul__", "__rmatmul__", "bmm", "einsum"})
 MINUS_INFINITY = float("-inf")
@@ -123,7 +123,7 @@ class _Observer(TorchFunctionMode):
             return Site((), {})
         name, *given = self.stack[-1]
         if name not in self.seen.sites:
-            copied = pytree.tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), given)
+            copied = tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), given)
             self.seen.sites[name] = Site(*copied)
         return self.seen.sites[name]
 

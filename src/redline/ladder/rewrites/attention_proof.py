@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils import _pytree as pytree
 
 from redline.ladder.gate import tensors_of
 from redline.ladder.metrics import relative_error
 from redline.ladder.rewrites.attention import Site, attend, attend_in_fp32, fused_attention_in_fp32
 from redline.ladder.rewrites.attention_match import Match, NoMatch
 from redline.ladder.rewrites.sample_run import state_preserved
+from redline.trees import tree_leaves, tree_map
 
 # fp32 rounds at 6e-8; sums over a few thousand keys in a different order differ by far less than this.
 TOLERANCE = 1e-5
@@ -43,7 +43,7 @@ def prove(
         with state_preserved(twin), sdpa_kernel(SDPBackend.MATH), _full_precision():
             for fresh in (False, True):
                 given = (site.args, site.kwargs)
-                args, kwargs = pytree.tree_map(partial(_trial_input, fresh=fresh), given)
+                args, kwargs = tree_map(partial(_trial_input, fresh=fresh), given)
                 expected = _run(plain, twin, args, kwargs, gradients)
                 _compare(expected, _run(rewritten, twin, args, kwargs, gradients))
     except NoMatch:
@@ -100,13 +100,13 @@ def _run(function: Callable[..., Any], twin: nn.Module, args: Any, kwargs: Any, 
         floating = isinstance(value, Tensor) and value.is_floating_point()
         return value.detach().clone().requires_grad_(gradients) if floating else value
 
-    args, kwargs = pytree.tree_map(leaf, (args, kwargs))
+    args, kwargs = tree_map(leaf, (args, kwargs))
     with state_preserved(twin), torch.set_grad_enabled(gradients):
         torch.manual_seed(0)
         output = [t for t in tensors_of(function(twin, *args, **kwargs)) if t.is_floating_point()]
         if not gradients:
             return output
-        given = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.requires_grad]
+        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.requires_grad]
         wanted = [*given, *(p for p in twin.parameters() if p.requires_grad)]
         # A weighted sum, because the plain sum of a softmax has a zero gradient.
         weights = [torch.linspace(-1, 1, t.numel(), device=t.device).reshape(t.shape) for t in output]

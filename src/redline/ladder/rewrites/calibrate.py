@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from redline.errors import RungError
 from redline.ladder.job import Job, entered
-from redline.ladder.rewrites.sample_run import on_device, watch_inputs
+from redline.ladder.rewrites.sample_run import on_device, state_preserved, watch_inputs
 from redline.ladder.workload import call
 
 METHODS = ("minmax", "percentile", "mse")
@@ -47,7 +47,7 @@ def outputs_on_samples(job: Job) -> list[Any]:
     for batch in job.samples:
         if job.host_inputs:
             batch = on_device(batch, job.device)
-        with torch.no_grad(), entered(job.contexts):
+        with torch.no_grad(), entered(job.contexts), state_preserved(job.model):
             outputs.append(call(job.model, batch))
     return outputs
 

@@ -4,7 +4,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+
+from redline.trees import tree_map
 
 
 class Boundary(nn.Module):
@@ -32,13 +33,13 @@ class Boundary(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if kwargs or any(isinstance(arg, (tuple, list, dict)) for arg in args):
-            args, kwargs = pytree.tree_map(self._enter, (args, kwargs))
+            args, kwargs = tree_map(self._enter, (args, kwargs))
         else:
             args = tuple([self._enter(arg) for arg in args])
         output = self.model(*args, **kwargs)
         if self.dtype is None:
             return output
-        return self._leave(output) if isinstance(output, Tensor) else pytree.tree_map(self._leave, output)
+        return self._leave(output) if isinstance(output, Tensor) else tree_map(self._leave, output)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -10,11 +10,11 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from redline.errors import RungError
 from redline.ladder.gate import tensors_of
 from redline.ladder.rewrites.sample_run import on_device
+from redline.trees import tree_flatten, tree_leaves, tree_unflatten
 
 # A compiled model for one input form; called with (args, kwargs).
 E = TypeVar("E", bound=Callable[[tuple[Any, ...], dict[str, Any]], Any])
@@ -45,7 +45,7 @@ def input_form(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Returns a key for the input form: shapes and dtypes of tensors, and all other values."""
     if not kwargs and all(isinstance(a, Tensor) for a in args):
         return tuple((a.shape, a.dtype) for a in args)
-    leaves, structure = pytree.tree_flatten(_in_order(args, kwargs))
+    leaves, structure = tree_flatten(_in_order(args, kwargs))
     form = tuple((x.shape, x.dtype) if isinstance(x, Tensor) else repr(x) for x in leaves)
     return form, str(structure)
 
@@ -89,7 +89,7 @@ class FlatModel(nn.Module):
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         args, kwargs = self._inputs.filled(tensors)
-        output = pytree.tree_leaves(self.model(*args, **kwargs))
+        output = tree_leaves(self.model(*args, **kwargs))
         return tuple(output[i] for i in self._outputs.places)
 
     def restore(self, results: Sequence[Tensor]) -> Any:
@@ -101,7 +101,7 @@ class _Form:
     """The structure of nested values. `filled` replaces the tensors in it by other tensors."""
 
     def __init__(self, values: Any) -> None:
-        leaves, self.structure = pytree.tree_flatten(values)
+        leaves, self.structure = tree_flatten(values)
         self.constants = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self.places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
 
@@ -109,4 +109,4 @@ class _Form:
         leaves = list(self.constants)
         for place, tensor in zip(self.places, tensors, strict=True):
             leaves[place] = tensor
-        return pytree.tree_unflatten(leaves, self.structure)
+        return tree_unflatten(leaves, self.structure)

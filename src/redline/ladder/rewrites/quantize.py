@@ -45,6 +45,10 @@ def linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
     }
 
 
+def has_quantizable_dtype(layer: nn.Linear) -> bool:
+    return layer.weight.dtype in (torch.float32, torch.bfloat16, torch.float16)
+
+
 def choose_layers(
     rung: str, model: nn.Module, skip: Iterable[str], min_features: int, multiple: int = 1
 ) -> dict[str, nn.Linear]:
@@ -61,6 +65,7 @@ def choose_layers(
         for name, layer in linear_layers(model).items()
         if min(layer.in_features, layer.out_features) >= min_features
         and fits_multiple(layer, multiple)
+        and has_quantizable_dtype(layer)
         and not any(name == left or name.startswith(f"{left}.") for left in skip)
     }
 
@@ -76,6 +81,9 @@ def why_no_layers(chosen: Mapping[str, nn.Linear], model: nn.Module, otherwise: 
     found = linear_layers(model)
     if not found:
         return f"the model has no linear layer{otherwise}"
+    if not any(map(has_quantizable_dtype, found.values())):
+        dtype = str(next(iter(found.values())).weight.dtype).removeprefix("torch.")
+        return f"its linear layers are in {dtype}, and only float32, bfloat16 and float16 can be quantized"
     return f"none of the {len(found)} linear layers can be quantized (too small, unsupported size, or skipped)"
 
 

@@ -6,28 +6,40 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from redline.ladder.workload import Inputs
+from redline.trees import tree_map_only
 
 
 def on_device(inputs: Inputs, device: torch.device) -> Inputs:
     """Returns the inputs with all tensors moved to `device`."""
-    return pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), inputs)
+    return tree_map_only(Tensor, lambda tensor: tensor.to(device), inputs)
 
 
 @contextmanager
 def state_preserved(model: nn.Module) -> Iterator[None]:
-    """Restores buffers (such as the statistics of BatchNorm) and the random state on exit."""
-    saved = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    """Restores buffers (such as the statistics of BatchNorm), other attributes and the random state on exit."""
+    base = vars(nn.Module()).keys()
+    modules = [(vars(m), {k: v for k, v in vars(m).items() if k not in base}) for m in model.modules()]
+    values = [value for _, attributes in modules for value in attributes.values()]
+    saved = [(tensor, tensor.detach().clone()) for tensor in [*model.buffers(), *values] if isinstance(tensor, Tensor)]
+    filled = [(value, value.copy()) for value in values if isinstance(value, (list, dict, set))]
     devices = {p.device.index for p in model.parameters() if p.is_cuda}
     try:
         with torch.random.fork_rng(devices=sorted(d for d in devices if d is not None)):
             yield
     finally:
+        for own, before in modules:
+            for key in own.keys() - before.keys() - base:
+                del own[key]
+            own.update({key: value for key, value in before.items() if key in own})
+        for value, before in filled:
+            value.clear()
+            value.extend(before) if isinstance(value, list) else value.update(before)
         with torch.no_grad():
-            for buffer, before in saved:
-                buffer.copy_(before)
+            for tensor, before in saved:
+                if not torch.equal(tensor, before):  # a tensor that was expanded cannot be written
+                    tensor.copy_(before)
 
 
 @contextmanager

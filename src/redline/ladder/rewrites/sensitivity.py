@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from redline.ladder.gate import Gate, Score, all_finite, tensors_of, worst
+from redline.ladder.gate import Gate, Score, all_finite, gates_for, tensors_of, worst
 from redline.ladder.job import Job
 from redline.ladder.metrics import METRICS
 from redline.ladder.rewrites.calibrate import outputs_on_samples
@@ -50,7 +50,7 @@ def longest_passing(job: Job, order: Sequence[str], layers: Mapping[str, nn.Line
     output; the returned count itself was tested.
     """
     reference = job.expected or outputs_on_samples(job)
-    gates = [_with_margin(gate, reference) for gate in job.gates]
+    gates = [_with_margin(gate, reference) for gate in gates_for(job.gates, reference)]
 
     def passes(count: int) -> bool:
         with quantized({name: layers[name] for name in order[:count]}, quantize):
@@ -89,5 +89,5 @@ def _distance(reference: Sequence[Any], outputs: Sequence[Any], gates: Sequence[
     pairs = [(tensors_of(r), tensors_of(o)) for r, o in zip(reference, outputs, strict=True)]
     if all(any(t.is_floating_point() for t in r) for r, _ in pairs):
         return max(METRICS["relative_error"].measure(r, o) for r, o in pairs)
-    scores = [_worst(gate, reference, outputs) for gate in gates]
+    scores = [_worst(gate, reference, outputs) for gate in gates_for(gates, reference)]
     return max(score.value if score.better == "lower" else -score.value for score in scores)

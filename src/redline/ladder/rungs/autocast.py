@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from redline.ladder.job import Job
 from redline.ladder.rewrites.sample_run import on_device, state_preserved, watch_outputs
 from redline.ladder.rung import Rung, Stage, option
 from redline.ladder.workload import Inputs, call
 from redline.machine.machine import Machine
+from redline.trees import tree_map
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 PRODUCTS = (
@@ -40,7 +40,7 @@ class Autocasting(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         with torch.autocast(self.device_type, self.dtype):
             output = self.model(*args, **kwargs)
-        return self._leave(output) if isinstance(output, Tensor) else pytree.tree_map(self._leave, output)
+        return self._leave(output) if isinstance(output, Tensor) else tree_map(self._leave, output)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from redline.ladder.job import Context, Job
 from redline.ladder.rewrites.io_adapter import Boundary
@@ -29,6 +28,7 @@ from redline.ladder.rewrites.per_shape import input_form
 from redline.ladder.rung import Rung, Stage, option
 from redline.machine.machine import Machine
 from redline.quiet import quiet
+from redline.trees import tree_map
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 # The minimum number of blocks of one class in a list that `regional` compiles.
@@ -234,6 +234,6 @@ def _owning_outputs(function: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         torch.compiler.cudagraph_mark_step_begin()
         output = function(*args, **kwargs)
-        return own(output) if isinstance(output, Tensor) else pytree.tree_map(own, output)
+        return own(output) if isinstance(output, Tensor) else tree_map(own, output)
 
     return run

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from redline.errors import RungError
 from redline.ladder.gate import all_finite, tensors_of
@@ -24,6 +23,7 @@ from redline.ladder.rungs.bf16 import Bf16, HalfPrecision, convert
 from redline.ladder.rungs.fp32_attention import Fp32Attention
 from redline.ladder.rungs.grad_scaler import GradScaler
 from redline.ladder.workload import Inputs, call
+from redline.trees import tree_map_only
 
 LARGEST = torch.finfo(torch.float16).max
 
@@ -97,9 +97,7 @@ def _leaves_range(tensor: Tensor) -> bool:
 def _prepare(sample: Inputs, device: torch.device, dtype: torch.dtype) -> Inputs:
     """Moves the sample to the device; for fp16 also converts its floating-point tensors."""
     half = dtype == torch.float16
-    return pytree.tree_map_only(
-        Tensor, lambda t: t.to(device, dtype if half and t.is_floating_point() else None), sample
-    )
+    return tree_map_only(Tensor, lambda t: t.to(device, dtype if half and t.is_floating_point() else None), sample)
 
 
 def _run_and_collect(model: nn.Module, sample: Inputs) -> list[str]:

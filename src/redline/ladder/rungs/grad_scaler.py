@@ -36,18 +36,26 @@ class AdaptiveGradScaler:
         self.steps = self.skipped = 0
         self.switched = self._overflowed = False
         self._overflows_in_a_row = self._clean_in_a_row = 0
+        # Whether the unscaled gradients of an optimizer overflowed, until its step.
+        self._unscaled: dict[Optimizer, bool] = {}
         self._optimizers: list[Optimizer] = []
 
     def scale(self, loss: Tensor) -> Tensor:
         # In fp32, because a scaled fp16 loss would overflow.
         return loss if self.switched else loss.float() * self.current
 
+    def unscale_(self, optimizer: Optimizer) -> None:
+        """Divides the gradients by the scale, so that they can be clipped before `step`."""
+        if optimizer not in self._unscaled:
+            self._unscaled[optimizer] = not self.switched and self._unscale(optimizer)
+
     def step(self, optimizer: Optimizer) -> None:
         """Divides the gradients by the scale and runs the optimizer step unless a gradient is not finite."""
         if optimizer not in self._optimizers:
             self._optimizers.append(optimizer)
         self.steps += 1
-        self._overflowed = not self.switched and self._unscale(optimizer)
+        self.unscale_(optimizer)
+        self._overflowed = self._unscaled.pop(optimizer)
         if self._overflowed:
             self.skipped += 1
         else:

@@ -88,6 +88,10 @@ class Onnxruntime(Rung):
         return None if self.int8 != "none" and other.name in _HALF_PRECISION else other
 
     @property
+    def freezes_state(self) -> bool:
+        return True
+
+    @property
     def autotunes(self) -> bool:
         return self.provider != "cpu"
 

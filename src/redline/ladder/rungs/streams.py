@@ -15,15 +15,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from redline.errors import RungError
-from redline.ladder.gate import all_finite, mismatch, tensors_of
+from redline.ladder.gate import all_finite, gates_for, mismatch, values_of
 from redline.ladder.job import Job
 from redline.ladder.rung import Rung, Stage, option
 from redline.ladder.workload import call
 from redline.machine.machine import Machine
 from redline.machine.pinned_copies import CudaDevice, PendingCopy, PinnedCopies, PlainCopies
+from redline.trees import tree_flatten, tree_unflatten
 
 
 @dataclass(eq=False)
@@ -36,7 +36,7 @@ class Pipeline:
     tally: dict[str, int]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        leaves, structure = pytree.tree_flatten((args, kwargs))
+        leaves, structure = tree_flatten((args, kwargs))
         positions = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         results: list[Any] = []
         returned: list[PendingCopy] = []
@@ -48,8 +48,8 @@ class Pipeline:
             sent = [self.copies.to_device(tensor, ring) for ring, tensor in enumerate(tensors)]
             for position, copy in zip(positions, sent, strict=True):
                 leaves[position] = copy.wait()
-            own_args, own_kwargs = pytree.tree_unflatten(leaves, structure)
-            output, output_structure = pytree.tree_flatten(self.function(*own_args, **own_kwargs))
+            own_args, own_kwargs = tree_unflatten(leaves, structure)
+            output, output_structure = tree_flatten(self.function(*own_args, **own_kwargs))
             for copy in sent:
                 copy.release()
             if index == 0:
@@ -64,7 +64,7 @@ class Pipeline:
         self.tally["calls"] = self.tally.get("calls", 0) + 1
         self.tally["chunks"] = self.tally.get("chunks", 0) + len(pieces)
         assert output_structure is not None
-        return pytree.tree_unflatten(results, output_structure)
+        return tree_unflatten(results, output_structure)
 
     def _empty_result(self, leaf: Any, count: int, rows: int, pieces: int) -> Any:
         """Allocates host memory for a whole output, given the output of the first chunk."""
@@ -143,9 +143,9 @@ class Streams(Rung):
                     raise RungError(f"streams: splitting the batch changes the output ({problem}); use chunks=1.")
 
     def _difference(self, job: Job, whole: Any, split: Any) -> str:
-        if problem := mismatch(tensors_of(whole), tensors_of(split)):
+        if problem := mismatch(values_of(whole), values_of(split)):
             return problem.rstrip(".")
-        failed = [score for gate in job.gates if not (score := gate.judge(whole, split)).passed]
+        failed = [score for gate in gates_for(job.gates, whole) if not (score := gate.judge(whole, split)).passed]
         return str(failed[0]) if failed else "" if all_finite(split) else "not finite"
 
     def proof(self, job: Job) -> str:

@@ -59,6 +59,10 @@ class Tensorrt(Rung):
         return cls(), cls(precision="fp16")
 
     @property
+    def freezes_state(self) -> bool:
+        return True
+
+    @property
     def autotunes(self) -> bool:
         return True
 

@@ -30,6 +30,8 @@ class WorkloadFacts:
     digest: str
     # A digest per source file, to tell which one has changed.
     sources: Mapping[str, str]
+    # What the model keeps between calls, as a sentence.
+    state: str = ""
 
 
 def address_of(workload: str | Workload, pool: WorkerPool) -> str:
@@ -82,6 +84,7 @@ def _run_references(
     """Returns the file of reference outputs for each set of seeds, and the workload's facts."""
     references: dict[tuple[int, ...], str] = {}
     answer: dict[str, Any] = {}
+    state = ""
     for seeds in (JUDGE_SEEDS, FRESH_SEEDS):
         path = str(pool.scratch / f"reference-{len(list(pool.scratch.iterdir()))}-{seeds[0]}.pt")
         worker = pool.start()
@@ -95,7 +98,9 @@ def _run_references(
                 seeds=seeds,
                 path=path,
                 dtype=settings.reference,
+                look_for_state=not references,
             )
+            state = state or answer.pop("state")
         except WorkerFailed as failure:
             subject = "" if is_pickled(settings.workload) else f"{settings.workload}: "
             prefix = "" if failure.kind == "workload" else f"{subject}the untouched model failed: "
@@ -105,4 +110,5 @@ def _run_references(
         references[seeds] = path
     sources = digest_sources(settings.workload)
     parts = repr((answer.pop("digest"), sorted(sources.items())))
+    answer["state"] = state
     return references, WorkloadFacts(**answer, digest=hashlib.sha256(parts.encode()).hexdigest()[:12], sources=sources)

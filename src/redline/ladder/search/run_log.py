@@ -126,7 +126,7 @@ class RunLog:
             machine=self.machine.as_dict(),
             samples={label: tuple(v) for label, v in (samples or {}).items()},
             against_samples={label: tuple(v) for label, v in (against_samples or {}).items()},
-            notes=(*(arm.notes if arm is not None else ()), *notes),
+            notes=(*(arm.notes if arm is not None else ()), *notes, *([self.facts.state] if self.facts.state else [])),
             flops=self.facts.flops,
             items=self.facts.items,
             unit=self.facts.unit,

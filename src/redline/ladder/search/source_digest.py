@@ -18,6 +18,7 @@ def digest_sources(address: str) -> dict[str, str]:
     """Returns a digest by file, with paths relative to the import root; empty for a bundled workload."""
     if prefix := find_prefix(address):
         settings = Path(prefix.rest_of(address))
+        settings = settings / "config.json" if settings.is_dir() else settings
         return {settings.name: _digest(settings.read_bytes())} if settings.is_file() else {}
     base, waiting = _find(address.rpartition(":")[0])
     # If the workload is in an installed package, only the files of this package count.

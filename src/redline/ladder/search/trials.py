@@ -30,6 +30,8 @@ class Trials:
         self.announce("running the untouched model for reference")
         # Runs before the ceilings are measured, which takes seconds, so that a wrong address fails at once.
         self.spec, facts = prepare_trials(pool, settings, ask_machine(pool, settings.device, measure=False))
+        if facts.state:
+            self.announce(facts.state)
         self.announce("reading the machine")
         self.machine = ask_machine(pool, settings.device)
         self.training = facts.training

@@ -1,4 +1,4 @@
-"""Loads a workload by its address: a bundled name, `module:function`, `file.py:function`, or a registered prefix."""
+"""Loads a workload by its address: a bundled name, `module:function`, `file.py:function`, or a registered kind."""
 
 import importlib
 import importlib.util
@@ -9,7 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import redline.ladder.workloads.pickled  # noqa: F401  registers the prefix
+# Each registers its kind of address.
+import redline.ladder.workloads.exported_program
+import redline.ladder.workloads.onnx_file
+import redline.ladder.workloads.pickled
+import redline.ladder.workloads.timm_model
+import redline.ladder.workloads.transformers_folder  # noqa: F401
 from redline.errors import WorkloadError
 from redline.ladder.workload import Workload, describe_error
 from redline.ladder.workload_prefixes import PREFIXES, find_prefix
@@ -17,7 +22,8 @@ from redline.ladder.workloads import BUNDLED
 
 
 def load_workload(address: str, options: Mapping[str, Any] | None = None) -> Workload:
-    """Calls the function at an address (`module:function`, `file.py:function`, `train:CONFIG`, or a bundled name).
+    """Calls the function at an address: `module:function`, `file.py:function`, a bundled name, or of a kind such as
+    `timm:NAME`, `hf:FOLDER`, `model.onnx`, `model.pt2` and `train:CONFIG`.
 
     `options` are its arguments, such as the input shape.
     """

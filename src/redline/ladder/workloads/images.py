@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def random_images(batch: int, size: int) -> Tensor:
-    """Returns images of shape (batch, 3, size, size), scaled like normalized photographs."""
-    color = F.normalize(torch.randn(batch, 3, 1, 1), dim=1)
-    shapes = F.interpolate(torch.randn(batch, 3, 4, 4), size=(size, size), mode="bicubic")
-    grain = torch.randn(batch, 3, size, size)
+def random_images(batch: int, size: int | tuple[int, int], channels: int = 3) -> Tensor:
+    """Returns images of this size or (height, width), scaled like normalized photographs."""
+    height, width = (size, size) if isinstance(size, int) else size
+    color = F.normalize(torch.randn(batch, channels, 1, 1), dim=1)
+    shapes = F.interpolate(torch.randn(batch, channels, 4, 4), size=(height, width), mode="bicubic")
+    grain = torch.randn(batch, channels, height, width)
     return 2 * color + 0.5 * shapes + 0.25 * grain

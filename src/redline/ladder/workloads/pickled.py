@@ -1,14 +1,19 @@
 """Workloads that exist in memory, sent to the trial processes in files, under the address `pickled:FOLDER`.
 
 cloudpickle writes classes and functions by value if a new process cannot import them, for example those of a script's
-`__main__` or of a notebook. So a trial process never runs the user's script.
+`__main__`, of a notebook, or of a file that was loaded by its path. So a trial process never runs the user's script.
+torch.compile imports the module of each function that it traces, so reading creates these modules.
 """
 
+import functools
+import importlib.util
 import json
+import pickle
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any
 
 import cloudpickle
@@ -27,20 +32,18 @@ class SavedModel:
     path: str
 
     def __call__(self) -> nn.Module:
-        return torch.load(self.path, map_location="cpu", weights_only=False)
+        return _load(Path(self.path))
 
 
 def save_model(model: nn.Module, path: Path) -> SavedModel:
     """Writes the model with its weights, so that a workload that refers to it stays small."""
-    classes = {kind for module in model.modules() for kind in type(module).__mro__}
-    _save(model, path, classes)
+    _save(model, path)
     return SavedModel(str(path))
 
 
 def save_workload(workload: Workload, folder: Path) -> str:
     """Writes the workload to a folder, and returns its address for the trial processes."""
-    functions = (workload.build, workload.inputs, workload.step, workload.loss, workload.optimizer)
-    _save(workload, folder / "workload.pt", (*functions, *(gate.function for gate in workload.gates)))
+    _save(workload, folder / "workload.pt")
     (folder / "path.json").write_text(json.dumps(sys.path), encoding="utf-8")
     return f"{_PREFIX.word}:{folder}"
 
@@ -53,7 +56,7 @@ def _find_function(folder: str) -> Callable[[], Workload]:
     def workload() -> Workload:
         known = json.loads(Path(folder, "path.json").read_text(encoding="utf-8"))
         sys.path += [entry for entry in known if entry not in sys.path]
-        return torch.load(Path(folder, "workload.pt"), map_location="cpu", weights_only=False)
+        return _load(Path(folder, "workload.pt"))
 
     return workload
 
@@ -62,10 +65,9 @@ _PREFIX = WorkloadPrefix("pickled", _find_function, examples=())
 register_prefix(_PREFIX)
 
 
-def _save(value: Any, path: Path, parts: Iterable[Any]) -> None:
-    """Writes `value`; the modules in which `parts` are defined are written too if a new process cannot import them."""
-    names = {getattr(part, "__module__", None) or type(part).__module__ for part in parts if part is not None}
-    modules = [sys.modules[name] for name in sorted(names) if name in sys.modules and not _is_importable(name)]
+def _save(value: Any, path: Path) -> None:
+    """Writes `value`, and by value what it uses of loaded modules that a new process cannot import."""
+    modules = [module for name, module in sorted(sys.modules.items()) if not _is_importable(name)]
     for module in modules:
         cloudpickle.register_pickle_by_value(module)
     try:
@@ -80,8 +82,38 @@ def _save(value: Any, path: Path, parts: Iterable[Any]) -> None:
             cloudpickle.unregister_pickle_by_value(module)
 
 
+@functools.cache
 def _is_importable(name: str) -> bool:
     """Returns whether a new process finds the module; also True for `__main__`, which cloudpickle writes by value."""
     package = name.partition(".")[0]
     finders = [finder.find_spec for finder in sys.meta_path if hasattr(finder, "find_spec")]
     return package == "__main__" or any(find(package, None) is not None for find in finders)
+
+
+def _load(path: Path) -> Any:
+    return torch.load(path, map_location="cpu", weights_only=False, pickle_module=_WithModules)
+
+
+class _WithModules:
+    """A pickle module for `torch.load` that reads functions back into modules of their names."""
+
+    class Unpickler(pickle.Unpickler):
+        def find_class(self, module_name: str, global_name: str, /) -> Any:
+            found = super().find_class(module_name, global_name)
+            return _make_function if found is cloudpickle.cloudpickle._make_function else found
+
+    load = staticmethod(pickle.load)
+
+
+def _make_function(code: Any, namespace: dict[str, Any], *rest: Any) -> FunctionType:
+    name = namespace.get("__name__", "")
+    if name in _MODULES or name == "__main__" or (name not in sys.modules and importlib.util.find_spec(name) is None):
+        if name not in _MODULES:
+            _MODULES[name] = sys.modules[name] = ModuleType(name)
+        vars(_MODULES[name]).update(namespace)
+        namespace = vars(_MODULES[name])
+    return cloudpickle.cloudpickle._make_function(code, namespace, *rest)
+
+
+# The modules that `_make_function` created, by name.
+_MODULES: dict[str, ModuleType] = {}

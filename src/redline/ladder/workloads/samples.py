@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from redline.errors import WorkloadError
 from redline.ladder.gate import tensors_of
 from redline.ladder.workload import Inputs
+from redline.trees import tree_map_only
 
 # Standard deviations of the random changes: each example is shifted and scaled, and noise is added. Shift and noise are
 # in units of the tensor's standard deviation.
@@ -22,7 +22,7 @@ class SampleInputs:
     """
 
     def __init__(self, samples: Sequence[Inputs]) -> None:
-        self.samples = pytree.tree_map_only(Tensor, lambda tensor: tensor.detach().cpu(), list(samples))
+        self.samples = tree_map_only(Tensor, lambda tensor: tensor.detach().cpu(), list(samples))
         tensors = tensors_of(self.samples)
         if not tensors:
             raise WorkloadError("samples= holds no tensor: give a batch as you would pass it to the model.")
@@ -37,9 +37,21 @@ class SampleInputs:
         index = seed % 10
         sample = self.samples[index % len(self.samples)]
         if seed // 10 == 2 or index >= len(self.samples):
-            sample = pytree.tree_map_only(Tensor, _vary, sample)
+            sample = tree_map_only(Tensor, _vary, sample)
         device = torch.get_default_device()
-        return pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), sample)
+        return tree_map_only(Tensor, lambda tensor: tensor.to(device), sample)
+
+
+def random_like(tensor: Tensor) -> Tensor:
+    """Returns a variation of an example on the default device; a constant example becomes random values."""
+    device = torch.get_default_device()
+    if _varies(tensor):
+        return _vary(tensor.cpu()).to(device)
+    if tensor.is_floating_point() and not bool((tensor == 1).all()):
+        return torch.randn(tensor.shape, dtype=tensor.dtype)
+    if tensor.dtype in (torch.int32, torch.int64) and not tensor.any():
+        return torch.randint(2, tensor.shape, dtype=tensor.dtype)
+    return tensor.to(device)  # a mask, or positions
 
 
 def _varies(tensor: Tensor) -> bool:

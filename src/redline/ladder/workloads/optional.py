@@ -1,0 +1,16 @@
+"""Imports packages that only some addresses need."""
+
+import importlib
+from types import ModuleType
+
+from redline.errors import WorkloadError
+
+
+def import_for(address: str, package: str) -> ModuleType:
+    """Imports a package, or raises WorkloadError with the command that installs it."""
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise WorkloadError(
+            f"{address} needs {package}, which cannot be imported ({error}): pip install {package}."
+        ) from error

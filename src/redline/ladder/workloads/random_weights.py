@@ -1,0 +1,25 @@
+"""Random weights that let every layer contribute to the output.
+
+Many models initialize the last norm of a block to zero, or its layer scale to 1e-6, so an error inside the block would
+not change the output, and no gate could find it.
+"""
+
+import torch
+from torch import nn
+
+_SMALL = 1e-3
+
+
+@torch.no_grad()
+def let_every_layer_count(model: nn.Module) -> nn.Module:
+    """Replaces weights that are constant and almost zero; biases stay as they are."""
+    for module in model.modules():
+        norm = isinstance(module, (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm))
+        for name, weight in module.named_parameters(recurse=False):
+            if "bias" in name or not weight.is_floating_point() or float(weight.abs().max()) > _SMALL:
+                continue
+            if weight.ndim < 2 and bool((weight == weight.flatten()[0]).all()):
+                weight.fill_(1.0 if norm else 0.1)
+            elif weight.ndim >= 2:
+                nn.init.normal_(weight, std=0.02)
+    return model
