@@ -44,7 +44,7 @@ class Measurement:
 
     workload: str
     plan: str
-    # Why it was made: baseline, compile, trial, second look, ablation, final, verify or bench.
+    # Why it was made: baseline, compile, opening, trial, second look, ablation, final, verify or bench.
     role: str
     verdict: str
     reason: str

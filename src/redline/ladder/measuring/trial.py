@@ -98,6 +98,11 @@ def measure_peak(arm: Arm, spec: TrialSpec) -> int:
     return arm.peak_bytes
 
 
+def judge_again(arm: Arm, spec: TrialSpec, seeds: tuple[int, ...]) -> None:
+    """Judges a running arm on other inputs."""
+    arm.scores = arm.worker.ask("judge_again", spec.timeout_s, reference=spec.references[seeds], seeds=seeds)
+
+
 def take_turns(arms: Sequence[Arm], spec: TrialSpec, sampling_s: float = 0) -> list[dict[str, list[float]]]:
     """Samples the arms A B B A A B …, until the decision is clear or the time is up.
 

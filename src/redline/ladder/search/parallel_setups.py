@@ -19,8 +19,6 @@ _CORES_EACH = 4
 # Host memory of a process with torch, CUDA, a compiler and a copy of a large model.
 _HOST_BYTES_EACH = 12 * 2**30
 _SHARE_OF_MEMORY = 0.8
-# The cores are shared, so a set-up gets this many times its usual time limit.
-_TIMEOUT_FACTOR = 1.5
 
 
 class ParallelSetups:
@@ -30,13 +28,13 @@ class ParallelSetups:
         self._pool, self._spec, self._machine = pool, spec, machine
         self._ready: dict[Plan, Arm | WorkerFailed] = {}
 
-    def at_once(self, peak_bytes: int) -> int:
-        """Returns how many plans can run beside the incumbent if each needs `peak_bytes` of device memory."""
+    def at_once(self, peak_bytes: int, alive: int = 1) -> int:
+        """Returns how many plans can run beside those that are alive if each needs `peak_bytes` of device memory."""
         if not self._machine.is_cuda:
             return 1  # on a CPU, parallel set-ups would compete for the same cores
         machine, peak_bytes = self._machine, max(peak_bytes, 1)
-        on_device = int(_SHARE_OF_MEMORY * machine.device_bytes // peak_bytes) - 1
-        on_host = int(_SHARE_OF_MEMORY * machine.host_bytes // _HOST_BYTES_EACH) - 1
+        on_device = int(_SHARE_OF_MEMORY * machine.device_bytes // peak_bytes) - alive
+        on_host = int(_SHARE_OF_MEMORY * machine.host_bytes // _HOST_BYTES_EACH) - alive
         return max(1, min(_MOST, machine.cores // _CORES_EACH, on_device, on_host))
 
     def has(self, plan: Plan) -> bool:
@@ -50,7 +48,7 @@ class ParallelSetups:
 
         def set_up(plan: Plan) -> Arm | WorkerFailed:
             try:
-                arm = open_arm(self._pool, self._spec, plan, seeds, _TIMEOUT_FACTOR * timeouts_s[plan])
+                arm = open_arm(self._pool, self._spec, plan, seeds, timeouts_s[plan])
             except WorkerFailed as failure:
                 return failure
             arm.notes += note if others else ()

@@ -26,6 +26,8 @@ class WorkloadFacts:
     unit: str
     items: Mapping[str, float]
     flops: Mapping[str, float]
+    # The number of operations in a step, from which the time of a compilation is estimated.
+    operations: int
     # Changes with the workload's sources, its gates, its FLOPs and the precision of the reference.
     digest: str
     # A digest per source file, to tell which one has changed.

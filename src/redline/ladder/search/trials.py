@@ -1,22 +1,25 @@
 """Trials: sets up a candidate plan beside the incumbent, times both in turns, and records the verdict."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from redline.ladder.measurement import Measurement
 from redline.ladder.measuring.trial import Arm, close, compare_arms, measure_peak, take_turns
 from redline.ladder.measuring.worker_pool import WorkerFailed, WorkerPool
-from redline.ladder.objective import Comparison
 from redline.ladder.plan import Plan
 from redline.ladder.rung import Rung
-from redline.ladder.search.budget import Budget, known_compile_s, searches_kernels
+from redline.ladder.search.budget import Budget
+from redline.ladder.search.estimates import Estimates
+from redline.ladder.search.history import History
 from redline.ladder.search.incumbent import Incumbent
 from redline.ladder.search.parallel_setups import ParallelSetups, may_run_in_parallel
 from redline.ladder.search.preparation import ask_machine, prepare_trials
 from redline.ladder.search.progress import Progress
 from redline.ladder.search.run_log import RunLog
 from redline.ladder.search.settings import Settings
+
+# With less time left than this, no trial is started.
+_OVERHEAD_S = 2.0
 
 
 class Trials:
@@ -34,8 +37,9 @@ class Trials:
         self.machine = ask_machine(pool, settings.device)
         self.training = facts.training
         self.log = RunLog(self.spec, self.machine, facts, settings.measurements_path)
+        self.estimates = Estimates(History.of(self.machine), facts.digest, facts.operations, facts.training)
         self.setups = ParallelSetups(pool, self.spec, self.machine)
-        self.incumbent = Incumbent(self.setups, self.spec, self.announce)
+        self.incumbent = Incumbent(self.setups, self.spec, self.machine.device_bytes, self.announce)
 
     @property
     def plan(self) -> Plan:
@@ -62,8 +66,18 @@ class Trials:
         self.setups.discard()
         self.incumbent.close()
 
-    def limit_s(self, added: Plan | Rung, candidate: Plan) -> float:
-        return self._budget.for_trial_s(added, known_compile_s(candidate, self.log.rows))
+    def expected_s(self, candidate: Plan) -> float:
+        """Returns the time that a trial of this plan is expected to take."""
+        return self.estimates.trial_s(candidate) + self.spec.sampling_s
+
+    def why_too_long(self, candidate: Plan) -> str:
+        """Returns why the trial is not started if it cannot end within the budget, else ""."""
+        expected_s, left_s = self.expected_s(candidate), max(0.0, self._budget.left_s)
+        if expected_s <= left_s:
+            return ""
+        if left_s < _OVERHEAD_S:
+            return "the budget was spent"
+        return f"it takes about {expected_s:.0f} s, and {left_s:.0f} s of the budget are left"
 
     def is_target_reached(self) -> bool:
         target = self._settings.target
@@ -76,39 +90,43 @@ class Trials:
             candidate == self.plan
             or any(rung.why_not(self.machine) for rung in added.rungs)
             or self.log.knows(role, str(added), str(self.plan))
-            or self._baseline_run(role, candidate) is not None
+            or self.why_too_long(candidate)
         )
 
-    def prepare(self, changes: Sequence[tuple[Plan | Rung, Plan]]) -> None:
-        """Sets up the first few plans in parallel; `changes` are pairs (rungs added or removed, resulting plan)."""
+    def prepare(self, plans: Sequence[Plan]) -> None:
+        """Sets up the first few of these plans in parallel."""
         self.setups.discard()
-        room = self.setups.at_once(max(row.peak_bytes for row in self.log.rows))
-        parallel = may_run_in_parallel([plan for _, plan in changes])
-        next_ones = [(change, plan) for change, plan in changes if plan in parallel][:room]
-        if len(next_ones) < 2 or changes[0][1] not in parallel or self._budget.is_spent or self.is_target_reached():
+        room = self.setups.at_once(max(row.peak_bytes for row in self.log.rows), self.incumbent.alive_count)
+        parallel = may_run_in_parallel(plans)
+        next_ones = [plan for plan in plans if plan in parallel][:room]
+        if len(next_ones) < 2 or plans[0] not in parallel or self._budget.is_spent or self.is_target_reached():
             return
         self.announce(f"setting up {len(next_ones)} plans side by side")
         try:
             self.incumbent.arm()  # first, so that another plan fails if memory is short
         except WorkerFailed:
             return
-        self.setups.prepare({plan: self.limit_s(change, plan) for change, plan in next_ones})
+        self.setups.prepare({plan: self.limit_s(plan) for plan in next_ones})
+
+    def limit_s(self, candidate: Plan) -> float:
+        """The first compilation may take all the time that is left, because nothing else gains as much."""
+        first = "compile" in candidate and not self.estimates.has_seen(candidate)
+        return self._budget.limit_s(self.estimates.trial_s(candidate), to_the_end=first)
 
     def measure(self, role: str, added: Plan, candidate: Plan, retry: bool = True) -> Measurement:
         """Measures the candidate against the incumbent, or recalls the measurement of a resumed climb."""
         known = self.log.recall(role, str(added), str(self.plan))
         if known is not None:
             return self.report(known)
-        reused = self._reuse_baseline(role, added, candidate)
-        if reused is not None:
-            return reused
         self.announce(f"trying {added}")
         about: dict[str, Any] = {"rung": str(added), "against": str(self.plan)}
         arm: Arm | None = None
-        limit_s = self.limit_s(added, candidate)
+        limit_s = self.limit_s(candidate)
         try:
             incumbent, arm = self._open_beside(candidate, limit_s)
+            setup_s = sum(arm.setup_s.values())
             if arm.failed_score is not None:
+                self.estimates.record(str(added), candidate, setup_s, 1.0, arm.cached)
                 return self.record(role, arm.plan, "refused", f"outside the gate: {arm.failed_score}", arm, **about)
             measure_peak(arm, self.spec)
             notes: tuple[str, ...] = ()
@@ -120,13 +138,17 @@ class Trials:
                 incumbent = self.incumbent.arm()
                 (old,) = take_turns([incumbent], self.spec)
                 notes = ("timed one after the other, because both plans do not fit in memory together",)
-            better, reason = self.spec.objective.judge(compare_arms(incumbent, arm, old, new))
+            comparison = compare_arms(incumbent, arm, old, new)
+            better, reason = self.spec.objective.judge(comparison)
             verdict = "kept" if better else "dropped"
+            self.estimates.record(
+                str(added), candidate, setup_s, comparison.ratio.middle if better else 1.0, arm.cached
+            )
             if role == "compile":
                 verdict, reason = "baseline", f"torch.compile on the untouched model; {reason}"
             row = self.record(role, arm.plan, verdict, reason, arm, new, old, notes, **about)
-            if verdict == "kept" and not notes:
-                self.incumbent.take_over(arm)
+            if verdict in ("kept", "baseline") and not notes:
+                self.incumbent.keep_alive(arm)
                 arm = None
             return row
         except WorkerFailed as failure:
@@ -135,8 +157,8 @@ class Trials:
                 return self.measure(role, added, candidate, retry=False)
             # If there is no arm yet, the set-up was too slow. Otherwise the plan hangs, whatever the budget.
             out_of_budget = arm is None and failure.kind == "timeout" and limit_s < self._settings.timeout_s
-            if failure.kind == "timeout" and searches_kernels(added):
-                self._budget.search_s = max(self._budget.search_s, limit_s)
+            if arm is None:
+                self.estimates.record_failure(str(added), candidate, failure, limit_s)
             return self.record(role, candidate, *_describe_failure(failure, out_of_budget), **about)
         finally:
             close(arm)
@@ -151,7 +173,7 @@ class Trials:
         arm: Arm | None = None
         try:
             whole = self.incumbent.arm()
-            arm = self.setups.open(smaller, timeout_s=self.limit_s(rung, smaller))
+            arm = self.setups.open(smaller, timeout_s=self.limit_s(smaller))
             if not arm.passed:
                 return self.record("ablation", smaller, "kept", "the gate fails without it", arm, **about)
             measure_peak(arm, self.spec)
@@ -161,7 +183,7 @@ class Trials:
             reason = f"{'worth it in the whole plan' if worth else 'made useless by the others'}: {gain}"
             row = self.record("ablation", arm.plan, "kept" if worth else "dropped", reason, arm, new, old, **about)
             if not worth:
-                self.incumbent.take_over(arm)
+                self.incumbent.keep_alive(arm)
                 arm = None
             return row
         except WorkerFailed as failure:
@@ -182,30 +204,14 @@ class Trials:
         except WorkerFailed as failure:
             if failure.kind != "oom" or not self.machine.is_cuda:
                 raise
+        self.incumbent.close_others()
+        try:
+            return incumbent, self.setups.open(candidate, timeout_s=timeout_s)
+        except WorkerFailed as failure:
+            if failure.kind != "oom":
+                raise
         self.incumbent.close()
         return None, self.setups.open(candidate, timeout_s=timeout_s)
-
-    def _baseline_run(self, role: str, candidate: Plan) -> Measurement | None:
-        """Returns the `compile` baseline that has already timed this candidate against eager, if there is one."""
-        if self.plan.rungs or role != "trial":
-            return None
-        row = next((r for r in self.log.rows if r.role == "compile" and r.plan == str(candidate)), None)
-        done = row is not None and (row.speedup() is not None or row.verdict in ("failed", "unmeasured"))
-        return row if done else None
-
-    def _reuse_baseline(self, role: str, added: Plan, candidate: Plan) -> Measurement | None:
-        """Records a candidate that was a `compile` baseline with the result of that run; does not time it again."""
-        row = self._baseline_run(role, candidate)
-        if row is None:
-            return None
-        ratio = row.speedup()
-        verdict, reason = row.verdict, row.reason
-        if ratio is not None:
-            comparison = Comparison(ratio, row.peak_bytes, self.log.rows[0].peak_bytes, self.spec.device)
-            better, reason = self.spec.objective.judge(comparison)
-            verdict = "kept" if better else "dropped"
-        trial = replace(row, role=role, rung=str(added), verdict=verdict, reason=f"{reason} (the baseline's run)")
-        return self.report(self.log.record(trial))
 
 
 def _describe_failure(failure: WorkerFailed, out_of_budget: bool) -> tuple[str, str]:
