@@ -10,7 +10,7 @@ from dataclasses import replace
 from redline.errors import WorkloadError
 from redline.files.atomic import check_can_write
 from redline.ladder.measurement import Measurement
-from redline.ladder.measuring.trial import take_turns
+from redline.ladder.measuring.trial import geometric_mean_s, take_turns
 from redline.ladder.measuring.worker_pool import WorkerPool
 from redline.ladder.plan import Plan
 from redline.ladder.rung import Rung, Stage
@@ -31,6 +31,8 @@ _COMPILE_BASELINE = {"cuda": "compile(mode=reduce-overhead)", "cpu": "compile"}
 _SAMPLING_SHARE, _RACE_SHARE = 0.04, 0.06
 # Time to end all processes and to write the files.
 _END_S = 1.5
+# A slow model is timed in at least this many steps, half of them untimed.
+_LEAST_TURNS = 8
 
 
 class Climber:
@@ -96,8 +98,9 @@ class Climber:
         racers = max(2, incumbent.alive_count)
         missing = [plan for plan in {Plan(), self.plan} if not incumbent.is_alive(plan)]
         open_s = sum(map(estimates.trial_s, missing))
-        steps_s = racers * estimates.open_s / 2  # the fresh inputs
-        self.budget.reserved_s = _END_S + open_s + steps_s + racers / 2 * self._race_sampling_s
+        judging_s = racers * estimates.open_s / 2
+        sampling_s = max(self._race_sampling_s / 2, _LEAST_TURNS * geometric_mean_s(self.log.rows[0].samples))
+        self.budget.reserved_s = _END_S + open_s + judging_s + racers * sampling_s
 
     def _finish(self, final: Measurement) -> Climbed:
         target = self.settings.target
@@ -259,7 +262,7 @@ class Climber:
             self._tried |= {candidate, Plan.parse(row.plan)}
         if row.verdict == "kept":
             trials.incumbent.replace_plan(Plan.parse(row.plan))
-        if role != "opening" and len(added.rungs) == 1:
+        if role in ("trial", "second look") and len(added.rungs) == 1:
             for rungs in added.rungs[0].fallbacks(row.verdict, trials.training):
                 if all(may_try(rung.name, self.settings, trials.training) for rung in rungs):
                     group = Plan.of(rungs)
@@ -301,11 +304,4 @@ class Climber:
         trials = self.trials
         trials.setups.discard()
         plan = Plan.parse(_COMPILE_BASELINE[trials.machine.device.partition(":")[0]])
-        if any(row.plan == str(plan) and row.samples for row in self.log.rows):
-            return
-        if reason := next(filter(None, (rung.why_not(trials.machine) for rung in plan.rungs)), ""):
-            trials.record("compile", plan, "unavailable", reason, rung=str(plan), against=str(self.plan))
-        elif not self.log.knows("compile", str(plan), str(self.plan)) and (reason := self._why_untried(plan)):
-            trials.record("compile", plan, "unmeasured", reason, rung=str(plan), against=str(self.plan))
-        else:
-            trials.measure("compile", plan, plan)
+        self._try("compile", plan, plan)

@@ -66,6 +66,8 @@ def _read(path: Path) -> Iterable[Record]:
     except (RedlineError, OSError):
         return
     for entry in entries if isinstance(entries, list) else ():
+        if not isinstance(entry, dict):
+            continue
         with suppress(RedlineError, TypeError):
             check_types(entry, field_types(Record), "history")
             record = Record(**entry)
