@@ -86,7 +86,7 @@ def ratio_interval(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> 
 
 
 def _excess_variation(logs: np.ndarray) -> float:
-    """Returns how many times more the medians of consecutive blocks vary than those of independent turns; at least 1."""
+    """Returns how many times more medians of consecutive blocks vary than those of independent turns; at least 1."""
     blocks = np.array_split(logs, min(_BLOCKS, len(logs) // 3))
     medians = np.array([np.median(block) for block in blocks])
     rest = np.concatenate([block - median for block, median in zip(blocks, medians, strict=True)])

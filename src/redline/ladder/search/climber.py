@@ -6,11 +6,12 @@ that a climb that was killed can be resumed.
 
 import time
 from dataclasses import replace
+from typing import Any
 
 from redline.errors import WorkloadError
 from redline.files.atomic import check_can_write
 from redline.ladder.measurement import Measurement
-from redline.ladder.measuring.trial import geometric_mean_s, take_turns
+from redline.ladder.measuring.trial import geometric_mean_s
 from redline.ladder.measuring.worker_pool import WorkerPool
 from redline.ladder.plan import Plan
 from redline.ladder.rung import Rung, Stage
@@ -20,7 +21,7 @@ from redline.ladder.search.climbed import Climbed
 from redline.ladder.search.final_race import run_race
 from redline.ladder.search.openings import ENGINES, openings
 from redline.ladder.search.progress import Progress
-from redline.ladder.search.search_order import by_gain_per_second, candidates, check_asked, may_try
+from redline.ladder.search.search_order import by_gain_per_second, candidates, check_asked, may_try, variants
 from redline.ladder.search.settings import Settings
 from redline.ladder.search.trials import Trials
 from redline.notation import format_seconds
@@ -65,6 +66,7 @@ class Climber:
         trials = self.trials
         try:
             self._baseline()
+            self._try_threads()
             self._try_openings()
             self._try_changes()
             if self.settings.ablate:
@@ -130,15 +132,24 @@ class Climber:
         if known is not None:
             trials.report(known)
             return
-        (samples,) = take_turns([arm], trials.spec)
-        trials.record("baseline", self.plan, "baseline", "the model as it is", arm, samples)
+        about: dict[str, Any] = {}
+        (samples,) = trials.take_turns([arm], about)
+        trials.record("baseline", self.plan, "baseline", "the model as it is", arm, samples, **about)
 
     # The openings
+
+    def _try_threads(self) -> None:
+        """Tries the numbers of CPU threads first: they cost no time, and beside other load nothing gains as much."""
+        if not self.trials.machine.is_cuda and may_try("threads", self.settings, self.trials.training):
+            for rung in variants("threads", self.settings, self.trials.machine, self.trials.training):
+                self._try("trial", Plan((rung,)), self.trials.candidate(Plan((rung,))))
 
     def _try_openings(self) -> None:
         """Tries the plans that an expert would type first, and alternatives if none of them runs."""
         trials = self.trials
-        plans = sorted(openings(self.settings, trials.machine, trials.training), key=trials.expected_s)
+        found = openings(self.settings, trials.machine, trials.training)
+        threads = [rung for rung in self.plan.rungs if rung.name == "threads"]
+        plans = sorted((Plan.of((*threads, *plan.rungs)) for plan in found), key=trials.expected_s)
         self._advise(plans)
         self._try_plans(plans)
         failed = [row for row in self.log.rows if row.role == "opening" and row.verdict != "kept"]

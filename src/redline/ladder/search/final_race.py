@@ -1,6 +1,7 @@
 """The final race: the climbed plan against its rivals, timed in turns, on inputs that no trial has used."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 
 from redline.errors import WorkloadError
 from redline.ladder.measurement import Measurement
@@ -21,6 +22,7 @@ from redline.ladder.objective import ANY, Objective
 from redline.ladder.plan import Plan
 from redline.ladder.search.parallel_setups import ParallelSetups
 from redline.ladder.search.run_log import RunLog
+from redline.machine.load import LoadMeter
 from redline.notation import format_seconds
 
 # If two times of the same plan differ by more than this factor, the machine's speed drifted between them.
@@ -47,7 +49,9 @@ def run_race(
     plans = [Plan(), *([plan] if plan.rungs else []), *others]
     arms, failures = _open_racers(setups, spec, log, plans, dict(alive))
     try:
+        meter = LoadMeter([arm.worker.pid for arm in arms])
         taken, more = _take_turns(arms, spec, sampling_s or 2 * spec.sampling_s)
+        load = asdict(meter.read())
         notes += (*failures, *more, *_drift_note(log, taken[0]))
         allowed = [not any(rung.name in barred or str(rung) in barred for rung in arm.plan.rungs) for arm in arms]
         winner = _winner(arms, taken, allowed, spec.objective, favourite=plan)
@@ -60,7 +64,15 @@ def run_race(
                 reason = f"{gain} over eager" if arms[index].plan.rungs else "nothing beat the model as it is"
                 verdict, row_notes = "kept", notes
             row = log.row(
-                "final", arms[index].plan, verdict, reason, arms[index], taken[index], notes=row_notes, **against
+                "final",
+                arms[index].plan,
+                verdict,
+                reason,
+                arms[index],
+                taken[index],
+                notes=row_notes,
+                load=load,
+                **against,
             )
             log.record(row)
         return log.rows[-1]

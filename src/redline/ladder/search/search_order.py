@@ -25,7 +25,7 @@ _PRIOR_TRIALS, _SAME_WORKLOAD = 2.0, 4.0
 def candidates(settings: Settings, machine: Machine, training: bool) -> list[Rung]:
     """Returns all variants of the rungs that may be tried."""
     names = [name for name in RUNGS if may_try(name, settings, training)]
-    return [rung for name in names for rung in _variants(name, settings, machine, training)]
+    return [rung for name in names for rung in variants(name, settings, machine, training)]
 
 
 def by_gain_per_second(
@@ -70,7 +70,7 @@ def _why_unfit(name: str, settings: Settings, training: bool) -> str:
     return ""
 
 
-def _variants(name: str, settings: Settings, machine: Machine, training: bool) -> list[Rung]:
+def variants(name: str, settings: Settings, machine: Machine, training: bool) -> list[Rung]:
     named = [rung for rung in settings.only if rung.name == name]
     plain = not named or named == [RUNGS[name]()]
     variants = RUNGS[name].variants(machine, training) if plain else named

@@ -1,6 +1,7 @@
 """Trials: sets up a candidate plan beside the incumbent, times both in turns, and records the verdict."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from redline.ladder.measurement import Measurement
@@ -17,6 +18,7 @@ from redline.ladder.search.preparation import ask_machine, prepare_trials
 from redline.ladder.search.progress import Progress
 from redline.ladder.search.run_log import RunLog
 from redline.ladder.search.settings import Settings
+from redline.machine.load import LoadMeter, current_load
 
 # With less time left than this, no trial is started.
 _OVERHEAD_S = 2.0
@@ -30,6 +32,9 @@ class Trials:
 
     def __init__(self, settings: Settings, pool: WorkerPool, budget: Budget, progress: Progress) -> None:
         self._settings, self._budget, self._progress = settings, budget, progress
+        self.load = current_load()
+        if self.load.is_contended(settings.device.startswith("cuda")):
+            self.announce(f"{self.load}: intervals will be wide, and every trial takes longer")
         self.announce("running the untouched model for reference")
         # Runs before the ceilings are measured, which takes seconds, so that a wrong address fails at once.
         self.spec, facts = prepare_trials(pool, settings, ask_machine(pool, settings.device, measure=False))
@@ -38,6 +43,7 @@ class Trials:
         self.training = facts.training
         self.log = RunLog(self.spec, self.machine, facts, settings.measurements_path)
         self.estimates = Estimates(History.of(self.machine), facts.digest, facts.operations, facts.training)
+        self.estimates.slowdown = self.load.slowdown(threads=2)
         self.setups = ParallelSetups(pool, self.spec, self.machine)
         self.incumbent = Incumbent(self.setups, self.spec, self.machine.device_bytes, self.announce)
 
@@ -61,6 +67,13 @@ class Trials:
 
     def record(self, role: str, plan: Plan, verdict: str, reason: str, *seen: Any, **values: Any) -> Measurement:
         return self.report(self.log.record(self.log.row(role, plan, verdict, reason, *seen, **values)))
+
+    def take_turns(self, arms: list[Arm], about: dict[str, Any]) -> list[dict[str, list[float]]]:
+        """Times the arms, and adds the load of other processes to the row that `about` describes."""
+        meter = LoadMeter([arm.worker.pid for arm in arms])
+        taken = take_turns(arms, self.spec)
+        about["load"] = asdict(meter.read())
+        return taken
 
     def close(self) -> None:
         self.setups.discard()
@@ -131,12 +144,12 @@ class Trials:
             measure_peak(arm, self.spec)
             notes: tuple[str, ...] = ()
             if incumbent is not None:
-                old, new = take_turns([incumbent, arm], self.spec)
+                old, new = self.take_turns([incumbent, arm], about)
             else:
-                (new,) = take_turns([arm], self.spec)
+                (new,) = self.take_turns([arm], about)
                 close(arm)
                 incumbent = self.incumbent.arm()
-                (old,) = take_turns([incumbent], self.spec)
+                (old,) = self.take_turns([incumbent], about)
                 notes = ("timed one after the other, because both plans do not fit in memory together",)
             comparison = compare_arms(incumbent, arm, old, new)
             better, reason = self.spec.objective.judge(comparison)
@@ -177,7 +190,7 @@ class Trials:
             if not arm.passed:
                 return self.record("ablation", smaller, "kept", "the gate fails without it", arm, **about)
             measure_peak(arm, self.spec)
-            old, new = take_turns([whole, arm], self.spec)
+            old, new = self.take_turns([whole, arm], about)
             # The plan with the rung is the candidate here: it has to be better than the plan without it.
             worth, gain = self.spec.objective.judge(compare_arms(arm, whole, new, old))
             reason = f"{'worth it in the whole plan' if worth else 'made useless by the others'}: {gain}"
