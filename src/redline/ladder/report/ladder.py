@@ -122,8 +122,8 @@ def load_sentence(measurements: Sequence[Measurement]) -> str:
     if not is_contended(others, cores, device.startswith("cuda")):
         return ""
     return (
-        f"Other processes used {others:.1f} of {cores} cores, and preempted the plans {preemptions:.0f} times a second: "
-        "intervals are wide, and only ratios within a row compare. Climb again on a quiet machine."
+        f"Other processes used {others:.1f} of {cores} cores, and preempted the plans {preemptions:.0f} times a "
+        "second: intervals are wide, and only ratios within a row compare. Climb again on a quiet machine."
     )
 
 

@@ -40,7 +40,7 @@ class Estimates:
             return self._seen_s[kind]
         same = [r for r in self.history.records if r.digest == self._digest and r.plan == str(plan) and r.finished]
         if same:
-            return _MARGIN * same[-1].setup_s
+            return _MARGIN * self.slowdown * same[-1].setup_s
         alike = [r for r in self.history.records if kind_of_text(r.plan) == kind and r.setup_s > 0][-_LATEST:]
         # The factor by which set-ups on this machine differ from the constants above, which count as one more.
         factors = [r.setup_s * (1 if r.finished else _LONGER) / _constant_s(kind, r.operations) for r in alike]
@@ -67,8 +67,10 @@ class Estimates:
         self._add(rung, plan, limit_s if stopped else 0.0, False, 1.0)
 
     def _add(self, rung: str, plan: Plan, setup_s: float, finished: bool, gain: float) -> None:
+        # The history holds the time on a quiet machine.
+        quiet_s = setup_s / self.slowdown
         self.history.add(
-            Record(rung, str(plan), self._training, self._operations, setup_s, finished, gain, self._digest)
+            Record(rung, str(plan), self._training, self._operations, quiet_s, finished, gain, self._digest)
         )
 
 

@@ -57,7 +57,7 @@ def run_race(
         winner = _winner(arms, taken, allowed, spec.objective, favourite=plan)
         # The winner is written last, so that a file always ends with its result.
         for index in sorted(range(len(arms)), key=lambda index: index == winner):
-            against = {"against": "eager", "against_samples": taken[0]} if index else {}
+            about = {"load": load} | ({"against": "eager", "against_samples": taken[0]} if index else {})
             verdict, reason, row_notes = "baseline", "raced against the final plan", ()
             if index == winner:
                 gain = spec.objective.gain(compare_arms(arms[0], arms[index], taken[0], taken[index]))
@@ -71,8 +71,7 @@ def run_race(
                 arms[index],
                 taken[index],
                 notes=row_notes,
-                load=load,
-                **against,
+                **about,
             )
             log.record(row)
         return log.rows[-1]

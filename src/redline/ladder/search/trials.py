@@ -83,10 +83,13 @@ class Trials:
         """Returns the time that a trial of this plan is expected to take."""
         return self.estimates.trial_s(candidate) + self.spec.sampling_s
 
-    def why_too_long(self, candidate: Plan) -> str:
-        """Returns why the trial is not started if it cannot end within the budget, else ""."""
+    def why_too_long(self, candidate: Plan, hope: float = 1.0) -> str:
+        """Returns why the trial is not started if it cannot end within the budget, else "".
+
+        `hope` is the share of the expected time that suffices to start it.
+        """
         expected_s, left_s = self.expected_s(candidate), max(0.0, self._budget.left_s)
-        if expected_s <= left_s:
+        if hope * expected_s <= left_s:
             return ""
         if left_s < _OVERHEAD_S:
             return "the budget was spent"
