@@ -37,7 +37,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         (Objective.LATENCY, 0.1, 1.0, 1, 1, 1),
         (Objective.LATENCY, 0.002, 0.2, 1, 3, 1),
         (Objective.LATENCY, 0.002, 0.003, 1, 3, 6),
-        (Objective.LATENCY, 1e-5, 2e-5, 50, 20, 19),
+        (Objective.LATENCY, 1e-5, 2e-5, 50, 20, 20),
         (Objective.THROUGHPUT, 0.002, 0.2, 25, 3, 1),
         (Objective.THROUGHPUT, 1e-6, 0.2, 1000, 20, 1),
     ],

@@ -13,6 +13,7 @@ from redline.ladder.objective import Objective
 from redline.ladder.rung import Rung
 from redline.ladder.search.climbed import Climbed
 from redline.ladder.search.climber import Climber
+from redline.ladder.search.output_lock import locked
 from redline.ladder.search.preparation import address_of
 from redline.ladder.search.progress import Progress, no_progress, print_progress
 from redline.ladder.search.settings import Settings, Shapes, read_duration, read_rungs, read_shapes
@@ -82,10 +83,10 @@ def climb(
         ablate=ablation,
         resume=resume,
     )
-    with WorkerPool() as pool:
+    with locked(settings.folder), WorkerPool() as pool:
         settings = replace(settings, workload=address_of(workload, pool))
         climbed = Climber(settings, pool, progress or no_progress, started_s).run()
-    return _write_files(climbed, settings.folder)
+        return _write_files(climbed, settings.folder)
 
 
 def _write_files(climbed: Climbed, folder: Path | None) -> Climbed:

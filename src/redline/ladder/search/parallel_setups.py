@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from redline.ladder.measuring.trial import JUDGE_SEEDS, Arm, TrialSpec, close, open_arm
 from redline.ladder.measuring.worker_pool import WorkerFailed, WorkerPool
 from redline.ladder.plan import Plan
+from redline.machine.host_memory import available_host_bytes
 from redline.machine.machine import Machine
 
 _MOST = 4
@@ -34,7 +35,8 @@ class ParallelSetups:
             return 1  # on a CPU, parallel set-ups would compete for the same cores
         machine, peak_bytes = self._machine, max(peak_bytes, 1)
         on_device = int(_SHARE_OF_MEMORY * machine.device_bytes // peak_bytes) - alive
-        on_host = int(_SHARE_OF_MEMORY * machine.host_bytes // _HOST_BYTES_EACH) - alive
+        # The processes that are alive already hold their part of it.
+        on_host = int(_SHARE_OF_MEMORY * available_host_bytes() // _HOST_BYTES_EACH)
         return max(1, min(_MOST, machine.cores // _CORES_EACH, on_device, on_host))
 
     def has(self, plan: Plan) -> bool:
