@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 
+import cloudpickle
 import pytest
 
 from patience import PATIENCE_S
@@ -51,23 +52,27 @@ def test_the_memory_of_a_session_includes_its_children() -> None:
         process.wait()
 
 
-def test_a_trial_that_exhausts_the_memory_fails_and_others_go_on(available: list[int]) -> None:
+def test_a_trial_that_exhausts_the_memory_fails_and_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
     with WorkerPool() as pool:
         small, large = pool.start(), pool.start()
-        large.ask("machine", PATIENCE_S, device="cpu", measure=False)
-        grow = "import torch, time; held = torch.ones(2**26); time.sleep(600)"
-        import cloudpickle
-
-        function = cloudpickle.dumps(lambda: exec(grow))
-        start_s = time.monotonic()
-        large.connection.send(("call", {"function": function, "path": []}))
-        time.sleep(2.0)
-        available[0] = 0
-        with pytest.raises(WorkerFailed, match="of host memory, with its compilers") as failure:
-            large.ask("machine", PATIENCE_S, device="cpu", measure=False)
-        available[0] = 100 * GIB
-        assert failure.value.kind == "oom" and time.monotonic() - start_s < PATIENCE_S
         assert small.ask("machine", PATIENCE_S, device="cpu", measure=False)["device"] == "cpu"
+        function = cloudpickle.dumps(_hold_and_sleep)
+        short_s = time.monotonic() + 2.0  # until then the large one has allocated its memory
+        monkeypatch.setattr(
+            memory_guard,
+            "available_host_bytes",
+            lambda: 0 if time.monotonic() > short_s and not large.ended else 100 * GIB,
+        )
+        with pytest.raises(WorkerFailed, match="of host memory, with its compilers") as failure:
+            large.ask("call", PATIENCE_S, function=function, path=[])
+        assert failure.value.kind == "oom"
+        assert small.ask("machine", PATIENCE_S, device="cpu", measure=False)["device"] == "cpu"
+
+
+def _hold_and_sleep() -> None:
+    held = bytearray(2**28)
+    time.sleep(600 if held is not None else 0)
 
 
 @pytest.mark.parametrize(("free", "count"), [(64 * GIB, 8), (16 * GIB, 4), (GIB, 1)])

@@ -33,13 +33,15 @@ class Trials:
     def __init__(self, settings: Settings, pool: WorkerPool, budget: Budget, progress: Progress) -> None:
         self._settings, self._budget, self._progress = settings, budget, progress
         self.load = current_load()
-        if self.load.is_contended(settings.device.startswith("cuda")):
+        contended = self.load.is_contended(settings.device.startswith("cuda"))
+        if contended:
             self.announce(f"{self.load}: intervals will be wide, and every trial takes longer")
         self.announce("running the untouched model for reference")
         # Runs before the ceilings are measured, which takes seconds, so that a wrong address fails at once.
         self.spec, facts = prepare_trials(pool, settings, ask_machine(pool, settings.device, measure=False))
         self.announce("reading the machine")
-        self.machine = ask_machine(pool, settings.device)
+        # Ceilings that were measured beside other load are wrong; without them the hardware's features decide.
+        self.machine = ask_machine(pool, settings.device, measure=not contended)
         self.training = facts.training
         self.log = RunLog(self.spec, self.machine, facts, settings.measurements_path)
         self.estimates = Estimates(History.of(self.machine), facts.digest, facts.operations, facts.training)
