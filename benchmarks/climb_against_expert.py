@@ -11,6 +11,7 @@ a line per model; models that it has with the same budget are left out, so an in
 
 import argparse
 import copy
+import itertools
 import json
 import random
 import subprocess
@@ -41,6 +42,8 @@ MODELS = {
 }  # fmt: skip
 # A plan may be this much slower than the best by hand, at the upper end of the interval.
 NEVER_BELOW = 0.98
+# The comparison ends after this time, with at least so many turns.
+_LONGEST_S, _LEAST_TURNS = 60.0, 12
 Call = Callable[[], Any]
 
 
@@ -131,13 +134,16 @@ def compare(name: str, device: str, plan: Plan, arguments: argparse.Namespace) -
             continue
         setups[variant] = time.monotonic() - start_s
         if variant == "plan" or time.monotonic() - start_s <= limit_s:
-            calls[variant] = lambda run=run, left=iter(batches * 10**6): run(next(left))
+            calls[variant] = _rotating(run, batches)
     by_hand = {variant: _seconds(call_, device) for variant, call_ in calls.items() if variant != "plan"}
     # The two fastest race the plan, because a short look may choose the wrong one.
     rivals = sorted(by_hand, key=lambda variant: by_hand[variant])[:2]
     samples: dict[str, list[float]] = {variant: [] for variant in ("plan", *rivals)}
     order = random.Random(0)
-    for _ in range(arguments.turns):
+    start_s = time.monotonic()
+    for turn in range(arguments.turns):
+        if turn >= _LEAST_TURNS and time.monotonic() - start_s > _LONGEST_S:
+            break
         for variant in order.sample(sorted(samples), len(samples)):
             samples[variant].append(_seconds(calls[variant], device, turns=3))
     best = min(rivals, key=lambda variant: median(samples[variant]))
@@ -152,6 +158,11 @@ def compare(name: str, device: str, plan: Plan, arguments: argparse.Namespace) -
         "torch": torch.__version__,
         "machine": torch.cuda.get_device_name() if device == "cuda" else "cpu",
     }
+
+
+def _rotating(run: Callable[[Any], Any], batches: list[Any]) -> Call:
+    left = itertools.cycle(batches)
+    return lambda: run(next(left))
 
 
 def _planned(plan: Plan, workload: Workload, batches: list[Any], device: str) -> Callable[[Any], Any]:
@@ -235,7 +246,7 @@ def _in_onnxruntime(model: nn.Module, batch: Any) -> Callable[[Any], Any]:
     return run
 
 
-def _seconds(run: Call, device: str, turns: int = 15) -> float:
+def _seconds(run: Call, device: str, turns: int = 8) -> float:
     """Returns the lower quartile of the times of a few calls."""
     times = []
     run()

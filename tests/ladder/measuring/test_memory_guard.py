@@ -49,7 +49,7 @@ def test_the_memory_of_a_session_includes_its_children() -> None:
         assert memory_guard._bytes_by_session()[process.pid] > 150 * 2**20
     finally:
         memory_guard.os.killpg(process.pid, 9)
-        process.wait()
+        process.communicate()
 
 
 def test_a_trial_that_exhausts_the_memory_fails_and_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
