@@ -89,9 +89,7 @@ class Machine:
 
     @property
     def cache_path(self) -> Path:
-        given = os.environ.get("REDLINE_CACHE")
-        root = given or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "redline")
-        return Path(root) / f"ceilings-6-{self.fingerprint}.json"
+        return cache_folder() / f"ceilings-6-{self.fingerprint}.json"
 
     def has(self, library: str) -> bool:
         return library in self.versions
@@ -138,6 +136,12 @@ class Machine:
     def as_dict(self) -> dict[str, Any]:
         """Returns a dict that JSON preserves: with lists instead of tuples."""
         return json.loads(json.dumps({**asdict(self), "fingerprint": self.fingerprint}))
+
+
+def cache_folder() -> Path:
+    """Returns the folder of what is known about this machine: `$REDLINE_CACHE`, or one in the user's cache folder."""
+    given = os.environ.get("REDLINE_CACHE")
+    return Path(given or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "redline"))
 
 
 @reader("cache")

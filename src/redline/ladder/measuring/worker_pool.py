@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from redline.errors import RedlineError
+from redline.ladder.measuring.compile_cache import compile_cache
 from redline.ladder.measuring.memory_guard import MemoryGuard
 from redline.machine.cores import cores
 from redline.machine.host_memory import available_host_bytes
@@ -86,14 +87,15 @@ class WorkerPool:
     def __enter__(self) -> "WorkerPool":
         self._scratch = tempfile.TemporaryDirectory(prefix="redline-", ignore_cleanup_errors=True)
         self.scratch = Path(self._scratch.name)
+        compiled = compile_cache()
         environment = {
             "TORCHINDUCTOR_COMPILE_THREADS": str(_compile_threads()),
             **os.environ,
             # torch asks NVML whether there is a GPU, so the fork server does not start CUDA, which no fork inherits.
             "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-            # Empty caches, so that the compile times of a climb are those of a first run.
-            "TORCHINDUCTOR_CACHE_DIR": str(self.scratch / "inductor"),
-            "TRITON_CACHE_DIR": str(self.scratch / "triton"),
+            # A row whose set-up used compiled code of an earlier run is marked as cached.
+            "TORCHINDUCTOR_CACHE_DIR": str(compiled / "inductor"),
+            "TRITON_CACHE_DIR": str(compiled / "triton"),
             # A killed worker leaves temporary files, which are deleted with this folder.
             "TMPDIR": str(self.scratch),
             **self._environment,
