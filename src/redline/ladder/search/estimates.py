@@ -30,6 +30,10 @@ class Estimates:
         # The longest set-up of this climb by kind, and whether it was stopped.
         self._seen_s: dict[str, float] = {}
 
+    def observe_open(self, seconds: float) -> None:
+        """Takes the shortest time: the first processes load files, and eager may take much longer steps."""
+        self.open_s = min(self.open_s, max(seconds, 0.2))
+
     def trial_s(self, plan: Plan) -> float:
         """Returns the seconds until the plan can be timed."""
         return self.open_s + self.setup_s(plan)

@@ -1,5 +1,6 @@
 """Trials: sets up a candidate plan beside the incumbent, times both in turns, and records the verdict."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -22,6 +23,8 @@ from redline.machine.load import LoadMeter, current_load
 
 # With less time left than this, no trial is started.
 _OVERHEAD_S = 2.0
+# The time for the turns of a trial that has used up the time before the final race.
+_LEAST_SAMPLING_S = 0.5
 
 
 class Trials:
@@ -73,7 +76,7 @@ class Trials:
     def take_turns(self, arms: list[Arm], about: dict[str, Any]) -> list[dict[str, list[float]]]:
         """Times the arms, and adds the load of other processes to the row that `about` describes."""
         meter = LoadMeter([arm.worker.pid for arm in arms])
-        taken = take_turns(arms, self.spec)
+        taken = take_turns(arms, self.spec, min(self.spec.sampling_s, max(_LEAST_SAMPLING_S, self._budget.left_s)))
         about["load"] = asdict(meter.read())
         return taken
 
@@ -83,7 +86,8 @@ class Trials:
 
     def expected_s(self, candidate: Plan) -> float:
         """Returns the time that a trial of this plan is expected to take."""
-        return self.estimates.trial_s(candidate) + self.spec.sampling_s
+        # Most decisions are clear before the time for sampling is over.
+        return self.estimates.trial_s(candidate) + self.spec.sampling_s / 2
 
     def why_too_long(self, candidate: Plan, hope: float = 1.0) -> str:
         """Returns why the trial is not started if it cannot end within the budget, else "".
@@ -140,6 +144,7 @@ class Trials:
         about: dict[str, Any] = {"rung": str(added), "against": str(self.plan)}
         arm: Arm | None = None
         limit_s = self.limit_s(candidate)
+        start_s, prepared = time.monotonic(), self.setups.has(candidate)
         try:
             incumbent, arm = self._open_beside(candidate, limit_s)
             setup_s = sum(arm.setup_s.values())
@@ -147,6 +152,8 @@ class Trials:
                 self.estimates.record(str(added), candidate, setup_s, 1.0, arm.cached)
                 return self.record(role, arm.plan, "refused", f"outside the gate: {arm.failed_score}", arm, **about)
             measure_peak(arm, self.spec)
+            if not prepared:
+                self.estimates.observe_open(time.monotonic() - start_s - setup_s)
             notes: tuple[str, ...] = ()
             if incumbent is not None:
                 old, new = self.take_turns([incumbent, arm], about)
