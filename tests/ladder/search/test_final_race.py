@@ -1,5 +1,6 @@
 """The final race: its racers, its winner and its notes."""
 
+import itertools
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -74,6 +75,25 @@ def test_the_faster_plan_wins_and_is_written_last() -> None:
 def test_a_plan_that_is_not_better_leaves_the_model_as_it_is() -> None:
     won, log, _ = race({"eager": 0.01, "bf16": 0.01}, "bf16")
     assert won.plan == "eager" and won.reason == "nothing beat the model as it is" and log.rows[-1] is won
+
+
+def test_a_plan_that_a_trial_has_verified_only_has_to_be_faster_again() -> None:
+    """Beside other load, the interval of one race may include 1."""
+
+    def noisy(plan: str, seconds: float, pid: int) -> Any:
+        arm = fake_arm(plan, seconds, pid=pid)
+        times = itertools.cycle((1.0, 1.5, 0.7, 2.0, 0.6) if pid == 2 else (1.0, 0.6, 2.0, 0.7, 1.5))
+        arm.worker._seconds = lambda: {"": seconds * next(times)}
+        return arm
+
+    def won(*kept: str) -> str:
+        log = Log()
+        log.rows = [SimpleNamespace(role="trial", plan=plan, verdict="kept", samples={}, peak_bytes=0) for plan in kept]
+        arms = {"eager": noisy("eager", 0.0104, 1), "bf16": noisy("bf16", 0.01, 2)}
+        return race(arms, "bf16", log=log)[0].plan
+
+    assert won("bf16") == "bf16" and won() == won("fp16") == "eager"
+    assert race({"eager": 0.01, "bf16": 0.011}, "bf16")[0].plan == "eager"
 
 
 def test_a_better_rival_wins_unless_it_is_barred() -> None:
