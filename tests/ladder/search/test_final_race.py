@@ -22,7 +22,11 @@ class Log:
 
     def __init__(self, baseline_s: float = 0.0, peak_bytes: int = 0) -> None:
         samples = {"": [baseline_s] * 3} if baseline_s else {}
-        self.rows = [SimpleNamespace(role="baseline", samples=samples, peak_bytes=peak_bytes)] if baseline_s else []
+        self.rows = (
+            [SimpleNamespace(role="baseline", plan="eager", verdict="baseline", samples=samples, peak_bytes=peak_bytes)]
+            if baseline_s
+            else []
+        )
 
     def row(self, role: str, plan: Plan, verdict: str, reason: str, *seen: Any, notes: Any = (), **about: Any) -> Any:
         return SimpleNamespace(

@@ -32,8 +32,8 @@ _COMPILE_BASELINE = {"cuda": "compile(mode=reduce-overhead)", "cpu": "compile"}
 _SAMPLING_SHARE, _RACE_SHARE = 0.04, 0.06
 # Estimates are rough: with nothing else to try, this share of the expected time is enough to start a compilation.
 _HOPE = 0.5
-# Time to end all processes and to write the files.
-_END_S = 1.5
+# Time to end all processes and to write the files, and a share of the budget for what was not foreseen.
+_END_S, _END_SHARE = 1.5, 0.02
 # A slow model is timed in at least this many steps, half of them untimed.
 _LEAST_TURNS = 8
 
@@ -104,7 +104,8 @@ class Climber:
         open_s = sum(map(estimates.trial_s, missing))
         judging_s = racers * estimates.open_s / 2
         sampling_s = max(self._race_sampling_s / 2, _LEAST_TURNS * geometric_mean_s(self.log.rows[0].samples))
-        self.budget.reserved_s = _END_S + open_s + judging_s + racers * sampling_s
+        end_s = _END_S + _END_SHARE * (self.budget.total_s or 0.0)
+        self.budget.reserved_s = end_s + open_s + judging_s + racers * sampling_s
 
     def _finish(self, final: Measurement) -> Climbed:
         target = self.settings.target
