@@ -28,6 +28,7 @@ from redline.ladder.measuring.judge import (
     Refused,
     as_dtype,
     check_reference,
+    check_same_model,
     detached,
     judge,
     losses_and_gradients,
@@ -112,7 +113,7 @@ class Bench:
         torch.backends.cudnn.allow_tf32 = False
         workloads = {label: load_workload(address, options) for label, options in shapes.items()}
         first = next(iter(workloads.values()))
-        _check_same_model(workloads, device)
+        check_same_model(workloads, device)
         # FLOPs are counted on a separate model, because a model may change with every call.
         flops, operations = self._check_and_count(workloads, device, seeds, dtype)
         run = _reference_job(first, device, dtype).finish()
@@ -337,24 +338,6 @@ def _reference_job(workload: Workload, device: str, dtype: str) -> Job:
     job = Job.of_workload(workload, workload.fresh_model(device))
     job.model.double() if dtype == "fp64" else job.model.float()
     return job
-
-
-def _check_same_model(workloads: Mapping[str, Workload], device: str) -> None:
-    """Raises WorkloadError if the shapes have models with different weights: one model must run all shapes."""
-    if len(workloads) < 2:
-        return
-    (first, workload), *others = workloads.items()
-    sizes = _sizes(workload.fresh_model(device))
-    for label, other in others:
-        if _sizes(other.fresh_model(device)) != sizes:
-            raise WorkloadError(
-                f"{workload.label}: the model of shape {label} has other weights than that of {first}, but a shape "
-                "may only change the inputs: climb them separately"
-            )
-
-
-def _sizes(model: nn.Module) -> dict[str, torch.Size]:
-    return {name: tensor.shape for name, tensor in model.state_dict().items()}
 
 
 def _forward_backward(job: Job, batch: Inputs) -> None:
