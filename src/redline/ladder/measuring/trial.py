@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Any
@@ -75,11 +75,21 @@ class Arm:
 
 
 def open_arm(
-    pool: WorkerPool, spec: TrialSpec, plan: Plan, seeds: tuple[int, ...] = JUDGE_SEEDS, timeout_s: float = 0
+    pool: WorkerPool,
+    spec: TrialSpec,
+    plan: Plan,
+    seeds: tuple[int, ...] = JUDGE_SEEDS,
+    timeout_s: float = 0,
+    started: Callable[[Worker], None] | None = None,
 ) -> Arm:
-    """Sets up the plan in a new worker, makes the first calls, and evaluates gates and proofs. Raises WorkerFailed."""
+    """Sets up the plan in a new worker, makes the first calls, and evaluates gates and proofs. Raises WorkerFailed.
+
+    `started` is called with the worker before the set-up.
+    """
     worker = pool.start()
     try:
+        if started is not None:
+            started(worker)
         found = worker.ask(
             "setup",
             timeout_s or spec.timeout_s,

@@ -66,8 +66,8 @@ class Worker(Child):
             raise WorkerFailed(answer["failed"], answer["message"], self.pid)
         return answer["result"]
 
-    def end_for_memory(self, reason: str) -> None:
-        """Kills the process with the compilers that it started; a request that waits for it fails with the reason."""
+    def end(self, reason: str) -> None:
+        """Kills the process with the compilers that it started; a request that waits for it fails for this reason."""
         self.ended = reason
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
@@ -82,7 +82,7 @@ class WorkerPool:
         self._workers: list[Worker] = []
         # Several threads set up workers, and share the socket to the fork server.
         self._lock = threading.RLock()
-        self._guard = MemoryGuard(self._running, self._end_for_memory)
+        self._guard = MemoryGuard(self._running, self._end)
 
     def __enter__(self) -> "WorkerPool":
         self._scratch = tempfile.TemporaryDirectory(prefix="redline-", ignore_cleanup_errors=True)
@@ -144,8 +144,8 @@ class WorkerPool:
     def _running(self) -> list[int]:
         return [worker.pid for worker in self._workers if worker.pid not in self._exit_codes]
 
-    def _end_for_memory(self, pid: int, reason: str) -> None:
-        next(worker for worker in self._workers if worker.pid == pid).end_for_memory(reason)
+    def _end(self, pid: int, reason: str) -> None:
+        next(worker for worker in self._workers if worker.pid == pid).end(reason)
 
     def exit_code(self, pid: int) -> int | None:
         """Returns the exit code of a worker, negative for a signal, or None while it runs."""

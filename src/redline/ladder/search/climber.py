@@ -18,6 +18,7 @@ from redline.ladder.rung import Rung, Stage
 from redline.ladder.rungs import RUNGS
 from redline.ladder.search.budget import Budget
 from redline.ladder.search.climbed import Climbed
+from redline.ladder.search.estimates import kind_of
 from redline.ladder.search.final_race import run_race
 from redline.ladder.search.openings import ENGINES, openings
 from redline.ladder.search.progress import Progress
@@ -210,6 +211,7 @@ class Climber:
         left: list[tuple[str, Rung]] = [
             ("trial", rung) for rung in candidates(self.settings, trials.machine, trials.training)
         ]
+        searched = self._start_search(left)
         while left:
             left = self._in_order(left)
             role, rung = left.pop(0)
@@ -222,6 +224,25 @@ class Climber:
             if row is not None and row.verdict == "kept" and rung.stage >= Stage.COMPILE:
                 left += self._second_looks()
         trials.setups.discard()
+        if searched is not None and (plan := trials.setups.search.plan) is not None:
+            self._try("trial", Plan((searched,)), plan, hope=0.0)
+
+    def _start_search(self, left: list[tuple[str, Rung]]) -> Rung | None:
+        """Starts one search for kernels in the background of the other trials, and returns its rung."""
+        trials = self.trials
+        peak_bytes = max(row.peak_bytes for row in self.log.rows)
+        for role, rung in left:
+            candidate = trials.candidate(Plan((rung,)))
+            known = self.log.knows(role, str(rung), str(self.plan)) or rung.why_not(trials.machine)
+            if kind_of(Plan((rung,))) != "search" or known or self._why_untried(candidate):
+                continue
+            if trials.setups.at_once(peak_bytes, trials.incumbent.alive_count) < 2:
+                return None
+            trials.announce(f"searching kernels for {candidate} in the background")
+            trials.setups.search.start(candidate, trials.limit_s(candidate))
+            left.remove((role, rung))
+            return rung
+        return None
 
     def _in_order(self, left: list[tuple[str, Rung]]) -> list[tuple[str, Rung]]:
         trials = self.trials

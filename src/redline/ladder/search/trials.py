@@ -75,13 +75,16 @@ class Trials:
 
     def take_turns(self, arms: list[Arm], about: dict[str, Any]) -> list[dict[str, list[float]]]:
         """Times the arms, and adds the load of other processes to the row that `about` describes."""
-        meter = LoadMeter([arm.worker.pid for arm in arms])
-        taken = take_turns(arms, self.spec, min(self.spec.sampling_s, max(_LEAST_SAMPLING_S, self._budget.left_s)))
+        sampling_s = min(self.spec.sampling_s, max(_LEAST_SAMPLING_S, self._budget.left_s))
+        with self.setups.search.paused():
+            meter = LoadMeter([arm.worker.pid for arm in arms])
+            taken = take_turns(arms, self.spec, sampling_s)
         about["load"] = asdict(meter.read())
         return taken
 
     def close(self) -> None:
         self.setups.discard()
+        self.setups.search.stop()
         self.incumbent.close()
 
     def expected_s(self, candidate: Plan) -> float:
