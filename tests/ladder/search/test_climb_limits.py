@@ -7,10 +7,15 @@ from pathlib import Path
 import pytest
 
 from redline.errors import RedlineError, WorkloadError
+from redline.ladder.plan import Plan
 from redline.ladder.report import Climb
 from redline.ladder.search import estimates
 from redline.ladder.search.climb import climb
 from redline.ladder.search.climbed import Climbed
+from redline.ladder.search.trials import Trials
+from redline.ladder.statistics import Interval
+from redline.machine.load import Load
+from redline.machine.machine import Machine
 
 pytestmark = pytest.mark.usefixtures("planted", "no_ceilings", "lent_workers")
 TINY = str(Path(__file__).parents[2] / "tiny_workloads.py")
@@ -183,3 +188,22 @@ def test_bad_settings(tmp_path: Path) -> None:
     ):
         with pytest.raises(RedlineError, match=sentence):
             climb("resnet", out=tmp_path, **values)
+
+
+@pytest.mark.parametrize(
+    ("added", "ratio", "others", "kept"),
+    [
+        ("threads", (17.5, 0.7, 87.0), 2.0, True),
+        ("threads", (17.5, 0.7, 87.0), 0.0, False),  # on a quiet machine only what is beyond the noise is kept
+        ("threads", (1.05, 0.7, 1.5), 2.0, False),
+        ("threads", (0.5, 0.1, 3.0), 2.0, False),
+        ("onnxruntime", (17.5, 0.7, 87.0), 2.0, False),
+    ],
+)
+def test_fewer_threads_are_kept_beside_other_load(
+    added: str, ratio: tuple[float, float, float], others: float, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("redline.machine.load.cores", lambda: 2)
+    trials = Trials.__new__(Trials)
+    trials.load, trials.machine = Load(others), Machine.detect("cpu")
+    assert trials._steadies(Plan.parse(added), Interval(*ratio)) is kept

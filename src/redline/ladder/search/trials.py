@@ -19,12 +19,15 @@ from redline.ladder.search.preparation import ask_machine, prepare_trials
 from redline.ladder.search.progress import Progress
 from redline.ladder.search.run_log import RunLog
 from redline.ladder.search.settings import Settings
+from redline.ladder.statistics import Interval
 from redline.machine.load import LoadMeter, current_load
 
 # With less time left than this, no trial is started.
 _OVERHEAD_S = 2.0
 # The time for the turns of a trial that has used up the time before the final race.
 _LEAST_SAMPLING_S = 0.5
+# The ratio from which fewer threads are probably faster, if the interval does not exclude it.
+_PROBABLY = 1.1
 
 
 class Trials:
@@ -168,6 +171,8 @@ class Trials:
                 notes = ("timed one after the other, because both plans do not fit in memory together",)
             comparison = compare_arms(incumbent, arm, old, new)
             better, reason = self.spec.objective.judge(comparison)
+            if not better and self._steadies(added, comparison.ratio):
+                better, reason = True, f"{reason}; kept because plans with more threads wait for other processes"
             verdict = "kept" if better else "dropped"
             self.estimates.record(
                 str(added), candidate, setup_s, comparison.ratio.middle if better else 1.0, arm.cached
@@ -190,6 +195,14 @@ class Trials:
             return self.record(role, candidate, *_describe_failure(failure, out_of_budget), **about)
         finally:
             close(arm)
+
+    def _steadies(self, added: Plan, ratio: Interval) -> bool:
+        """Whether the rung is a smaller number of threads, probably faster beside the present load.
+
+        With one thread per core the times of a busy machine vary so much that no later trial could be decided.
+        """
+        is_threads = [rung.name for rung in added.rungs] == ["threads"]
+        return is_threads and self.load.is_contended(self.machine.is_cuda) and ratio.middle > _PROBABLY > ratio.low
 
     def ablate(self, rung: Rung, smaller: Plan, retry: bool = True) -> Measurement:
         """Measures the incumbent without a rung; the verdict is "dropped" if the plan is as good without it."""
