@@ -104,11 +104,15 @@ class Bench:
         seeds: Sequence[int],
         path: str,
         dtype: str,
+        threads: int = 0,
     ) -> dict[str, Any]:
         """Runs the untouched model in strict fp32 or fp64, checks its outputs and saves them.
 
-        Returns facts about the workload, such as its FLOPs and its digest.
+        `threads` limits the CPU threads, because many threads wait long beside other load. Returns facts about the
+        workload, such as its FLOPs and its digest.
         """
+        if threads:
+            torch.set_num_threads(min(threads, torch.get_num_threads()))
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
         workloads = {label: load_workload(address, options) for label, options in shapes.items()}

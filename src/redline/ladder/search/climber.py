@@ -104,9 +104,10 @@ class Climber:
         missing = [plan for plan in {Plan(), self.plan} if not incumbent.is_alive(plan)]
         open_s = sum(map(estimates.trial_s, missing))
         judging_s = racers * estimates.open_s / 2
-        sampling_s = max(self._race_sampling_s / 2, _LEAST_TURNS * geometric_mean_s(self.log.rows[0].samples))
+        # Eager is usually the slowest by far.
+        sampling_s = max(racers * self._race_sampling_s / 2, _LEAST_TURNS * geometric_mean_s(self.log.rows[0].samples))
         end_s = _END_S + _END_SHARE * (self.budget.total_s or 0.0)
-        self.budget.reserved_s = end_s + open_s + judging_s + racers * sampling_s
+        self.budget.reserved_s = end_s + open_s + judging_s + sampling_s
 
     def _finish(self, final: Measurement) -> Climbed:
         target = self.settings.target

@@ -62,9 +62,14 @@ def machine_from_dict(data: Mapping[str, Any]) -> Machine:
     return Machine(**values)
 
 
-def prepare_trials(pool: WorkerPool, settings: Settings, machine: Machine) -> tuple[TrialSpec, WorkloadFacts]:
-    """Runs the untouched model on every judging seed; returns the settings of all trials and the workload's facts."""
-    references, facts = _run_references(pool, settings, machine.device)
+def prepare_trials(
+    pool: WorkerPool, settings: Settings, machine: Machine, threads: int = 0
+) -> tuple[TrialSpec, WorkloadFacts]:
+    """Runs the untouched model on every judging seed; returns the settings of all trials and the workload's facts.
+
+    `threads` limits the CPU threads of these runs.
+    """
+    references, facts = _run_references(pool, settings, machine.device, threads)
     spec = TrialSpec(
         settings.workload,
         settings.shapes,
@@ -79,7 +84,7 @@ def prepare_trials(pool: WorkerPool, settings: Settings, machine: Machine) -> tu
 
 
 def _run_references(
-    pool: WorkerPool, settings: Settings, device: str
+    pool: WorkerPool, settings: Settings, device: str, threads: int
 ) -> tuple[dict[tuple[int, ...], str], WorkloadFacts]:
     """Returns the file of reference outputs for each set of seeds, and the workload's facts."""
     references: dict[tuple[int, ...], str] = {}
@@ -97,6 +102,7 @@ def _run_references(
                 seeds=seeds,
                 path=path,
                 dtype=settings.reference,
+                threads=threads,
             )
         except WorkerFailed as failure:
             subject = "" if is_pickled(settings.workload) else f"{settings.workload}: "

@@ -44,7 +44,9 @@ class Trials:
             self.announce(f"{self.load}: intervals will be wide, and every trial takes longer")
         self.announce("running the untouched model for reference")
         # Runs before the ceilings are measured, which takes seconds, so that a wrong address fails at once.
-        self.spec, facts = prepare_trials(pool, settings, ask_machine(pool, settings.device, measure=False))
+        found = ask_machine(pool, settings.device, measure=False)
+        threads = max(1, int(found.cores - self.load.other_cores)) if contended else 0
+        self.spec, facts = prepare_trials(pool, settings, found, threads)
         self.announce("reading the machine")
         # Ceilings that were measured beside other load are wrong; without them the hardware's features decide.
         self.machine = ask_machine(pool, settings.device, measure=not contended)
