@@ -67,11 +67,11 @@ def test_three_turns_suffice_for_a_much_slower_arm(clock: list[float]) -> None:
     assert not _clearly_slower([{"": [1.0, 1.0]}, {"": [1.6, 1.5]}], [""])
 
 
-@pytest.mark.parametrize(("turn_s", "turns"), [(2.0, 8), (1.25, 9), (11.0, 4), (4.9, 5)])
+@pytest.mark.parametrize(("turn_s", "turns"), [(2.0, 8), (1.25, 9), (11.0, 4), (3.7, 5)])
 def test_after_the_deadline_eight_turns_suffice_or_four_long_ones(
     turn_s: float, turns: int, clock: list[float]
 ) -> None:
-    """Two arms share 10 s; after 10 more seconds fewer turns suffice."""
+    """Two arms share 10 s; after 5 more seconds fewer turns suffice."""
     arms: Any = [fake_arm("eager", 0.01), fake_arm("bf16", 0.01)]
     spent = replace(SPEC, turns=(100, 200), sampling_s=10.0)
 

@@ -133,7 +133,9 @@ def take_turns(arms: Sequence[Arm], spec: TrialSpec, sampling_s: float = 0) -> l
             seconds = arms[index].worker.ask("sample", spec.timeout_s, steps=steps, warm=warm, repeats=repeats)
             for label in labels:
                 taken[index][label].append(seconds[label])
-        enough = 4 if time.monotonic() > deadline + allowed_s else 8  # fewer than 8 turns only if they take very long
+        enough = (
+            4 if time.monotonic() > deadline + allowed_s / 2 else 8
+        )  # fewer than 8 turns only if they take very long
         if done >= enough and time.monotonic() > deadline:
             break
         if done >= least and done % 4 == 0 and _decided(taken, labels):

@@ -31,8 +31,9 @@ from redline.notation import format_seconds
 _COMPILE_BASELINE = {"cuda": "compile(mode=reduce-overhead)", "cpu": "compile"}
 # The shares of the budget for the timed turns of one comparison and of the final race.
 _SAMPLING_SHARE, _RACE_SHARE = 0.04, 0.06
-# Estimates are rough: with nothing else to try, this share of the expected time is enough to start a compilation.
-_HOPE = 0.5
+# Estimates are rough: this share of the expected time is enough to start an opening that takes little time, or, with
+# nothing else to try, a compilation.
+_HOPE = 0.6
 # Time to end all processes and to write the files, and a share of the budget for what was not foreseen.
 _END_S, _END_SHARE = 1.5, 0.02
 # A slow model is timed in at least this many steps, half of them untimed.
@@ -196,7 +197,7 @@ class Climber:
         for index, plan in enumerate(plans):
             if self._is_new("opening", plan) and not self.trials.setups.has(plan):
                 self.trials.prepare([p for p in plans[index:] if self._is_new("opening", p)])
-            self._try("opening", plan, plan)
+            self._try("opening", plan, plan, hope=1.0 if "compile" in plan else _HOPE)
 
     def _is_new(self, role: str, plan: Plan) -> bool:
         return not self.log.knows(role, str(plan), str(self.plan)) and not self._why_untried(plan)
