@@ -19,12 +19,16 @@ class FakeWorker:
         self.pid, self._seconds, self._peak_bytes = pid, seconds, peak_bytes
         self.dies, self.stopped = False, False
         self.asked: list[dict[str, Any]] = []
+        # The scores when it is judged again.
+        self.scores: tuple[Score, ...] = (GREEN,)
 
     def ask(self, request: str, timeout_s: float, **about: Any) -> Any:
         if self.dies:
             raise WorkerFailed("crash", "it was killed", self.pid)
         if request == "peak":
             return self._peak_bytes
+        if request == "judge_again":
+            return self.scores
         self.asked.append(about)
         return self._seconds()
 

@@ -45,6 +45,24 @@ def perceptron(batch: int = 8) -> Workload:
     return Workload(Perceptron, lambda seed: torch.randn(batch, 16))
 
 
+class Rounds(nn.Module):
+    """Computes for a time that is proportional to `rounds`."""
+
+    def __init__(self, rounds: int) -> None:
+        super().__init__()
+        self.rounds = rounds
+        self.layer = nn.Linear(256, 256)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(self.rounds):
+            x = torch.tanh(self.layer(x))
+        return x
+
+
+def rounds(rounds: int = 10) -> Workload:
+    return Workload(lambda: Rounds(rounds), lambda seed: torch.randn(64, 256))
+
+
 def training(batch: int = 8) -> Workload:
     return Workload(
         Perceptron,

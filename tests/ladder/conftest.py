@@ -7,6 +7,7 @@ import pytest
 
 import planted_rungs
 from redline.ladder.measuring.worker_pool import WorkerPool
+from redline.ladder.search.history import History
 from redline.ladder.search.preparation import ask_machine
 from redline.machine.machine import Machine
 
@@ -29,6 +30,12 @@ def no_ceilings() -> Iterator[None]:
         for module in ("redline.ladder.search.trials", "redline.ladder.verify"):
             patch.setattr(f"{module}.ask_machine", ask)
         yield
+
+
+@pytest.fixture(autouse=True)
+def no_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order of a climb does not depend on the climbs of other tests."""
+    monkeypatch.setattr(History, "of", lambda machine: History())
 
 
 @pytest.fixture

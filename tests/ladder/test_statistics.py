@@ -70,3 +70,37 @@ def test_few_samples_give_a_wide_interval(count: int) -> None:
         ratio = ratio_interval([(noisy(rng, 1e-3, count, mood), noisy(rng, 1e-3, count, mood))])
         told_apart += ratio.above(WORTHWHILE) or ratio.below(1 / WORTHWHILE)
     assert told_apart <= 0.05 * 400
+
+
+def beside_neighbors(rng: np.random.Generator, mean: float, count: int) -> list[float]:
+    """Simulates turns on a machine with busy neighbors: a turn is quiet, or stalls for time slices, in bursts."""
+    values, stalled = [], False
+    for _ in range(count):
+        stalled = rng.random() < (0.7 if stalled else 0.3)
+        slices = rng.integers(1, 6) * 4e-3 if stalled else 0.0
+        values.append(mean * rng.lognormal(0, 0.03) + slices)
+    return values
+
+
+def test_stalls_are_not_reported_as_a_difference() -> None:
+    rng = np.random.default_rng(6)
+    differences = 0
+    for _ in range(100):
+        ratio = ratio_interval([(beside_neighbors(rng, 2e-3, 24), beside_neighbors(rng, 2e-3, 24))])
+        differences += ratio.above(WORTHWHILE) or ratio.below(1 / WORTHWHILE)
+    assert differences <= 5
+
+
+def test_stalls_never_turn_a_gain_into_a_loss() -> None:
+    rng = np.random.default_rng(7)
+    for _ in range(200):
+        assert not ratio_interval([(beside_neighbors(rng, 2.6e-3, 24), beside_neighbors(rng, 2e-3, 24))]).below(1.0)
+
+
+def test_one_arm_that_is_slow_for_half_of_the_time_decides_nothing() -> None:
+    """The turns of a block depend on each other, so they count less than independent ones."""
+    rng = np.random.default_rng(8)
+    old = [1.0 * rng.lognormal(0, 0.01) for _ in range(24)]
+    new = [(1.0 if turn < 11 else 1.5) * rng.lognormal(0, 0.01) for turn in range(24)]
+    ratio = ratio_interval([(old, new)])
+    assert not ratio.above(WORTHWHILE) and not ratio.below(1.0)

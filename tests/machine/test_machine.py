@@ -13,6 +13,7 @@ from redline.errors import MachineError
 from redline.ladder.job import Job
 from redline.ladder.rungs.fp16 import Fp16
 from redline.machine.ceilings import with_ceilings
+from redline.machine.load import Load
 from redline.machine.machine import Ceilings, Machine, resolve_device
 
 CPU = replace(Machine.detect("cpu"), ceilings=None)
@@ -82,6 +83,17 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
         yield with_ceilings(CPU, again=True)
 
 
+@pytest.mark.parametrize("rate", [24.0, 26.0])
+def test_a_rate_too_close_to_the_limit_does_not_make_a_dtype_come_and_go(rate: float) -> None:
+    rates = {"fp32": 100.0, "bf16": rate}
+    noisy = Ceilings(1e10, rates, rates, {"fp32": 0.05, "bf16": 0.1})
+    machine = replace(Machine.detect("cpu"), ceilings=noisy, hardware_dtypes=("fp32",))
+    assert "no hardware support" in machine.why_slow("bf16")
+    assert replace(machine, hardware_dtypes=("fp32", "bf16")).why_slow("bf16") == ""
+    steady = replace(machine, ceilings=replace(noisy, spread={}))
+    assert bool(steady.why_slow("bf16")) is (rate < 25)
+
+
 def test_measured_ceilings_are_sane_and_cached(measured: Machine) -> None:
     assert measured.ceilings is not None
     assert 1e8 < measured.ceilings.bytes_per_s < 1e13
@@ -105,10 +117,18 @@ def test_cached_ceilings_need_not_have_the_dtypes_that_a_cpu_limit_hides(
 
 def test_an_exceeded_ceiling_is_measured_again(measured: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     assert measured.ceilings is not None
+    monkeypatch.setattr("redline.machine.ceilings.current_load", lambda: Load(0.0))
     low = replace(measured.ceilings, matmul_flops_per_s={"fp32": 1.0, "bf16": 1.0, "fp16": 1.0, "int8": 1.0})
     calls = []
     monkeypatch.setattr("redline.machine.ceilings.measure_ceilings", lambda m: calls.append(m) or measured.ceilings)
     assert with_ceilings(replace(measured, ceilings=low)).ceilings != low and calls
+    # Ceilings that differed from round to round are measured again too, but never beside other load.
+    calls.clear()
+    unsteady = replace(measured, ceilings=replace(measured.ceilings, spread={"fp32": 0.5}))
+    assert with_ceilings(unsteady) and calls
+    calls.clear()
+    monkeypatch.setattr("redline.machine.ceilings.current_load", lambda: Load(1e3))
+    assert with_ceilings(unsteady) is unsteady and not calls
 
 
 @pytest.mark.parametrize("device", ["tpu", "cuda:x", "cuda:99"])
@@ -120,6 +140,7 @@ def test_unknown_devices_are_one_sentence(device: str) -> None:
 def test_measuring_again_lowers_no_ceiling(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Only the fp32 ceiling was too low; the new values of the others are low because the machine is busy."""
     monkeypatch.setenv("REDLINE_CACHE", str(tmp_path))
+    monkeypatch.setattr("redline.machine.ceilings.current_load", lambda: Load(0.0))
     known = Ceilings(1e9, {"fp32": 1.0, "bf16": 9e9}, {"fp32": 2e9, "bf16": 3e9})
     now = Ceilings(2e9, {"fp32": 5e9, "bf16": 1e6}, {"fp32": 1e9, "bf16": 4e9})
     monkeypatch.setattr("redline.machine.ceilings.measure_ceilings", lambda _: now)

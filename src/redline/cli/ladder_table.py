@@ -8,7 +8,7 @@ from rich.text import Text
 
 from redline.cli.console import plain_table
 from redline.ladder.measurement import Measurement
-from redline.ladder.report.ladder import Row, against_s, ladder_rows, shapes_sentence, speedup
+from redline.ladder.report.ladder import Row, against_s, ladder_rows, load_sentence, shapes_sentence, speedup
 from redline.notation import format_bytes, format_seconds
 
 _COLOURS = {"kept": "green", "baseline": "cyan", "dropped": "dim", "refused": "red", "failed": "red"}
@@ -31,7 +31,9 @@ def ladder_table(measurements: Sequence[Measurement], width: int, title: str = "
         if row.verdict not in _UNTRIED:
             cells = _cells(row)
             table.add_row(*(cells[name] for name in names))
-    return Group(table, *_by_shape(measurements), *_untried(rows))
+    warning = load_sentence(measurements)
+    top = [Text(warning, style="yellow")] if warning else []
+    return Group(*top, table, *_by_shape(measurements), *_untried(rows))
 
 
 def _by_shape(measurements: Sequence[Measurement]) -> list[RenderableType]:

@@ -260,6 +260,24 @@ class TrainingStep:
                 torch._foreach_copy_(list(self._masters), list(self._masters.values()))
         return loss.detach()
 
+    @torch.no_grad()
+    def restart(self, fresh: nn.Module) -> None:
+        """Sets the weights, buffers and optimizer state in place to those of a new step on the untouched model."""
+        for name, weight in fresh.named_parameters():
+            if (trained := self.job.parameters.get(name)) is not None:
+                for own in (trained, self._masters.get(trained)):
+                    if own is not None:
+                        own.copy_(weight)
+        for own, buffer in zip(self.model.buffers(), fresh.buffers(), strict=False):
+            if own.shape == buffer.shape:
+                own.copy_(buffer)
+        for state in self.optimizer.state.values():
+            for key, value in state.items():
+                if isinstance(value, Tensor):
+                    value.zero_()
+                elif isinstance(value, (int, float)):
+                    state[key] = 0
+
     def gradients(self) -> dict[str, Tensor]:
         """Returns the gradients of the last step, by the user's parameter names."""
         found = {name: self._masters.get(p, p).grad for name, p in self.job.parameters.items()}

@@ -44,7 +44,7 @@ class Measurement:
 
     workload: str
     plan: str
-    # Why it was made: baseline, compile, trial, second look, ablation, final, verify or bench.
+    # Why it was made: baseline, compile, opening, trial, second look, ablation, final, verify or bench.
     role: str
     verdict: str
     reason: str
@@ -56,6 +56,8 @@ class Measurement:
     # The plan that it was interleaved with, and the samples of that plan from the same turns.
     against: str = ""
     against_samples: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    # Cores that other processes used meanwhile, and preemptions of ours per second.
+    load: Mapping[str, float] = field(default_factory=dict)
     warmups: int = 0
     # Seconds until the first result, by shape: applying the plan, compiling, the first call.
     setup_s: Mapping[str, float] = field(default_factory=dict)

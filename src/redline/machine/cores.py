@@ -1,6 +1,7 @@
-"""What the system reports without torch: the number of CPU cores, and fields of files in /proc."""
+"""What the system reports without torch: CPU cores, and fields of files in /proc."""
 
 import os
+from functools import cache
 from pathlib import Path
 
 
@@ -18,3 +19,18 @@ def proc_field(file: str, *names: str) -> str | None:
 def cores() -> int:
     """Returns the number of CPU cores that this process may use, which its affinity may limit."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@cache
+def physical_cores() -> tuple[int, ...]:
+    """Returns one hardware thread of each core that this process may use."""
+    if not hasattr(os, "sched_getaffinity"):
+        return tuple(range(os.cpu_count() or 1))
+    first: dict[str, int] = {}
+    for number in sorted(os.sched_getaffinity(0)):
+        try:
+            siblings = Path(f"/sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list").read_text().strip()
+        except OSError:
+            siblings = str(number)
+        first.setdefault(siblings, number)
+    return tuple(first.values())

@@ -34,6 +34,8 @@ class Ceilings:
     bytes_per_s: float
     matmul_flops_per_s: Mapping[str, float]
     convolution_flops_per_s: Mapping[str, float]
+    # By dtype, the share by which repeated measurements of its rates differ.
+    spread: Mapping[str, float] = field(default_factory=dict)
 
     def flops_per_s(self, dtype: str) -> float:
         """Returns the best rate of any engine in this dtype, or the fp32 rate if it was not measured."""
@@ -87,9 +89,7 @@ class Machine:
 
     @property
     def cache_path(self) -> Path:
-        given = os.environ.get("REDLINE_CACHE")
-        root = given or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "redline")
-        return Path(root) / f"ceilings-5-{self.fingerprint}.json"
+        return cache_folder() / f"ceilings-6-{self.fingerprint}.json"
 
     def has(self, library: str) -> bool:
         return library in self.versions
@@ -105,6 +105,10 @@ class Machine:
         tables = {"matmul": self.ceilings.matmul_flops_per_s, "convolution": self.ceilings.convolution_flops_per_s}
         shares = {kind: rates[dtype] / rates["fp32"] for kind, rates in tables.items() if dtype in rates}
         share = shares.get(mostly, max(shares.values()))
+        noise = self.ceilings.spread.get(dtype, 0.0) + self.ceilings.spread.get("fp32", 0.0)
+        if noise and (1 - noise) * share < _EMULATED < (1 + noise) * share:
+            # Too close to tell on a machine of this noise: what does not change from climb to climb decides.
+            return "" if dtype in self.hardware_dtypes else f"{self.name} has no hardware support for {dtype}"
         if share >= _EMULATED:
             return ""
         where = " in matrix products" if mostly == "matmul" else " in convolutions" if mostly else ""
@@ -132,6 +136,12 @@ class Machine:
     def as_dict(self) -> dict[str, Any]:
         """Returns a dict that JSON preserves: with lists instead of tuples."""
         return json.loads(json.dumps({**asdict(self), "fingerprint": self.fingerprint}))
+
+
+def cache_folder() -> Path:
+    """Returns the folder of what is known about this machine: `$REDLINE_CACHE`, or one in the user's cache folder."""
+    given = os.environ.get("REDLINE_CACHE")
+    return Path(given or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "redline"))
 
 
 @reader("cache")

@@ -24,6 +24,7 @@ from redline.ladder.search.climber import Climber
 from redline.ladder.search.parallel_setups import ParallelSetups
 from redline.ladder.search.preparation import ask_machine, prepare_trials
 from redline.ladder.search.progress import no_progress
+from redline.ladder.search.search_order import EXPECTED_GAIN
 from redline.ladder.search.settings import Settings, read_rungs
 
 pytestmark = pytest.mark.usefixtures("planted", "no_ceilings", "lent_workers")
@@ -71,7 +72,7 @@ def test_set_ups_side_by_side_change_no_verdict(
     climbed: tuple[Climbed, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[str] = []
-    monkeypatch.setattr(ParallelSetups, "at_once", lambda self, peak_bytes: 4)
+    monkeypatch.setattr(ParallelSetups, "at_once", lambda self, *_: 4)
     names = ("planted_fast", "planted_slow", "planted_wrong", "planted_crash", "planted_raises")
     found = climb(
         f"{PLANTED}:ticks",
@@ -90,7 +91,8 @@ def test_set_ups_side_by_side_change_no_verdict(
 
 @pytest.mark.usefixtures("without_compiler")
 def test_second_look_follows_a_kept_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("redline.ladder.search.search_order.FIRST", ("planted_later", "planted_engine"))
+    monkeypatch.setitem(EXPECTED_GAIN, "planted_later", 3.0)
+    monkeypatch.setitem(EXPECTED_GAIN, "planted_engine", 2.0)
     only = ("planted_later", "planted_engine", "planted_slow")
     events: list[str] = []
     set_up = ParallelSetups.open
@@ -246,13 +248,13 @@ def test_a_plan_that_is_not_better_than_eager_does_not_win(tmp_path: Path, quiet
     spec, facts = prepare_trials(quiet_pool, settings, machine)
     log = RunLog(spec, machine, facts)
     setups = ParallelSetups(quiet_pool, spec, machine)
-    assert run_race(setups, spec, log, Plan.parse("planted_useless"), []).plan == "eager"
-    final = run_race(setups, spec, log, Plan.parse("planted_fast"), [])
+    assert run_race(setups, spec, log, Plan.parse("planted_useless"), {}).plan == "eager"
+    final = run_race(setups, spec, log, Plan.parse("planted_fast"), {})
     assert final.plan == "planted_fast" and not final.notes
     # The start was on a machine of another mood.
     quick = {label: [0.3 * s for s in samples] for label, samples in log.rows[0].samples.items()}
     log.rows.insert(0, replace(log.rows[0], role="baseline", samples=quick))
-    (note,) = run_race(setups, spec, log, Plan.parse("planted_fast"), []).notes
+    (note,) = run_race(setups, spec, log, Plan.parse("planted_fast"), {}).notes
     assert "trust ratios taken in turns" in note
 
 
@@ -265,9 +267,10 @@ def test_baseline_with_an_excluded_rung_cannot_win(tmp_path: Path, pool: WorkerP
     speedup = next(m.speedup() for m in result.measurements if m.role == "final" and m.plan == "compile")
     assert speedup is not None and speedup.above(1.5)
     # What the compiler was asked about this CPU was laid out for it, and it took that.
+    cache = Path(os.environ["REDLINE_CACHE"])
     programs = [
         {path.name for path in folder.rglob("*.cpp") if "_chk_kernel" in path.read_text()}
-        for folder in (pool.scratch / "inductor", *Path(os.environ["REDLINE_CACHE"]).glob("vector-isa-*"))
+        for folder in (cache / "compiled" / "inductor", *cache.glob("vector-isa-*"))
     ]
     assert len(programs) == 2 and programs[0] == programs[1] != set()
 

@@ -27,25 +27,56 @@ class Opener:
         return fake_arm(str(plan), pid=len(self.opened))
 
 
-def kept(*failing: str) -> tuple[Any, Opener, list[str]]:
+def kept(*failing: str, memory_bytes: int = 10**6) -> tuple[Any, Opener, list[str]]:
     opener, told = Opener(*failing), []
-    return Incumbent(opener, SPEC, told.append), opener, told  # pyright: ignore[reportArgumentType]
+    return Incumbent(opener, SPEC, memory_bytes, told.append), opener, told  # pyright: ignore[reportArgumentType]
 
 
 def test_an_arm_is_opened_when_first_needed_and_stays() -> None:
     plans, opener, _ = kept()
     assert plans.arm() is plans.arm() and opener.opened == ["eager"]
-    first = plans.arm()
     plans.replace_plan(Plan.parse("bf16"))
-    assert str(plans.arm().plan) == "bf16" and first.worker.stopped and opener.opened == ["eager", "bf16"]
+    assert str(plans.arm().plan) == "bf16" and opener.opened == ["eager", "bf16"]
 
 
 def test_a_candidate_that_is_kept_takes_over_and_is_not_opened_again() -> None:
     plans, opener, _ = kept()
     before, candidate = plans.arm(), fake_arm("bf16", pid=9)
-    plans.take_over(candidate)
+    plans.keep_alive(candidate)
     plans.replace_plan(Plan.parse("bf16"))
-    assert plans.arm() is candidate and before.worker.stopped and opener.opened == ["eager"]
+    assert plans.arm() is candidate and opener.opened == ["eager"]
+    # The plan before it stays alive for the final race, which closes both.
+    assert not before.worker.stopped and plans.release() == {Plan(): before, Plan.parse("bf16"): candidate}
+    assert plans.alive_count == 0
+
+
+def climb_on(plans: Any, *names: str) -> dict[str, Any]:
+    """Each plan takes the place of the one before."""
+    arms = {"eager": plans.arm()}
+    for number, name in enumerate(names, 10):
+        arms[name] = fake_arm(name, pid=number, peak_bytes=1000)
+        arms[name].peak_bytes = 1000
+        plans.keep_alive(arms[name])
+        plans.replace_plan(Plan.parse(name))
+    return arms
+
+
+@pytest.mark.parametrize(
+    ("memory_bytes", "stopped"),
+    [(10**6, ["bf16"]), (8000, ["bf16", "fp16"]), (6000, ["eager", "bf16", "fp16"]), (100, ["eager", "bf16", "fp16"])],
+)
+def test_the_memory_bounds_the_processes_that_stay_alive(memory_bytes: int, stopped: list[str]) -> None:
+    plans, _, _ = kept(memory_bytes=memory_bytes)
+    arms = climb_on(plans, "bf16", "fp16", "compile", "compile(freeze=true)")
+    # Whatever the memory, the incumbent stays, beside the plan that it replaced.
+    assert [name for name, arm in arms.items() if arm.worker.stopped] == stopped
+
+
+def test_other_plans_are_ended_when_memory_is_short() -> None:
+    plans, _, _ = kept()
+    arms = climb_on(plans, "bf16")
+    plans.close_others()
+    assert arms["eager"].worker.stopped and not arms["bf16"].worker.stopped
 
 
 def test_previous_plan_replaces_one_that_does_not_run_again() -> None:

@@ -139,14 +139,14 @@ def test_plans_that_time_kernels_are_set_up_alone() -> None:
         ("cuda:0", 2, 2 * GIB, 0, 1),
         ("cuda:0", 64, 20 * GIB, 0, 2),  # 0.8 × 80 GiB hold three: two beside the kept one
         ("cuda:0", 64, 70 * GIB, 0, 1),
-        ("cuda:0", 64, 2 * GIB, 32, 1),
+        ("cuda:0", 64, 2 * GIB, 29, 1),
+        ("cuda:0", 64, 2 * GIB, 31, 2),
         ("cpu", 64, 2 * GIB, 0, 1),
     ],
 )
 def test_number_of_parallel_set_ups_depends_on_cores_and_memory(
-    device: str, cores: int, peak_bytes: int, host: int, count: int
+    device: str, cores: int, peak_bytes: int, host: int, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    machine = replace(
-        Machine.detect("cpu"), device=device, cores=cores, device_bytes=80 * GIB, host_bytes=(host or 500) * GIB
-    )
+    monkeypatch.setattr(setups, "available_host_bytes", lambda: (host or 500) * GIB)
+    machine = replace(Machine.detect("cpu"), device=device, cores=cores, device_bytes=80 * GIB)
     assert ParallelSetups(None, None, machine).at_once(peak_bytes) == count  # pyright: ignore

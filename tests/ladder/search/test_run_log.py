@@ -22,6 +22,7 @@ FACTS = WorkloadFacts(
     unit="call",
     items={"": 1.0},
     flops={},
+    operations=3,
     digest="d1",
     sources={"mine.py": "1", "net.py": "1"},
 )

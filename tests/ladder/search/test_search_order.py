@@ -7,7 +7,7 @@ import pytest
 from redline.errors import RedlineError
 from redline.ladder.rung import Stage
 from redline.ladder.rungs import RUNGS
-from redline.ladder.search.search_order import FIRST, candidates, check_asked
+from redline.ladder.search.search_order import candidates, check_asked
 from redline.ladder.search.settings import Settings, read_rungs
 from redline.machine.machine import Machine
 
@@ -15,7 +15,7 @@ from redline.machine.machine import Machine
 def test_launch_rungs_are_not_tried_for_train_workloads(tmp_path: Path) -> None:
     def tried(workload: str) -> set[str]:
         settings = Settings(workload, tmp_path, device="cpu")
-        return {rung.name for group in candidates(settings, Machine.detect("cpu"), True) for rung in group}
+        return {rung.name for rung in candidates(settings, Machine.detect("cpu"), True)}
 
     left_out = tried("gpt") - tried("train:decoder-tiny")
     assert "cuda_graph" in left_out and all(RUNGS[name].stage is Stage.LAUNCH for name in left_out)
@@ -27,7 +27,7 @@ def test_excluded_name_covers_all_variants_and_options_cover_one(tmp_path: Path)
         settings = Settings(
             "resnet", tmp_path, device="cpu", **{name: read_rungs(texts) for name, texts in asked.items()}
         )
-        return [str(rung) for group in candidates(settings, Machine.detect("cpu"), False) for rung in group]
+        return [str(rung) for rung in candidates(settings, Machine.detect("cpu"), False)]
 
     everything = tried()
     assert {"compile", "compile(freeze=true)"} <= set(everything)
@@ -39,20 +39,7 @@ def test_excluded_name_covers_all_variants_and_options_cover_one(tmp_path: Path)
             "compile(dynamic=true)",
             "tf32",
         )
-    ) == ["compile(dynamic=true)", "tf32"]
-
-
-def test_first_rungs_are_yielded_one_by_one(tmp_path: Path) -> None:
-    groups = list(candidates(Settings("resnet", tmp_path, device="cpu"), Machine.detect("cpu"), False))
-    *first, others = [{rung.name for rung in group} for group in groups]
-    assert [name for names in first for name in names] == [name for name in FIRST if RUNGS[name].inference]
-    assert all(len(names) == 1 for names in first)
-    assert not others & set(FIRST) and "channels_last" in others
-    only = Settings(
-        "resnet", tmp_path, device="cpu", only=read_rungs(("compile(mode=reduce-overhead)", "channels_last"))
-    )
-    chosen = [[str(rung) for rung in group] for group in candidates(only, Machine.detect("cpu"), False)]
-    assert chosen == [["compile(mode=reduce-overhead)"], ["channels_last"]]
+    ) == ["tf32", "compile(dynamic=true)"]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 
@@ -52,6 +53,18 @@ def _redline_formulas() -> dict[Any, Any]:
     """Returns the formulas of Redline's operators that have been imported."""
     formulas = {"causal_attention": _visible_attention, "causal_attention_backward": _visible_attention_backward}
     return {getattr(torch.ops.redline, name): formulas[name] for name in formulas if hasattr(torch.ops.redline, name)}
+
+
+class OperationCounter(TorchDispatchMode):
+    """Counts the operations that run; the time of a compilation grows with their number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
 
 
 @contextmanager

@@ -4,12 +4,14 @@ Each trial needs a process of its own, because only the end of a process undoes 
 takes seconds; forking a process that has imported it takes milliseconds. This process must not start CUDA or threads.
 """
 
+import contextlib
 import gc
 import json
 import os
 import signal
 import socket
 import sys
+from pathlib import Path
 
 
 def _preload() -> None:
@@ -58,6 +60,9 @@ def _exit_code(pid: int) -> int | None:
 def _become_worker(channel: int, log: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.setsid()  # so that a hung worker can be killed together with the compilers that it started
+    # If the machine runs out of memory, the kernel ends a worker and its compilers, not the user's other programs.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("800")
     os.dup2(log, 1)
     os.dup2(log, 2)
     import torch

@@ -1,10 +1,10 @@
 """Evaluates the gates on the outputs of a plan, and checks that the workload can be judged at all."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from redline.errors import GateError, Refused, WorkloadError
 from redline.ladder.gate import Gate, Score, all_finite, gates_for, tensors_of, values_of, worst
@@ -54,6 +54,24 @@ def worst_per_gate(scores: Sequence[Score], shapes: int) -> list[Score]:
     """Returns the worst score of each gate; `scores` has all gates of the first shape, then of the next."""
     count = len(scores) // shapes
     return [worst(scores[gate::count]) for gate in range(count)] if count else []
+
+
+def check_same_model(workloads: Mapping[str, Workload], device: str) -> None:
+    """Raises WorkloadError if the shapes have models with different weights: one model must run all shapes."""
+    if len(workloads) < 2:
+        return
+    (first, workload), *others = workloads.items()
+    sizes = _sizes(workload.fresh_model(device))
+    for label, other in others:
+        if _sizes(other.fresh_model(device)) != sizes:
+            raise WorkloadError(
+                f"{workload.label}: the model of shape {label} has different weights from that of {first}, but a shape "
+                "may only change the inputs: climb them separately"
+            )
+
+
+def _sizes(model: nn.Module) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in model.state_dict().items()}
 
 
 def check_reference(workload: Workload, seeds: Sequence[int], results: Sequence[Any]) -> None:

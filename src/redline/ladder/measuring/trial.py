@@ -1,7 +1,8 @@
 """Trials: times two or more plans in turns, each in its own process, so that drift of the machine affects all alike."""
 
+import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Any
@@ -14,6 +15,8 @@ from redline.ladder.statistics import Interval, median, ratio_interval
 
 JUDGE_SEEDS = (10, 11, 12)
 FRESH_SEEDS = (20, 21, 22)
+# The time of one turn of an arm, if several repeats fit into it.
+_SAMPLE_S = 0.02
 # Seconds per step by shape.
 Samples = Mapping[str, Sequence[float]]
 
@@ -72,11 +75,21 @@ class Arm:
 
 
 def open_arm(
-    pool: WorkerPool, spec: TrialSpec, plan: Plan, seeds: tuple[int, ...] = JUDGE_SEEDS, timeout_s: float = 0
+    pool: WorkerPool,
+    spec: TrialSpec,
+    plan: Plan,
+    seeds: tuple[int, ...] = JUDGE_SEEDS,
+    timeout_s: float = 0,
+    started: Callable[[Worker], None] | None = None,
 ) -> Arm:
-    """Sets up the plan in a new worker, makes the first calls, and evaluates gates and proofs. Raises WorkerFailed."""
+    """Sets up the plan in a new worker, makes the first calls, and evaluates gates and proofs. Raises WorkerFailed.
+
+    `started` is called with the worker before the set-up.
+    """
     worker = pool.start()
     try:
+        if started is not None:
+            started(worker)
         found = worker.ask(
             "setup",
             timeout_s or spec.timeout_s,
@@ -98,24 +111,31 @@ def measure_peak(arm: Arm, spec: TrialSpec) -> int:
     return arm.peak_bytes
 
 
+def judge_again(arm: Arm, spec: TrialSpec, seeds: tuple[int, ...]) -> None:
+    """Judges a running arm on other inputs."""
+    arm.scores = arm.worker.ask("judge_again", spec.timeout_s, reference=spec.references[seeds], seeds=seeds)
+
+
 def take_turns(arms: Sequence[Arm], spec: TrialSpec, sampling_s: float = 0) -> list[dict[str, list[float]]]:
-    """Samples the arms A B B A A B …, until the decision is clear or the time is up.
+    """Samples all arms once a turn, in a random order, until the decision is clear or the time is up.
 
     Returns each arm's seconds per step by shape; the same index of every list is the same turn.
     """
     labels = list(spec.shapes)
-    steps, warm = _steps_per_sample(arms, spec)
+    steps, warm, repeats = _steps_per_sample(arms, spec)
+    shuffle = random.Random(0).sample
     taken: list[dict[str, list[float]]] = [{label: [] for label in labels} for _ in arms]
     least, most = spec.turns
-    deadline = time.monotonic() + (sampling_s or spec.sampling_s) * len(arms) / 2
-    for turn in range(most):
-        order = range(len(arms)) if turn % 2 == 0 else reversed(range(len(arms)))
-        for index in order:
-            seconds = arms[index].worker.ask("sample", spec.timeout_s, steps=steps, warm=warm)
+    allowed_s = (sampling_s or spec.sampling_s) * len(arms) / 2
+    deadline = time.monotonic() + allowed_s
+    for done in range(1, most + 1):
+        for index in shuffle(range(len(arms)), len(arms)):
+            seconds = arms[index].worker.ask("sample", spec.timeout_s, steps=steps, warm=warm, repeats=repeats)
             for label in labels:
                 taken[index][label].append(seconds[label])
-        done = turn + 1
-        enough = 4 if time.monotonic() > deadline + 30 else 8  # fewer than 8 turns only if they take very long
+        enough = (
+            4 if time.monotonic() > deadline + allowed_s / 2 else 8
+        )  # fewer than 8 turns only if they take very long
         if done >= enough and time.monotonic() > deadline:
             break
         if done >= least and done % 4 == 0 and _decided(taken, labels):
@@ -125,19 +145,21 @@ def take_turns(arms: Sequence[Arm], spec: TrialSpec, sampling_s: float = 0) -> l
     return taken
 
 
-def _steps_per_sample(arms: Sequence[Arm], spec: TrialSpec) -> tuple[dict[str, int], dict[str, int]]:
-    """Returns the steps per sample and the untimed steps before it, by shape; the same for all arms.
+def _steps_per_sample(arms: Sequence[Arm], spec: TrialSpec) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
+    """Returns the steps that are timed together, the untimed steps before them, and the repeats, by shape.
 
-    For latency a sample is one step, or more if a step is very short; for throughput it is at least 50 ms.
+    They are the same for all arms. For latency one step is timed, or more if a step is very short, and repeated for
+    about 20 ms; for throughput at least 50 ms of steps are timed together.
     """
-    sample_s = 0.05 if spec.objective is Objective.THROUGHPUT else 0.0005
-    steps, warm = {}, {}
+    together_s = 0.05 if spec.objective is Objective.THROUGHPUT else 0.0005
+    steps, warm, repeats = {}, {}, {}
     for label in spec.shapes:
         slowest = max(arm.step_s[label] for arm in arms)
         quickest = min(arm.step_s[label] for arm in arms)
-        steps[label] = max(1, min(1000, ceil(sample_s / quickest)))
+        steps[label] = max(1, min(1000, ceil(together_s / quickest)))
         warm[label] = 0 if slowest > 1.0 else max(1, min(20, ceil(0.005 / quickest)))
-    return steps, warm
+        repeats[label] = max(1, min(40, int(_SAMPLE_S / (steps[label] * slowest))))
+    return steps, warm, repeats
 
 
 def _decided(taken: Sequence[Samples], labels: Sequence[str]) -> bool:

@@ -21,13 +21,14 @@ from torch import nn
 
 from redline.errors import RedlineError, WorkloadError
 from redline.ladder.gate import Gate, Score, tensors_of, values_of
-from redline.ladder.job import CallState, Job
-from redline.ladder.measuring.flops import counting_flops
+from redline.ladder.job import CallState, Job, TrainingStep
+from redline.ladder.measuring.flops import OperationCounter, counting_flops
 from redline.ladder.measuring.judge import (
     TRAINING_STEPS,
     Refused,
     as_dtype,
     check_reference,
+    check_same_model,
     detached,
     judge,
     losses_and_gradients,
@@ -47,6 +48,8 @@ from redline.machine.memory import is_out_of_memory
 # Different seeds, so that no rung is judged on its calibration data.
 TIMING_SEEDS = (0, 1, 2, 3)
 SAMPLE_SEEDS = (100, 101, 102, 103)
+# No further repeat is timed after this time.
+_LONGEST_S = 0.05
 
 
 def serve(channel: int) -> None:
@@ -103,18 +106,22 @@ class Bench:
         path: str,
         dtype: str,
         look_for_state: bool = False,
+        threads: int = 0,
     ) -> dict[str, Any]:
         """Runs the untouched model in strict fp32 or fp64, checks its outputs and saves them.
 
-        Returns facts about the workload, such as its FLOPs and its digest.
+        `threads` limits the CPU threads, because many threads wait long beside other load. Returns facts about the
+        workload, such as its FLOPs and its digest.
         """
+        if threads:
+            torch.set_num_threads(min(threads, torch.get_num_threads()))
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
         workloads = {label: load_workload(address, options) for label, options in shapes.items()}
         first = next(iter(workloads.values()))
-        _check_same_model(workloads, device)
+        check_same_model(workloads, device)
         # FLOPs are counted on a separate model, because a model may change with every call.
-        flops = self._check_and_count_flops(workloads, device, seeds, dtype)
+        flops, operations = self._check_and_count(workloads, device, seeds, dtype)
         job = _reference_job(first, device, dtype)
         run = job.finish()
         state = CallState()
@@ -140,6 +147,7 @@ class Bench:
         return {
             "digest": _digest(address, first.gates, dtype, flops),
             "flops": flops,
+            "operations": operations,
             "training": first.training,
             "state": str(state),
             "name": first.label,
@@ -147,21 +155,24 @@ class Bench:
             "items": {label: w.items for label, w in workloads.items()},
         }
 
-    def _check_and_count_flops(
+    def _check_and_count(
         self, workloads: Mapping[str, Workload], device: str, seeds: Sequence[int], dtype: str
-    ) -> dict[str, float]:
-        """Returns the FLOPs of a step of each shape. Raises WorkloadError if a training model ignores its input."""
+    ) -> tuple[dict[str, float], int]:
+        """Returns the FLOPs of a step of each shape, and the operations of one step.
+
+        Raises WorkloadError if a training model ignores its input.
+        """
         job = _reference_job(next(iter(workloads.values())), device, dtype)
-        run, flops = job.finish(), {}
+        run, flops, operations = job.finish(), {}, 0
         for label, workload in workloads.items():
             batches = [as_dtype(workload.fresh_inputs(seed, device), dtype) for seed in seeds[:2]]
             if workload.training:
                 with torch.no_grad():
                     check_reference(workload, seeds[:2], [call(job.model, batch) for batch in batches])
-                flops[label] = _count_flops(lambda b=batches[0]: _forward_backward(job, b))
+                flops[label], operations = _count(lambda b=batches[0]: _forward_backward(job, b))
             else:
-                flops[label] = _count_flops(lambda w=workload, b=batches[0]: w.step(run, b))
-        return flops
+                flops[label], operations = _count(lambda w=workload, b=batches[0]: w.step(run, b))
+        return flops, operations
 
     def setup(
         self,
@@ -194,7 +205,8 @@ class Bench:
             warnings.simplefilter("always")
             self.plan, self.job = asked.build(job, machine)
             self.run = self.job.finish()
-            scores, setup_s, warmups = self._first_calls(start, reference, seeds)
+            setup_s: dict[str, float] = {}
+            scores, warmups = self._run_and_judge(reference, seeds, setup_s, start)
             proof = {rung.name: rung.proof(self.job) for rung in self.plan.rungs}
             reasons = {rung.name: rung.why_no_proof(self.job) for rung in self.plan.rungs if not proof[rung.name]}
         # Frees the samples, which would count as memory of the plan.
@@ -216,32 +228,39 @@ class Bench:
             "step_s": {label: self._one_step_s(label) for label in self.workloads},
         }
 
-    def _first_calls(
-        self, start: float, reference: str, seeds: Sequence[int]
-    ) -> tuple[list[Score], dict[str, float], int]:
+    def judge_again(self, reference: str, seeds: Sequence[int]) -> tuple[Score, ...]:
+        """Judges the running plan on other inputs. A training step starts again from the initial weights."""
+        if isinstance(self.run, TrainingStep):
+            self.run.restart(next(iter(self.workloads.values())).fresh_model(str(self.device)))
+        return tuple(self._run_and_judge(reference, seeds, {})[0])
+
+    def _run_and_judge(
+        self, reference: str, seeds: Sequence[int], setup_s: dict[str, float], start: float = 0.0
+    ) -> tuple[list[Score], int]:
+        """Returns the worst score of each gate, and the number of steps; adds the time of each shape to `setup_s`."""
         expected = torch.load(reference, map_location=self.device, weights_only=True)
         scores: list[Score] = []
-        setup_s: dict[str, float] = {}
-        warmups = 0
+        steps = 0
         for label, workload in self.workloads.items():
             batches = [workload.fresh_inputs(seed, str(self.device)) for seed in seeds]
             self.wait()
             if setup_s:
                 start = time.perf_counter()  # a later shape adds only its own set-up, such as a recompilation
+            mark = functools.partial(self._mark, setup_s, label, start)
             if workload.training and label in expected:
-                mark = functools.partial(self._mark, setup_s, label, start)
-                first = losses_and_gradients(self.run, batches[:TRAINING_STEPS], mark)
-                scores += judge(workload.gates, expected[label], [first])
-                warmups += TRAINING_STEPS
+                scores += judge(
+                    workload.gates, expected[label], [losses_and_gradients(self.run, batches[:TRAINING_STEPS], mark)]
+                )
+                steps += TRAINING_STEPS
                 continue
             output = workload.step(self.run, batches[0])
-            self._mark(setup_s, label, start)
-            warmups += 1
+            mark()
+            steps += 1
             if not workload.training:
                 outputs = [detached(output)] + [detached(workload.step(self.run, b)) for b in batches[1:]]
                 scores += judge(workload.gates, expected[label], outputs)
-                warmups += len(batches) - 1
-        return worst_per_gate(scores, len(expected)), setup_s, warmups
+                steps += len(batches) - 1
+        return worst_per_gate(scores, len(expected)), steps
 
     def _mark(self, setup_s: dict[str, float], label: str, start: float) -> None:
         self.wait()
@@ -263,24 +282,34 @@ class Bench:
                 break
         return best
 
-    def sample(self, steps: Mapping[str, int], warm: Mapping[str, int]) -> dict[str, float]:
-        """Returns seconds per step for every shape in one turn, after a few untimed steps that refill the caches."""
+    def sample(
+        self, steps: Mapping[str, int], warm: Mapping[str, int], repeats: Mapping[str, int] | None = None
+    ) -> dict[str, float]:
+        """Returns seconds per step for every shape in one turn, after a few untimed steps that refill the caches.
+
+        `steps` are timed together; the lower quartile of `repeats` such times is not affected by stalls.
+        """
         seconds = {}
         for label, workload in self.workloads.items():
             # Each turn starts with the next batch, so that samples cover all of them.
             batches = self.batches[label] = [*self.batches[label][1:], self.batches[label][0]]
             for index in range(warm[label]):
                 workload_step(workload, self.run, batches[index % len(batches)])
+            times = []
             gc.disable()
             try:
                 self.wait()
-                start = time.perf_counter()
-                for index in range(steps[label]):
-                    workload_step(workload, self.run, batches[index % len(batches)])
-                self.wait()
-                seconds[label] = (time.perf_counter() - start) / steps[label]
+                for _ in range(repeats[label] if repeats else 1):
+                    start = time.perf_counter()
+                    for index in range(steps[label]):
+                        workload_step(workload, self.run, batches[index % len(batches)])
+                    self.wait()
+                    times.append((time.perf_counter() - start) / steps[label])
+                    if sum(times) * steps[label] > _LONGEST_S:
+                        break  # the step has become slower since the repeats were chosen
             finally:
                 gc.enable()
+            seconds[label] = sorted(times)[len(times) // 4]
         return seconds
 
     def peak(self) -> int:
@@ -328,34 +357,17 @@ def _reference_job(workload: Workload, device: str, dtype: str) -> Job:
     return job
 
 
-def _check_same_model(workloads: Mapping[str, Workload], device: str) -> None:
-    """Raises WorkloadError if the shapes have models with different weights: one model must run all shapes."""
-    if len(workloads) < 2:
-        return
-    (first, workload), *others = workloads.items()
-    sizes = _sizes(workload.fresh_model(device))
-    for label, other in others:
-        if _sizes(other.fresh_model(device)) != sizes:
-            raise WorkloadError(
-                f"{workload.label}: the model of shape {label} has different weights from that of {first}, but a shape "
-                "may only change the inputs: climb them separately"
-            )
-
-
-def _sizes(model: nn.Module) -> dict[str, torch.Size]:
-    return {name: tensor.shape for name, tensor in model.state_dict().items()}
-
-
 def _forward_backward(job: Job, batch: Inputs) -> None:
     assert job.loss is not None
     job.loss(call(job.model, batch), batch).backward()
     job.model.zero_grad(set_to_none=True)
 
 
-def _count_flops(run: Callable[[], object]) -> float:
-    with counting_flops() as counter:
+def _count(run: Callable[[], object]) -> tuple[float, int]:
+    """Returns the FLOPs and the number of operations."""
+    with counting_flops() as counter, OperationCounter() as operations:
         run()
-    return float(counter.get_total_flops())
+    return float(counter.get_total_flops()), operations.count
 
 
 def _ceiling_precision(job: Job) -> str:

@@ -2,16 +2,25 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import tempfile
 import threading
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from redline.errors import RedlineError
+from redline.ladder.measuring.compile_cache import compile_cache
+from redline.ladder.measuring.memory_guard import MemoryGuard
+from redline.machine.cores import cores
+from redline.machine.host_memory import available_host_bytes
 from redline.machine.processes import Child, ChildExited, ChildTimeout, last_line, start_module
+
+# Up to this many workers compile at once, each with several compilers of this size.
+_PARALLEL_SETUPS, _COMPILER_BYTES = 4, 2**30
 
 
 class WorkerFailed(RedlineError):
@@ -38,6 +47,8 @@ class Worker(Child):
     def __init__(self, process: ForkedProcess, connection: Connection, log: Path) -> None:
         super().__init__("the process", connection, process, log)
         self.pid = process.pid
+        # Why the memory guard ended it, if it did.
+        self.ended = ""
 
     def ask(self, request: str, timeout_s: float, **arguments: Any) -> Any:
         """Calls a method of the worker's `Bench`. Raises `WorkerFailed` with the reason if there is no result."""
@@ -46,6 +57,8 @@ class Worker(Child):
         except ChildTimeout as error:
             raise WorkerFailed("timeout", str(error), self.pid) from None
         except ChildExited as error:
+            if self.ended:
+                raise WorkerFailed("oom", self.ended, self.pid) from error
             raise WorkerFailed("crash", str(error), self.pid) from error
         if "failed" in answer:
             if answer["failed"] == "oom":
@@ -54,6 +67,12 @@ class Worker(Child):
             failure.add_note(answer["traceback"])  # printed with `--traceback`
             raise failure
         return answer["result"]
+
+    def end(self, reason: str) -> None:
+        """Kills the process with the compilers that it started; a request that waits for it fails for this reason."""
+        self.ended = reason
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
 
 
 class WorkerPool:
@@ -65,17 +84,20 @@ class WorkerPool:
         self._workers: list[Worker] = []
         # Several threads set up workers, and share the socket to the fork server.
         self._lock = threading.RLock()
+        self._guard = MemoryGuard(self._running, self._end)
 
     def __enter__(self) -> "WorkerPool":
         self._scratch = tempfile.TemporaryDirectory(prefix="redline-", ignore_cleanup_errors=True)
         self.scratch = Path(self._scratch.name)
+        compiled = compile_cache()
         environment = {
+            "TORCHINDUCTOR_COMPILE_THREADS": str(_compile_threads()),
             **os.environ,
             # torch asks NVML whether there is a GPU, so the fork server does not start CUDA, which no fork inherits.
             "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-            # Empty caches, so that the compile times of a climb are those of a first run.
-            "TORCHINDUCTOR_CACHE_DIR": str(self.scratch / "inductor"),
-            "TRITON_CACHE_DIR": str(self.scratch / "triton"),
+            # A row whose set-up used compiled code of an earlier run is marked as cached.
+            "TORCHINDUCTOR_CACHE_DIR": str(compiled / "inductor"),
+            "TRITON_CACHE_DIR": str(compiled / "triton"),
             # A killed worker leaves temporary files, which are deleted with this folder.
             "TMPDIR": str(self.scratch),
             **self._environment,
@@ -93,9 +115,11 @@ class WorkerPool:
             self._process.kill()  # otherwise it may create files in the scratch folder during its removal
             self.__exit__()
             raise
+        self._guard.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._guard.stop()
         for worker in self._workers:
             if worker.pid not in self._exit_codes:
                 worker.stop()
@@ -119,6 +143,12 @@ class WorkerPool:
             self._workers.append(worker)
         return worker
 
+    def _running(self) -> list[int]:
+        return [worker.pid for worker in self._workers if worker.pid not in self._exit_codes]
+
+    def _end(self, pid: int, reason: str) -> None:
+        next(worker for worker in self._workers if worker.pid == pid).end(reason)
+
     def exit_code(self, pid: int) -> int | None:
         """Returns the exit code of a worker, negative for a signal, or None while it runs."""
         with self._lock:
@@ -129,3 +159,9 @@ class WorkerPool:
                     return None
                 self._exit_codes[pid] = code
             return self._exit_codes[pid]
+
+
+def _compile_threads() -> int:
+    """Returns the number of compiler processes of each worker, so that the workers of parallel set-ups fit."""
+    fitting = available_host_bytes() // (_PARALLEL_SETUPS * _COMPILER_BYTES)
+    return max(1, min(cores(), fitting))

@@ -6,14 +6,14 @@ from statistics import median
 
 from redline.errors import MeasurementError
 from redline.ladder.measurement import Measurement
-from redline.ladder.report.ladder import Row, ladder_rows, timed
+from redline.ladder.report.ladder import Row, ladder_rows, rung_names, timed
 from redline.ladder.report.roofline import RecordedMachine
 from redline.ladder.statistics import Interval, ratio_interval
 
 # Differences below this share are not mentioned in the headline.
 _SAME = 0.02
 # Roles of rungs that were tried.
-TRIED = ("trial", "second look")
+TRIED = ("opening", "trial", "second look")
 # Verdicts of rungs that did not run.
 UNTRIED = ("unavailable", "unmeasured")
 # The color classes of roles; a trial has one that depends on its verdict.
@@ -66,7 +66,7 @@ class Climb:
             Entry(m, row, row_label(row, index == final_at))
             for index, (m, row) in enumerate(zip(measurements, rows, strict=True))
         )
-        compiles = tuple(e for e in entries if e.row.role == "compile")
+        compiles = tuple(e for e in entries if e.row.role == "compile" or _is_plain_compile(e))
         usable = [e for e in compiles if e.row.over_start is not None]
         compiled = max(usable, key=lambda e: e.row.over_start or 0.0, default=None)
         final = None if final_at is None else entries[final_at]
@@ -112,6 +112,11 @@ class Climb:
         steps = (self.baseline, self.compiled, *self.kept, self.final)
         return tuple(e for e in steps if e is not None and e.timed)
 
+    def _without_compile(self) -> str:
+        """Returns a clause if no plan with torch.compile was measured."""
+        compiled = [e for e in self.entries if "compile" in rung_names(e.row.plan)]
+        return "" if any(e.timed for e in compiled) else "; torch.compile was not measured"
+
     def headline(self) -> str:
         """Returns, for example, `3.1× faster than eager, 1.4× faster than torch.compile, within all gates.`"""
         if self.baseline is None:
@@ -126,16 +131,23 @@ class Climb:
             return f"The final plan was {result.row.verdict}: {result.row.reason.rstrip('.')}."
         if self.final is not None and result.row.plan == self.baseline.row.plan:
             ran = _count(sum(e.row.verdict not in UNTRIED for e in self.tried), "trial")
-            return f"No plan was better than the original model in {ran}."
+            return f"No plan was better than the original model in {ran}{self._without_compile()}."
         speed = [_faster(result.row.over_start, "eager")]
         speed += [_faster(self.over_compiled, "torch.compile")] if self.over_compiled else []
         memory = _memory(self.baseline, result)
         clauses = memory + speed if self.subject.objective == "memory" else speed + memory
         clauses += ["within all gates"] if result.measurement.scores else []
         sentence = ", ".join(clauses)
+        sentence += self._without_compile()
         if self.final is None:
             return f"Interrupted before the final measurement; best so far: {sentence}."
         return f"{sentence[0].upper()}{sentence[1:]}."
+
+
+def _is_plain_compile(entry: Entry) -> bool:
+    """Whether a trial measured what `torch.compile` does to the untouched model."""
+    plan = entry.row.plan
+    return entry.row.role in TRIED and (plan == "compile" or plan.startswith("compile(mode=")) and "," not in plan
 
 
 def choose_run(measurements: Sequence[Measurement], run: str | None = None) -> list[Measurement]:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from redline.ladder.report.charts import draw_all
 from redline.ladder.report.climb import Climb, format_ratio, interleaved_eager_s
-from redline.ladder.report.ladder import score_name, score_text, worst_score
+from redline.ladder.report.ladder import load_sentence, score_name, score_text, worst_score
 from redline.ladder.report.plan_text import plan_toml
 from redline.ladder.report.tables import (
     Table,
@@ -30,6 +30,7 @@ def render_html(climb: Climb) -> str:
         machine=climb.machine.name,
         date=format_date(climb.subject.created),
         headline=climb.headline(),
+        warning=load_sentence([entry.measurement for entry in climb.entries]),
         tiles=_tiles(climb),
         charts=draw_all(climb),
         tables={table.name: _without_empty(table) for table in all_tables(climb)},

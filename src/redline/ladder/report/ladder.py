@@ -11,6 +11,7 @@ from redline.ladder.gate import Score
 from redline.ladder.measurement import Measurement
 from redline.ladder.report.roofline import place
 from redline.ladder.statistics import Interval, median
+from redline.machine.load import is_contended
 from redline.notation import split_outside_brackets
 
 
@@ -106,6 +107,24 @@ def shapes_sentence(measurement: Measurement) -> str:
     if len(shapes) == 1:
         return f"All figures are for {shapes[0]}."
     return f"Times are for {shapes[0]}; ratios are the geometric mean over {' and '.join(shapes)}."
+
+
+def load_sentence(measurements: Sequence[Measurement]) -> str:
+    """Returns a warning if other processes used the machine while the rows were timed; empty if they did not."""
+    loads = [
+        (m.load["other_cores"], m.load.get("preemptions_per_s", 0.0)) for m in measurements if "other_cores" in m.load
+    ]
+    cores = measurements[0].machine.get("cores") if measurements else None
+    if not loads or not isinstance(cores, int):
+        return ""
+    others, preemptions = (median(values) for values in zip(*loads, strict=True))
+    device = str(measurements[0].machine.get("device", "cpu"))
+    if not is_contended(others, cores, device.startswith("cuda")):
+        return ""
+    return (
+        f"Other processes used {others:.1f} of {cores} cores, and preempted the plans {preemptions:.0f} times a "
+        "second: intervals are wide, and only ratios within a row compare. Climb again on a quiet machine."
+    )
 
 
 def worst_score(scores: Sequence[Score]) -> Score | None:

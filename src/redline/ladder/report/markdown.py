@@ -3,6 +3,7 @@
 import re
 
 from redline.ladder.report.climb import Climb
+from redline.ladder.report.ladder import load_sentence
 from redline.ladder.report.plan_text import plan_toml
 from redline.ladder.report.tables import Table, all_tables, columns_with_values, format_date
 
@@ -16,6 +17,7 @@ def render_markdown(climb: Climb) -> str:
     parts = [
         f"# {escape(m.workload)} on {escape(climb.machine.name)}",
         f"**{escape(climb.headline())}**",
+        *([escape(warning)] if (warning := load_sentence([e.measurement for e in climb.entries])) else []),
         f"{format_date(m.created)}{kind} · objective: {escape(m.objective)}",
         "## The plan",
         fenced(result.row.plan),

@@ -25,6 +25,7 @@ from redline.ladder.rungs.sdpa import Sdpa
 from redline.ladder.rungs.streams import Streams
 from redline.ladder.rungs.tensorrt import Tensorrt
 from redline.ladder.rungs.tf32 import Tf32
+from redline.ladder.rungs.threads import Threads
 
 _ALL: tuple[type[Rung], ...] = (
     FoldBatchnorm,
@@ -45,6 +46,7 @@ _ALL: tuple[type[Rung], ...] = (
     Tf32,
     CudnnBenchmark,
     KeepMemory,
+    Threads,
     Compile,
     Onnxruntime,
     Tensorrt,

@@ -1,6 +1,7 @@
 """The climb: tries optimizations of a workload, and keeps those that measurably reduce its time or its memory."""
 
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -12,6 +13,7 @@ from redline.ladder.objective import Objective
 from redline.ladder.rung import Rung
 from redline.ladder.search.climbed import Climbed
 from redline.ladder.search.climber import Climber
+from redline.ladder.search.output_lock import locked
 from redline.ladder.search.preparation import address_of
 from redline.ladder.search.progress import Progress, no_progress, print_progress
 from redline.ladder.search.settings import Settings, Shapes, read_duration, read_rungs, read_shapes
@@ -43,8 +45,8 @@ def climb(
     Args:
         workload: A `Workload`, or the address of a function that returns one (`module:function`, `file.py:function`,
             `train:CONFIG` or a bundled name). A `Workload` is sent to the trial processes with cloudpickle.
-        budget: Time for the whole climb, such as `"10m"` or a number of seconds. Part of it is reserved for the final
-            race, which always runs to its end.
+        budget: Time for the whole climb with its final race, such as `"10m"` or a number of seconds. A trial that
+            cannot end within it is not started.
         objective: `"latency"`, `"throughput"` or `"memory"`.
         target: A time per step (`"16ms"`) or a peak size (`"8GiB"`); the climb stops trying when it is reached. A size
             sets the objective to memory.
@@ -62,6 +64,7 @@ def climb(
         progress: Called with each event's text and, for a measurement, with the measurement. By default a line per
             trial is printed to stderr; None prints nothing.
     """
+    started_s = time.monotonic()
     if resume and not isinstance(workload, str):
         raise RedlineError("resume= needs the address of a workload, because a workload in memory has no digest.")
     aim = Target.parse(target) if target is not None else None
@@ -82,10 +85,10 @@ def climb(
         resume=resume,
     )
     check_file(workload)
-    with WorkerPool() as pool:
+    with locked(settings.folder), WorkerPool() as pool:
         settings = replace(settings, workload=address_of(workload, pool))
-        climbed = Climber(settings, pool, progress or no_progress).run()
-    return _write_files(climbed, settings.folder)
+        climbed = Climber(settings, pool, progress or no_progress, started_s).run()
+        return _write_files(climbed, settings.folder)
 
 
 def _write_files(climbed: Climbed, folder: Path | None) -> Climbed:

@@ -1,36 +1,55 @@
-"""The order of a climb: baselines, one rung at a time, second looks, ablation, final race.
+"""The order of a climb: eager, the openings, one change at a time, ablation, torch.compile for the table, final race.
 
-Every measurement is written to disk as it is made, so that a climb that was killed can be resumed.
+Whenever it stops, the best plan so far goes into the final race. Every measurement is written to disk as it is made, so
+that a climb that was killed can be resumed.
 """
 
-from collections.abc import Iterator
+import time
 from dataclasses import replace
+from typing import Any
 
 from redline.errors import WorkloadError
 from redline.files.atomic import check_can_write
 from redline.ladder.measurement import Measurement
-from redline.ladder.measuring.trial import geometric_mean_s, take_turns
+from redline.ladder.measuring.trial import geometric_mean_s
 from redline.ladder.measuring.worker_pool import WorkerPool
 from redline.ladder.plan import Plan
-from redline.ladder.rung import Stage
+from redline.ladder.rung import Rung, Stage
 from redline.ladder.rungs import RUNGS
-from redline.ladder.search.budget import Budget, searches_kernels
+from redline.ladder.search.budget import Budget
 from redline.ladder.search.climbed import Climbed
+from redline.ladder.search.estimates import kind_of
 from redline.ladder.search.final_race import run_race
+from redline.ladder.search.openings import ENGINES, openings
 from redline.ladder.search.progress import Progress
-from redline.ladder.search.search_order import candidates, check_asked, may_try
+from redline.ladder.search.search_order import by_gain_per_second, candidates, check_asked, may_try, variants
 from redline.ladder.search.settings import Settings
 from redline.ladder.search.trials import Trials
+from redline.notation import format_seconds
 
-_COMPILE_MODES = {"cuda": ("default", "reduce-overhead", "max-autotune"), "cpu": ("default",)}
+# torch.compile as it is typed by hand, for the table.
+_COMPILE_BASELINE = {"cuda": "compile(mode=reduce-overhead)", "cpu": "compile"}
+# The shares of the budget for the timed turns of one comparison and of the final race.
+_SAMPLING_SHARE, _RACE_SHARE = 0.04, 0.06
+# Estimates are rough: this share of the expected time is enough to start an opening that takes little time, or, with
+# nothing else to try, a compilation.
+_HOPE = 0.6
+# Time to end all processes and to write the files, and a share of the budget for what was not foreseen.
+_END_S, _END_SHARE = 1.5, 0.02
+# A slow model is timed in at least this many steps, half of them untimed.
+_LEAST_TURNS = 8
 
 
 class Climber:
-    """Runs one climb; `run()` returns its result."""
+    """Runs one climb; `run()` returns its result. The budget runs from `started_s`."""
 
-    def __init__(self, settings: Settings, pool: WorkerPool, progress: Progress) -> None:
+    def __init__(
+        self, settings: Settings, pool: WorkerPool, progress: Progress, started_s: float | None = None
+    ) -> None:
+        if settings.budget_s is not None:
+            settings = replace(settings, sampling_s=min(settings.sampling_s, _SAMPLING_SHARE * settings.budget_s))
         self.settings = settings
-        self.budget = Budget(settings.budget_s, settings.timeout_s)
+        self.budget = Budget(settings.budget_s, settings.timeout_s, started_s)
         if settings.folder is not None:
             check_can_write(settings.folder)
         self.trials = Trials(settings, pool, self.budget, progress)
@@ -39,7 +58,9 @@ class Climber:
         self.resumed = self.log.open(settings.resume)
         if self.resumed:
             self.trials.announce(self.resumed)
-        self.best_compile: Measurement | None = None
+        self.advice = ""
+        # The plans that were compared with an incumbent, as they were asked for and as they were resolved.
+        self._tried: set[Plan] = set()
 
     @property
     def plan(self) -> Plan:
@@ -49,26 +70,45 @@ class Climber:
         trials = self.trials
         try:
             self._baseline()
-            self._compile_baselines()
-            *first, others = candidates(self.settings, trials.machine, trials.training)
-            for group in first:
-                self._try_all("trial", [Plan((rung,)) for rung in group])
-                self._second_look()
-            self._try_all("trial", [Plan((rung,)) for rung in others])
-            self._second_look()
+            self._try_threads()
+            self._try_openings()
+            self._try_changes()
             if self.settings.ablate:
                 self._ablate()
+            self._use_what_is_left()
+            return self._finish(self._final_race())
         finally:
             trials.close()
-        return self._finish(self._final_race())
+            trials.estimates.history.save()
 
     def _final_race(self) -> Measurement:
         trials = self.trials
         trials.announce("the final race")
+        trials.setups.discard()
         barred = [name for name in RUNGS if not may_try(name, self.settings, trials.training)]
         barred += map(str, self.settings.without)
-        final = run_race(trials.setups, trials.spec, self.log, self.plan, self._rivals(), barred)
+        alive = trials.incumbent.release()
+        notes = (self.advice,) if self.advice else ()
+        sampling_s = self._race_sampling_s
+        final = run_race(trials.setups, trials.spec, self.log, self.plan, alive, barred, sampling_s, notes)
         return trials.report(final)
+
+    @property
+    def _race_sampling_s(self) -> float:
+        sampling_s = 2 * self.settings.sampling_s
+        return sampling_s if self.budget.total_s is None else min(sampling_s, _RACE_SHARE * self.budget.total_s)
+
+    def _reserve_race(self) -> None:
+        """Keeps the time that the final race will need."""
+        estimates, incumbent = self.trials.estimates, self.trials.incumbent
+        racers = max(2, incumbent.alive_count)
+        missing = [plan for plan in {Plan(), self.plan} if not incumbent.is_alive(plan)]
+        open_s = sum(map(estimates.trial_s, missing))
+        judging_s = racers * estimates.open_s / 2
+        # Eager is usually the slowest by far.
+        sampling_s = max(racers * self._race_sampling_s / 2, _LEAST_TURNS * geometric_mean_s(self.log.rows[0].samples))
+        end_s = _END_S + _END_SHARE * (self.budget.total_s or 0.0)
+        self.budget.reserved_s = end_s + open_s + judging_s + sampling_s
 
     def _finish(self, final: Measurement) -> Climbed:
         target = self.settings.target
@@ -81,110 +121,200 @@ class Climber:
             resumed=self.resumed,
         )
 
-    # Baselines
+    # The model as it is
 
     def _baseline(self) -> None:
         trials = self.trials
-        known = self.log.recall("baseline")
-        if known is not None:
-            trials.report(known)
-            return
         trials.announce("timing the model as it is")
+        start_s = time.monotonic()
         arm = trials.incumbent.arm()
+        trials.estimates.open_s = time.monotonic() - start_s
         if arm.failed_score is not None:
             raise WorkloadError(
                 f"{trials.spec.label}: the untouched model fails its own gate ({arm.failed_score}): check whether its "
                 "output is random or not finite, and whether the limit is below the error of its own arithmetic."
             )
-        (samples,) = take_turns([arm], trials.spec)
-        trials.record("baseline", self.plan, "baseline", "the model as it is", arm, samples)
+        known = self.log.recall("baseline")
+        if known is not None:
+            trials.report(known)
+            return
+        about: dict[str, Any] = {}
+        (samples,) = trials.take_turns([arm], about)
+        trials.record("baseline", self.plan, "baseline", "the model as it is", arm, samples, **about)
 
-    def _compile_baselines(self) -> None:
-        """Times torch.compile on the untouched model, because beating eager alone proves nothing."""
-        device = self.trials.machine.device.partition(":")[0]
-        plans = [Plan.parse(f"compile(mode={mode})") for mode in _COMPILE_MODES[device]]
-        self.trials.prepare([(plan, plan) for plan in plans if self.trials.needs_timing("compile", plan)])
-        for plan in plans:
-            if self.budget.is_spent:
-                break
-            row = self.trials.measure("compile", plan, plan)
-            if row.samples and (self.best_compile is None or _step_s(row) < _step_s(self.best_compile)):
-                self.best_compile = row
-        self.trials.setups.discard()
+    # The openings
 
-    def _rivals(self) -> list[Plan]:
-        """Returns the plans that the final plan is timed against: eager, the best torch.compile, and bf16 if it ran."""
-        rivals = [Plan()]
-        if self.best_compile is not None:
-            rivals.append(Plan.parse(self.best_compile.plan))
-        if any(row.rung == "bf16" and row.samples for row in self.log.rows):
-            rivals.append(Plan.parse("bf16"))
-        return rivals
+    def _try_threads(self) -> None:
+        """Tries the numbers of CPU threads first: they cost no time, and beside other load nothing gains as much."""
+        if not self.trials.machine.is_cuda and may_try("threads", self.settings, self.trials.training):
+            for rung in variants("threads", self.settings, self.trials.machine, self.trials.training):
+                self._try("trial", Plan((rung,)), self.trials.candidate(Plan((rung,))))
 
-    # One rung at a time
-
-    def _try_all(self, role: str, additions: list[Plan]) -> None:
+    def _try_openings(self) -> None:
+        """Tries the plans that an expert would type first, and alternatives if none of them runs."""
         trials = self.trials
-        for index, added in enumerate(additions):
-            if trials.needs_timing(role, added) and not trials.setups.has(trials.candidate(added)):
-                upcoming = list(self._upcoming(role, additions[index:]))
-                trials.prepare([(one, trials.candidate(one)) for one in upcoming])
-            self._try(role, added)
+        plans = self._openings()
+        self._advise(plans)
+        self._try_plans(plans)
+        failed = [row for row in self.log.rows if row.role == "opening" and row.verdict != "kept"]
+        for row in failed:
+            plan = Plan.parse(row.rung)
+            for rungs in [group for rung in plan.rungs for group in rung.fallbacks(row.verdict, trials.training)]:
+                if any(name in self.plan for name in ENGINES):
+                    break
+                if all(may_try(rung.name, self.settings, trials.training) for rung in rungs):
+                    alternative = plan
+                    for rung in rungs:
+                        alternative = alternative.with_rung(rung)
+                    self._try("opening", alternative, alternative)
         trials.setups.discard()
 
-    def _upcoming(self, role: str, additions: list[Plan]) -> Iterator[Plan]:
-        """Yields the next additions to time, up to one with a resumed result, which may change the incumbent."""
-        for added in additions:
-            if self.log.knows(role, str(added), str(self.plan)):
-                return
-            if self.trials.needs_timing(role, added):
-                yield added
+    def _openings(self) -> list[Plan]:
+        """Returns the openings with the number of threads that was kept, the shortest trial first."""
+        found = openings(self.settings, self.trials.machine, self.trials.training)
+        threads = [rung for rung in self.plan.rungs if rung.name == "threads"]
+        return sorted((Plan.of((*threads, *plan.rungs)) for plan in found), key=self.trials.expected_s)
 
-    def _try(self, role: str, added: Plan) -> None:
-        """Tries a rung on top of the incumbent plan; if it fails, tries the fallbacks that the rung suggests."""
-        trials = self.trials
-        candidate = trials.candidate(added)
-        if candidate == self.plan:
+    def _advise(self, plans: list[Plan]) -> None:
+        """Says at the start if the budget is too small for torch.compile, and which one would do."""
+        compiled = [plan for plan in plans if "compile" in plan]
+        if self.budget.total_s is None or not compiled:
             return
+        self._reserve_race()
+        expected_s = min(map(self.trials.expected_s, compiled))
+        if expected_s <= self.budget.left_s or any(self.log.knows_plan(str(plan)) for plan in compiled):
+            return
+        # Other openings run first, and estimates are rough.
+        enough_s = 1.25 * (self.budget.total_s - self.budget.left_s + sum(map(self.trials.expected_s, plans)))
+        self.advice = (
+            f"the budget of {format_seconds(self.budget.total_s)} is too small for torch.compile, which takes about "
+            f"{expected_s:.0f} s here: a budget of {10 * -(-enough_s // 10):.0f} s would do"
+        )
+        self.trials.announce(self.advice)
+
+    def _try_plans(self, plans: list[Plan]) -> None:
+        """Tries whole plans, of which the next few are set up side by side."""
+        for index, plan in enumerate(plans):
+            if self._is_new("opening", plan) and not self.trials.setups.has(plan):
+                self.trials.prepare([p for p in plans[index:] if self._is_new("opening", p)])
+            self._try("opening", plan, plan, hope=1.0 if "compile" in plan else _HOPE)
+
+    def _is_new(self, role: str, plan: Plan) -> bool:
+        return not self.log.knows(role, str(plan), str(self.plan)) and not self._why_untried(plan)
+
+    # One change at a time
+
+    def _try_changes(self) -> None:
+        """Tries the rungs one by one on top of the incumbent, those with the largest expected gain per second first.
+
+        A rung that was dropped before a compiler was kept is tried once more, because it may help under the compiler.
+        """
+        trials = self.trials
+        left: list[tuple[str, Rung]] = [
+            ("trial", rung) for rung in candidates(self.settings, trials.machine, trials.training)
+        ]
+        searched = self._start_search(left)
+        while left:
+            left = self._in_order(left)
+            role, rung = left.pop(0)
+            added = Plan((rung,))
+            if self._needs_timing(role, rung) and not trials.setups.has(trials.candidate(added)):
+                ahead = [trials.candidate(added)]
+                ahead += [trials.candidate(Plan((r,))) for role, r in left if self._needs_timing(role, r)]
+                trials.prepare(ahead)
+            row = self._try(role, added, trials.candidate(added))
+            if row is not None and row.verdict == "kept" and rung.stage >= Stage.COMPILE:
+                left += self._second_looks()
+        trials.setups.discard()
+        if searched is not None and (plan := trials.setups.search.plan) is not None:
+            self._try("trial", Plan((searched,)), plan, hope=0.0)
+
+    def _start_search(self, left: list[tuple[str, Rung]]) -> Rung | None:
+        """Starts one search for kernels in the background of the other trials, and returns its rung."""
+        trials = self.trials
+        peak_bytes = max(row.peak_bytes for row in self.log.rows)
+        for role, rung in left:
+            candidate = trials.candidate(Plan((rung,)))
+            known = self.log.knows(role, str(rung), str(self.plan)) or rung.why_not(trials.machine)
+            if kind_of(Plan((rung,))) != "search" or known or self._why_untried(candidate):
+                continue
+            if trials.setups.at_once(peak_bytes, trials.incumbent.alive_count) < 2:
+                return None
+            trials.announce(f"searching kernels for {candidate} in the background")
+            trials.setups.search.start(candidate, trials.limit_s(candidate))
+            left.remove((role, rung))
+            return rung
+        return None
+
+    def _in_order(self, left: list[tuple[str, Rung]]) -> list[tuple[str, Rung]]:
+        trials = self.trials
+
+        def seconds(rung: Rung) -> float:
+            candidate = trials.candidate(Plan((rung,)))
+            # What costs no time comes first: rungs that cannot run here, and plans that are set up already.
+            instant = rung.why_not(trials.machine) or trials.setups.has(candidate)
+            return 1e-3 if instant else trials.expected_s(candidate)
+
+        roles = {rung: role for role, rung in left}
+        history, digest = trials.estimates.history, self.log.facts.digest
+        ordered = by_gain_per_second(list(roles), seconds, history, trials.training, digest)
+        return [(roles[rung], rung) for rung in ordered]
+
+    def _needs_timing(self, role: str, rung: Rung) -> bool:
+        trials, added = self.trials, Plan((rung,))
+        candidate = trials.candidate(added)
+        return (
+            not self._was_tried(candidate)
+            and not rung.why_not(trials.machine)
+            and not self.log.knows(role, str(added), str(self.plan))
+            and not self._why_untried(candidate)
+        )
+
+    def _was_tried(self, candidate: Plan) -> bool:
+        """Whether the plan was compared with the incumbent or with a plan before it, which was no better."""
+        return candidate == self.plan or candidate in self._tried
+
+    def _second_looks(self) -> list[tuple[str, Rung]]:
+        asked = {row.rung for row in self.log.rows if row.role == "second look"}
+        early = {
+            row.rung: Plan.parse(row.rung).rungs
+            for row in self.log.rows
+            if row.role == "trial" and row.verdict == "dropped" and row.rung not in asked
+        }
+        rungs = [rungs[0] for rungs in early.values() if len(rungs) == 1]
+        return [("second look", r) for r in rungs if r.stage < Stage.COMPILE and r.name not in self.plan]
+
+    def _try(self, role: str, added: Plan, candidate: Plan, hope: float = 1.0) -> Measurement | None:
+        """Tries a plan against the incumbent; if a single rung fails, tries the fallbacks that it suggests."""
+        trials = self.trials
+        if self._was_tried(candidate):
+            return None
+        about = {"rung": str(added), "against": str(self.plan)}
         if reason := next(filter(None, (rung.why_not(trials.machine) for rung in added.rungs)), ""):
             known = self.log.recall(role, str(added), str(self.plan))
             if known is not None:
-                trials.report(known)
-            else:
-                trials.record(role, candidate, "unavailable", reason, rung=str(added), against=str(self.plan))
-            return
-        if reason := self._why_untried(added, candidate):
-            trials.record(role, candidate, "unmeasured", reason, rung=str(added))
-            return
+                return trials.report(known)
+            return trials.record(role, candidate, "unavailable", reason, **about)
+        if not self.log.knows(role, str(added), str(self.plan)) and (reason := self._why_untried(candidate, hope)):
+            said = any(row.plan == str(candidate) and row.verdict == "unmeasured" for row in self.log.rows)
+            return None if said else trials.record(role, candidate, "unmeasured", reason, rung=str(added))
         row = trials.measure(role, added, candidate)
+        if row.verdict != "unmeasured":
+            self._tried |= {candidate, Plan.parse(row.plan)}
         if row.verdict == "kept":
             trials.incumbent.replace_plan(Plan.parse(row.plan))
-        if len(added.rungs) == 1:
+        if role in ("trial", "second look") and len(added.rungs) == 1:
             for rungs in added.rungs[0].fallbacks(row.verdict, trials.training):
                 if all(may_try(rung.name, self.settings, trials.training) for rung in rungs):
-                    self._try(role, Plan.of(rungs))
+                    group = Plan.of(rungs)
+                    self._try(role, group, trials.candidate(group))
+        return row
 
-    def _why_untried(self, added: Plan, candidate: Plan) -> str:
+    def _why_untried(self, candidate: Plan, hope: float = 1.0) -> str:
         if self.trials.is_target_reached():
             return "the target was reached"
-        if self.budget.is_spent:
-            return "the budget was spent"
-        limit_s = self.trials.limit_s(added, candidate)
-        if searches_kernels(added) and not self.budget.is_worth_a_search(limit_s):
-            return f"an earlier search for kernels did not end within {self.budget.search_s:.0f} s, and less is left"
-        return ""
-
-    def _second_look(self) -> None:
-        """Tries rungs once more that were dropped before a compiler was kept: they may help under the compiler."""
-        asked = {row.rung for row in self.log.rows if row.role == "second look"}
-        rows = [row for row in self.log.rows if row.role == "trial"]
-        kept_late = [i for i, row in enumerate(rows) if row.verdict == "kept" and _stage(row) >= Stage.COMPILE]
-        early = [
-            Plan.parse(row.rung)
-            for row in rows[: kept_late[-1] if kept_late else 0]
-            if row.verdict == "dropped" and _stage(row) < Stage.COMPILE and row.rung not in asked
-        ]
-        self._try_all("second look", [added for added in early if not any(r.name in self.plan for r in added.rungs)])
+        self._reserve_race()
+        return "" if self.trials.setups.has(candidate) else self.trials.why_too_long(candidate, hope)
 
     # Ablation
 
@@ -196,21 +326,31 @@ class Climber:
             known = [self.log.knows("ablation", str(one), str(self.plan)) for one in rungs[index:]]
             if not known[0] and not trials.setups.has(self.plan.without(rung.name)):
                 upcoming = rungs[index:][: [*known, True].index(True)]
-                trials.prepare([(one, self.plan.without(one.name)) for one in upcoming])
+                smaller = [self.plan.without(one.name) for one in upcoming]
+                trials.prepare([plan for plan in smaller if not self._why_untried(plan)])
             if rung.name not in self.plan:
                 continue  # an earlier plan without this rung has replaced the incumbent
             smaller = self.plan.without(rung.name)
-            if self.budget.is_spent:
-                trials.record("ablation", smaller, "unmeasured", "the budget was spent", rung=str(rung))
+            if not known[0] and (reason := self._why_untried(smaller)):
+                trials.record("ablation", smaller, "unmeasured", reason, rung=str(rung))
                 continue
             row = trials.ablate(rung, smaller)
             if row.verdict == "dropped":
                 trials.incumbent.replace_plan(Plan.parse(row.plan))
 
+    # What is left of the budget
 
-def _stage(row: Measurement) -> Stage:
-    return max(rung.stage for rung in Plan.parse(row.rung).rungs)
+    def _use_what_is_left(self) -> None:
+        """Tries the compiler once if the estimate was against it, and torch.compile on the untouched model last.
 
-
-def _step_s(row: Measurement) -> float:
-    return geometric_mean_s(row.samples)
+        Beating eager alone proves nothing, so the table has torch.compile as it is typed by hand.
+        """
+        trials = self.trials
+        trials.setups.discard()
+        baseline = Plan.parse(_COMPILE_BASELINE[trials.machine.device.partition(":")[0]])
+        compiled = [row for row in self.log.rows if row.samples and "compile" in Plan.parse(row.plan)]
+        for plan in self._openings():
+            if not compiled and "compile" in plan and not self._why_untried(plan, _HOPE):
+                self._try("opening", plan, plan, _HOPE)
+                break
+        self._try("compile", baseline, baseline)

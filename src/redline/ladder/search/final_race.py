@@ -1,6 +1,7 @@
 """The final race: the climbed plan against its rivals, timed in turns, on inputs that no trial has used."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 
 from redline.errors import WorkloadError
 from redline.ladder.measurement import Measurement
@@ -12,14 +13,16 @@ from redline.ladder.measuring.trial import (
     close,
     compare_arms,
     geometric_mean_s,
+    judge_again,
     measure_peak,
     take_turns,
 )
 from redline.ladder.measuring.worker_pool import WorkerFailed
 from redline.ladder.objective import ANY, Objective
 from redline.ladder.plan import Plan
-from redline.ladder.search.parallel_setups import ParallelSetups, may_run_in_parallel
+from redline.ladder.search.parallel_setups import ParallelSetups
 from redline.ladder.search.run_log import RunLog
+from redline.machine.load import LoadMeter
 from redline.notation import format_seconds
 
 # If two times of the same plan differ by more than this factor, the machine's speed drifted between them.
@@ -31,31 +34,45 @@ def run_race(
     spec: TrialSpec,
     log: RunLog,
     plan: Plan,
-    rivals: Sequence[Plan],
+    alive: Mapping[Plan, Arm],
     barred: Sequence[str] = (),
+    sampling_s: float = 0.0,
+    notes: tuple[str, ...] = (),
 ) -> Measurement:
-    """Records a row per racer, and returns the winner's, whose verdict is "kept". Eager always races.
+    """Records a row per racer, and returns the winner's, whose verdict is "kept". Eager and the climbed plan race.
 
+    `alive` are running processes, which are judged on fresh inputs and race too; they are closed in the end.
     `barred` lists rungs that may not be used, by name or with options: a rival with one is measured, but cannot win.
     """
-    others = [rival for rival in rivals if rival not in (Plan(), plan)]
-    # The climbed plan is set up before its rivals, so that a rival is dropped if memory is short.
-    arms, notes = _open_racers(setups, spec, log, [Plan(), *([plan] if plan.rungs else []), *others])
+    others = [rival for rival in alive if rival not in (Plan(), plan)]
+    # The climbed plan is opened before its rivals, so that a rival is dropped if memory is short.
+    plans = [Plan(), *([plan] if plan.rungs else []), *others]
+    arms, failures = _open_racers(setups, spec, log, plans, dict(alive))
     try:
-        taken, more = _take_turns(arms, spec)
-        notes += (*more, *_drift_note(log, taken[0]))
+        meter = LoadMeter([arm.worker.pid for arm in arms])
+        taken, more = _take_turns(arms, spec, sampling_s or 2 * spec.sampling_s)
+        load = asdict(meter.read())
+        notes += (*failures, *more, *_drift_note(log, taken[0]))
         allowed = [not any(rung.name in barred or str(rung) in barred for rung in arm.plan.rungs) for arm in arms]
-        winner = _winner(arms, taken, allowed, spec.objective, favourite=plan)
+        verified = any(row.plan == str(plan) and row.verdict == "kept" for row in log.rows)
+        winner = _winner(arms, taken, allowed, spec.objective, plan, verified)
         # The winner is written last, so that a file always ends with its result.
         for index in sorted(range(len(arms)), key=lambda index: index == winner):
-            against = {"against": "eager", "against_samples": taken[0]} if index else {}
+            about = {"load": load} | ({"against": "eager", "against_samples": taken[0]} if index else {})
             verdict, reason, row_notes = "baseline", "raced against the final plan", ()
             if index == winner:
                 gain = spec.objective.gain(compare_arms(arms[0], arms[index], taken[0], taken[index]))
                 reason = f"{gain} over eager" if arms[index].plan.rungs else "nothing beat the model as it is"
                 verdict, row_notes = "kept", notes
             row = log.row(
-                "final", arms[index].plan, verdict, reason, arms[index], taken[index], notes=row_notes, **against
+                "final",
+                arms[index].plan,
+                verdict,
+                reason,
+                arms[index],
+                taken[index],
+                notes=row_notes,
+                **about,
             )
             log.record(row)
         return log.rows[-1]
@@ -77,12 +94,14 @@ def _drift_note(log: RunLog, eager: Samples) -> tuple[str, ...]:
     )
 
 
-def _take_turns(arms: list[Arm], spec: TrialSpec) -> tuple[list[dict[str, list[float]]], tuple[str, ...]]:
+def _take_turns(
+    arms: list[Arm], spec: TrialSpec, sampling_s: float
+) -> tuple[list[dict[str, list[float]]], tuple[str, ...]]:
     """Times all racers. If one fails, it is removed with a note, and the others start again."""
     notes: tuple[str, ...] = ()
     while True:
         try:
-            return take_turns(arms, spec, sampling_s=2 * spec.sampling_s), notes
+            return take_turns(arms, spec, sampling_s=sampling_s), notes
         except WorkerFailed as failure:
             dead = next((arm for arm in arms[1:] if arm.worker.pid == failure.pid), None)
             if dead is None:
@@ -93,47 +112,84 @@ def _take_turns(arms: list[Arm], spec: TrialSpec) -> tuple[list[dict[str, list[f
 
 
 def _open_racers(
-    setups: ParallelSetups, spec: TrialSpec, log: RunLog, plans: Sequence[Plan]
+    setups: ParallelSetups, spec: TrialSpec, log: RunLog, plans: Sequence[Plan], alive: dict[Plan, Arm]
 ) -> tuple[list[Arm], tuple[str, ...]]:
-    """Sets up the racers, eager first, and drops those that cannot run or that fail a gate on the fresh inputs."""
+    """Opens the racers, eager first, and drops those that cannot run or that fail a gate on the fresh inputs."""
     arms: list[Arm] = []
     notes: tuple[str, ...] = ()
-    largest_bytes = max((row.peak_bytes for row in log.rows), default=0)
-    parallel = may_run_in_parallel(plans)
-    if setups.at_once(largest_bytes) >= len(parallel) > 1:
-        setups.prepare(dict.fromkeys(parallel, spec.timeout_s), FRESH_SEEDS)
-    for plan in plans:
-        arm: Arm | None = None
-        try:
-            arm = setups.open(plan, FRESH_SEEDS)
-            measure_peak(arm, spec)
-        except WorkerFailed as failure:
+    try:
+        for plan in plans:
+            try:
+                arm = _judged_again(alive.pop(plan), spec) if plan in alive else None
+                arm = arm or _set_up(setups, spec, plan)
+            except WorkerFailed as failure:
+                if not plan.rungs:
+                    text = f"{spec.label}: the untouched model did not run again: {failure}."
+                    raise WorkloadError(text) from failure
+                notes += (f"{plan} could not run in the final race: {failure}",)
+                continue
+            if arm.failed_score is None:
+                arms.append(arm)
+                continue
             close(arm)
             if not plan.rungs:
-                close(*arms)
-                raise WorkloadError(f"{spec.label}: the untouched model did not run again: {failure}.") from failure
-            notes += (f"{plan} could not run in the final race: {failure}",)
-            continue
-        if arm.failed_score is None:
-            arms.append(arm)
-            continue
-        close(arm)
-        if not plan.rungs:
-            raise WorkloadError(
-                f"{spec.label}: the untouched model fails its own gate on fresh inputs ({arm.failed_score})."
-            )
-        log.record(log.row("final", arm.plan, "refused", f"outside the gate on fresh inputs: {arm.failed_score}", arm))
+                raise WorkloadError(
+                    f"{spec.label}: the untouched model fails its own gate on fresh inputs ({arm.failed_score})."
+                )
+            reason = f"outside the gate on fresh inputs: {arm.failed_score}"
+            log.record(log.row("final", arm.plan, "refused", reason, arm))
+    except BaseException:
+        close(*arms, *alive.values())
+        raise
     return arms, notes
 
 
+def _judged_again(arm: Arm, spec: TrialSpec) -> Arm | None:
+    """Judges a running process on the fresh inputs; returns None if it has to be set up again.
+
+    A model that keeps state between its calls no longer gives the outputs of a new one.
+    """
+    try:
+        judge_again(arm, spec, FRESH_SEEDS)
+    except WorkerFailed:
+        close(arm)
+        return None
+    if arm.passed:
+        return arm
+    close(arm)
+    return None
+
+
+def _set_up(setups: ParallelSetups, spec: TrialSpec, plan: Plan) -> Arm:
+    arm = setups.open(plan, FRESH_SEEDS)
+    try:
+        measure_peak(arm, spec)
+    except WorkerFailed:
+        close(arm)
+        raise
+    return arm
+
+
 def _winner(
-    arms: Sequence[Arm], taken: Sequence[Samples], allowed: Sequence[bool], objective: Objective, favourite: Plan
+    arms: Sequence[Arm],
+    taken: Sequence[Samples],
+    allowed: Sequence[bool],
+    objective: Objective,
+    favourite: Plan,
+    verified: bool,
 ) -> int:
-    """Returns the index of eager, unless the climbed plan is better beyond the noise, or a rival beats both."""
+    """Returns the index of eager, unless the climbed plan is better beyond the noise, or a rival beats both.
+
+    A climbed plan that a trial has `verified` to be better beyond the noise only has to be faster again: on a busy
+    machine the interval of one race alone may include 1.
+    """
     order = sorted(range(1, len(arms)), key=lambda i: arms[i].plan != favourite)
     best = 0
     for index in order:
         comparison = compare_arms(arms[best], arms[index], taken[best], taken[index])
-        if allowed[index] and objective.judge(comparison, ANY)[0]:
+        better = objective.judge(comparison, ANY)[0]
+        if verified and arms[index].plan == favourite and objective is not Objective.MEMORY:
+            better = better or comparison.ratio.middle > 1
+        if allowed[index] and better:
             best = index
     return best

@@ -1,4 +1,7 @@
-"""The incumbent: the best plan so far, the plans before it, and the process in which it runs."""
+"""The incumbent: the best plan so far, the plans before it, and the processes in which they run.
+
+The processes of earlier plans stay alive while memory allows, because the final race times them again.
+"""
 
 from collections.abc import Callable
 
@@ -8,15 +11,22 @@ from redline.ladder.measuring.worker_pool import WorkerFailed
 from redline.ladder.plan import Plan
 from redline.ladder.search.parallel_setups import ParallelSetups
 
+# The most processes that stay alive, and their share of the memory.
+_MOST_ALIVE = 4
+_SHARE_OF_MEMORY = 0.4
+
 
 class Incumbent:
     """Starts with the untouched model. `announce` is called with a sentence when a plan is lost."""
 
-    def __init__(self, setups: ParallelSetups, spec: TrialSpec, announce: Callable[[str], None]) -> None:
+    def __init__(
+        self, setups: ParallelSetups, spec: TrialSpec, memory_bytes: int, announce: Callable[[str], None]
+    ) -> None:
         self.plan = Plan()
         self._setups, self._spec, self._announce = setups, spec, announce
+        self._memory_bytes = memory_bytes
         self._earlier: list[Plan] = []
-        self._arm: Arm | None = None
+        self._alive: dict[Plan, Arm] = {}
 
     def replace_plan(self, plan: Plan) -> None:
         self._earlier.append(self.plan)
@@ -28,9 +38,8 @@ class Incumbent:
         If the plan does not run again, the plan before it becomes the incumbent, and `WorkerFailed` is raised, because
         the caller compares with the plan that was lost.
         """
-        if self._arm is not None and self._arm.plan == self.plan:
-            return self._arm
-        self.close()
+        if self.plan in self._alive:
+            return self._alive[self.plan]
         arm: Arm | None = None
         try:
             arm = self._setups.open(self.plan)
@@ -43,21 +52,45 @@ class Incumbent:
             text = f"the kept plan {lost} does not run again ({failure}), so {self.plan} takes its place"
             self._announce(text)
             raise WorkerFailed("lost", text) from failure
-        self._arm = arm
+        self.keep_alive(arm)
         return arm
 
-    def take_over(self, arm: Arm) -> None:
-        """Adopts the running process of a candidate that was kept."""
-        self.close()
-        self._arm = arm
+    def keep_alive(self, arm: Arm) -> None:
+        """Adopts a running process, and ends those that are least worth their memory."""
+        close(self._alive.pop(arm.plan, None))
+        self._alive[arm.plan] = arm
+        # Eager and the latest plans stay; the incumbent always does.
+        others = [plan for plan in self._alive if plan not in (arm.plan, self.plan)]
+        for plan in sorted(others, key=lambda plan: plan == Plan()):
+            held = sum(alive.peak_bytes for alive in self._alive.values())
+            if len(self._alive) <= _MOST_ALIVE and held <= _SHARE_OF_MEMORY * self._memory_bytes:
+                return
+            close(self._alive.pop(plan))
 
     def lost_process(self, failure: WorkerFailed) -> bool:
         """Returns whether the incumbent's process failed; if so, closes it, and `arm()` will start a new one."""
-        if self._arm is None or failure.pid != self._arm.worker.pid:
+        arm = self._alive.get(self.plan)
+        if arm is None or failure.pid != arm.worker.pid:
             return False
-        self.close()
+        close(self._alive.pop(self.plan))
         return True
 
+    def is_alive(self, plan: Plan) -> bool:
+        return plan in self._alive
+
+    @property
+    def alive_count(self) -> int:
+        return len(self._alive)
+
+    def close_others(self) -> None:
+        """Ends the processes of all other plans, to free their memory."""
+        for plan in [plan for plan in self._alive if plan != self.plan]:
+            close(self._alive.pop(plan))
+
+    def release(self) -> dict[Plan, Arm]:
+        """Returns the running processes, which the caller closes."""
+        released, self._alive = self._alive, {}
+        return released
+
     def close(self) -> None:
-        close(self._arm)
-        self._arm = None
+        close(*self.release().values())

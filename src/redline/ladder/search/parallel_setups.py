@@ -7,10 +7,13 @@ changed, are discarded.
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 from redline.ladder.measuring.trial import JUDGE_SEEDS, Arm, TrialSpec, close, open_arm
 from redline.ladder.measuring.worker_pool import WorkerFailed, WorkerPool
 from redline.ladder.plan import Plan
+from redline.ladder.search.background_search import BackgroundSearch
+from redline.machine.host_memory import available_host_bytes
 from redline.machine.machine import Machine
 
 _MOST = 4
@@ -19,8 +22,6 @@ _CORES_EACH = 4
 # Host memory of a process with torch, CUDA, a compiler and a copy of a large model.
 _HOST_BYTES_EACH = 12 * 2**30
 _SHARE_OF_MEMORY = 0.8
-# The cores are shared, so a set-up gets this many times its usual time limit.
-_TIMEOUT_FACTOR = 1.5
 
 
 class ParallelSetups:
@@ -29,14 +30,17 @@ class ParallelSetups:
     def __init__(self, pool: WorkerPool, spec: TrialSpec, machine: Machine) -> None:
         self._pool, self._spec, self._machine = pool, spec, machine
         self._ready: dict[Plan, Arm | WorkerFailed] = {}
+        self.search = BackgroundSearch(pool, spec)
 
-    def at_once(self, peak_bytes: int) -> int:
-        """Returns how many plans can run beside the incumbent if each needs `peak_bytes` of device memory."""
+    def at_once(self, peak_bytes: int, alive: int = 1) -> int:
+        """Returns how many plans can run beside those that are alive if each needs `peak_bytes` of device memory."""
         if not self._machine.is_cuda:
             return 1  # on a CPU, parallel set-ups would compete for the same cores
         machine, peak_bytes = self._machine, max(peak_bytes, 1)
-        on_device = int(_SHARE_OF_MEMORY * machine.device_bytes // peak_bytes) - 1
-        on_host = int(_SHARE_OF_MEMORY * machine.host_bytes // _HOST_BYTES_EACH) - 1
+        alive += self.search.is_running
+        on_device = int(_SHARE_OF_MEMORY * machine.device_bytes // peak_bytes) - alive
+        # The processes that are alive already hold their part of it.
+        on_host = int(_SHARE_OF_MEMORY * available_host_bytes() // _HOST_BYTES_EACH)
         return max(1, min(_MOST, machine.cores // _CORES_EACH, on_device, on_host))
 
     def has(self, plan: Plan) -> bool:
@@ -50,7 +54,7 @@ class ParallelSetups:
 
         def set_up(plan: Plan) -> Arm | WorkerFailed:
             try:
-                arm = open_arm(self._pool, self._spec, plan, seeds, _TIMEOUT_FACTOR * timeouts_s[plan])
+                arm = open_arm(self._pool, self._spec, plan, seeds, timeouts_s[plan])
             except WorkerFailed as failure:
                 return failure
             arm.notes += note if others else ()
@@ -65,6 +69,8 @@ class ParallelSetups:
 
     def open(self, plan: Plan, seeds: tuple[int, ...] = JUDGE_SEEDS, timeout_s: float = 0) -> Arm:
         """Returns the plan's arm if it is ready, and otherwise sets it up now. Raises `WorkerFailed`."""
+        if plan == self.search.plan:
+            return self._with_step_time(self.search.take())
         found = self._ready.pop(plan, None)
         if isinstance(found, Arm):
             return self._with_step_time(found)
@@ -72,13 +78,16 @@ class ParallelSetups:
             raise found
         if found is not None:
             self.discard()  # it may have failed for lack of memory, so it is set up alone
-        try:
+        # A plan that times kernels must not see those of the search.
+        with nullcontext() if may_run_in_parallel([plan]) else self.search.paused():
+            try:
+                return open_arm(self._pool, self._spec, plan, seeds, timeout_s)
+            except WorkerFailed as failure:
+                if failure.kind != "oom" or not (self._ready or self.search.is_running):
+                    raise
+            self.discard()
+            self.search.stop()
             return open_arm(self._pool, self._spec, plan, seeds, timeout_s)
-        except WorkerFailed as failure:
-            if failure.kind != "oom" or not self._ready:
-                raise
-        self.discard()
-        return open_arm(self._pool, self._spec, plan, seeds, timeout_s)
 
     def discard(self) -> None:
         """Ends the processes of the plans that are ready."""

@@ -26,6 +26,8 @@ class WorkloadFacts:
     unit: str
     items: Mapping[str, float]
     flops: Mapping[str, float]
+    # The number of operations in a step, from which the time of a compilation is estimated.
+    operations: int
     # Changes with the workload's sources, its gates, its FLOPs and the precision of the reference.
     digest: str
     # A digest per source file, to tell which one has changed.
@@ -62,9 +64,14 @@ def machine_from_dict(data: Mapping[str, Any]) -> Machine:
     return Machine(**values)
 
 
-def prepare_trials(pool: WorkerPool, settings: Settings, machine: Machine) -> tuple[TrialSpec, WorkloadFacts]:
-    """Runs the untouched model on every judging seed; returns the settings of all trials and the workload's facts."""
-    references, facts = _run_references(pool, settings, machine.device)
+def prepare_trials(
+    pool: WorkerPool, settings: Settings, machine: Machine, threads: int = 0
+) -> tuple[TrialSpec, WorkloadFacts]:
+    """Runs the untouched model on every judging seed; returns the settings of all trials and the workload's facts.
+
+    `threads` limits the CPU threads of these runs.
+    """
+    references, facts = _run_references(pool, settings, machine.device, threads)
     spec = TrialSpec(
         settings.workload,
         settings.shapes,
@@ -79,7 +86,7 @@ def prepare_trials(pool: WorkerPool, settings: Settings, machine: Machine) -> tu
 
 
 def _run_references(
-    pool: WorkerPool, settings: Settings, device: str
+    pool: WorkerPool, settings: Settings, device: str, threads: int
 ) -> tuple[dict[tuple[int, ...], str], WorkloadFacts]:
     """Returns the file of reference outputs for each set of seeds, and the workload's facts."""
     references: dict[tuple[int, ...], str] = {}
@@ -99,6 +106,7 @@ def _run_references(
                 path=path,
                 dtype=settings.reference,
                 look_for_state=not references,
+                threads=threads,
             )
             state = state or answer.pop("state")
         except WorkerFailed as failure:

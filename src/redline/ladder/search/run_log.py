@@ -79,6 +79,9 @@ class RunLog:
     def knows(self, role: str, rung: str = "", against: str = "") -> bool:
         return (role, rung, against) in self._known
 
+    def knows_plan(self, plan: str) -> bool:
+        return any(row.plan == plan and row.samples for row in self._known.values())
+
     def recall(self, role: str, rung: str = "", against: str = "") -> Measurement | None:
         """Returns the row that the resumed climb has measured, and adds it to this run; None if there is none."""
         row = self._known.get((role, rung, against))

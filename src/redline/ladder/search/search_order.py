@@ -1,31 +1,48 @@
 """The search order of a climb: which rungs it tries, in which variants, and in which order."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Sequence
 
 from redline.errors import RedlineError
 from redline.ladder.rung import Rung, Stage
 from redline.ladder.rungs import RUNGS
+from redline.ladder.search.history import History
 from redline.ladder.search.settings import Settings
 from redline.ladder.workload_prefixes import runs_steps_in_parts
 from redline.machine.machine import Machine
 
-# These are tried first, because the gain of all others depends on them: a gain in eager mode can be a loss under a
-# compiler, and the other way round. A plan still lists its rungs in the order of their stages.
-FIRST = ("bf16", "fp16", "fused_ops", "keep_memory", "onnxruntime", "compile", "tensorrt", "cuda_graph")
+# How many times faster a rung is expected to make a model on a machine that has no history of it.
+EXPECTED_GAIN = {
+    "threads": 1.4, "bf16": 1.5, "fp16": 1.5, "fused_ops": 1.2, "onnxruntime": 1.5, "compile": 1.5, "tensorrt": 1.3,
+    "cuda_graph": 1.3, "autocast": 1.2, "channels_last": 1.1, "fused_optimizer": 1.1, "fold_batchnorm": 1.08,
+    "sdpa": 1.05, "tf32": 1.2, "cudnn_benchmark": 1.05, "keep_memory": 1.05,
+}  # fmt: skip
+_EXPECTED = 1.02
+# The expectation counts as much as this many trials, and a trial of the same workload as much as several of others.
+_PRIOR_TRIALS, _SAME_WORKLOAD = 2.0, 4.0
 
 
-def candidates(settings: Settings, machine: Machine, training: bool) -> Iterator[list[Rung]]:
-    """Yields the variants of each rung in `FIRST`, and then all variants of the other rungs in one list."""
-    others: list[Rung] = []
-    for name in sorted(RUNGS, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST)):
-        if not may_try(name, settings, training):
-            continue
-        variants = _variants(name, settings, machine, training)
-        if name in FIRST:
-            yield variants
-        else:
-            others += variants
-    yield others
+def candidates(settings: Settings, machine: Machine, training: bool) -> list[Rung]:
+    """Returns all variants of the rungs that may be tried."""
+    names = [name for name in RUNGS if may_try(name, settings, training)]
+    return [rung for name in names for rung in variants(name, settings, machine, training)]
+
+
+def by_gain_per_second(
+    rungs: Sequence[Rung], seconds: Callable[[Rung], float], history: History, training: bool, digest: str
+) -> list[Rung]:
+    """Sorts rungs by their expected gain per second; `seconds` estimates the time of a trial."""
+    return sorted(rungs, key=lambda rung: -_expected_gain(rung, history, training, digest) / seconds(rung))
+
+
+def _expected_gain(rung: Rung, history: History, training: bool, digest: str) -> float:
+    """Returns the logarithm of the expected gain: the mean over earlier trials on this machine and the expectation."""
+    weights, total = _PRIOR_TRIALS, _PRIOR_TRIALS * math.log(EXPECTED_GAIN.get(rung.name, _EXPECTED))
+    for record in history.records:
+        if record.rung == str(rung) and record.training == training:
+            weight = _SAME_WORKLOAD if record.digest == digest else 1.0
+            weights, total = weights + weight, total + weight * math.log(max(record.gain, 1.0))
+    return total / weights
 
 
 def may_try(name: str, settings: Settings, training: bool) -> bool:
@@ -53,7 +70,7 @@ def _why_unfit(name: str, settings: Settings, training: bool) -> str:
     return ""
 
 
-def _variants(name: str, settings: Settings, machine: Machine, training: bool) -> list[Rung]:
+def variants(name: str, settings: Settings, machine: Machine, training: bool) -> list[Rung]:
     named = [rung for rung in settings.only if rung.name == name]
     plain = not named or named == [RUNGS[name]()]
     variants = RUNGS[name].variants(machine, training) if plain else named

@@ -1,22 +1,33 @@
 """Trials: sets up a candidate plan beside the incumbent, times both in turns, and records the verdict."""
 
+import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict
 from typing import Any
 
 from redline.ladder.measurement import Measurement
 from redline.ladder.measuring.trial import Arm, close, compare_arms, measure_peak, take_turns
 from redline.ladder.measuring.worker_pool import WorkerFailed, WorkerPool
-from redline.ladder.objective import Comparison
 from redline.ladder.plan import Plan
 from redline.ladder.rung import Rung
-from redline.ladder.search.budget import Budget, known_compile_s, searches_kernels
+from redline.ladder.search.budget import Budget
+from redline.ladder.search.estimates import Estimates
+from redline.ladder.search.history import History
 from redline.ladder.search.incumbent import Incumbent
 from redline.ladder.search.parallel_setups import ParallelSetups, may_run_in_parallel
 from redline.ladder.search.preparation import ask_machine, prepare_trials
 from redline.ladder.search.progress import Progress
 from redline.ladder.search.run_log import RunLog
 from redline.ladder.search.settings import Settings
+from redline.ladder.statistics import Interval
+from redline.machine.load import LoadMeter, current_load
+
+# With less time left than this, no trial is started.
+_OVERHEAD_S = 2.0
+# The time for the turns of a trial that has used up the time before the final race.
+_LEAST_SAMPLING_S = 0.5
+# The ratio from which fewer threads are probably faster, if the interval does not exclude it.
+_PROBABLY = 1.1
 
 
 class Trials:
@@ -27,17 +38,26 @@ class Trials:
 
     def __init__(self, settings: Settings, pool: WorkerPool, budget: Budget, progress: Progress) -> None:
         self._settings, self._budget, self._progress = settings, budget, progress
+        self.load = current_load()
+        contended = self.load.is_contended(settings.device.startswith("cuda"))
+        if contended:
+            self.announce(f"{self.load}: intervals will be wide, and every trial takes longer")
         self.announce("running the untouched model for reference")
         # Runs before the ceilings are measured, which takes seconds, so that a wrong address fails at once.
-        self.spec, facts = prepare_trials(pool, settings, ask_machine(pool, settings.device, measure=False))
+        found = ask_machine(pool, settings.device, measure=False)
+        threads = max(1, int(found.cores - self.load.other_cores)) if contended else 0
+        self.spec, facts = prepare_trials(pool, settings, found, threads)
         if facts.state:
             self.announce(facts.state)
         self.announce("reading the machine")
-        self.machine = ask_machine(pool, settings.device)
+        # Ceilings that were measured beside other load are wrong; without them the hardware's features decide.
+        self.machine = ask_machine(pool, settings.device, measure=not contended)
         self.training = facts.training
         self.log = RunLog(self.spec, self.machine, facts, settings.measurements_path)
+        self.estimates = Estimates(History.of(self.machine), facts.digest, facts.operations, facts.training)
+        self.estimates.slowdown = self.load.slowdown(threads=2)
         self.setups = ParallelSetups(pool, self.spec, self.machine)
-        self.incumbent = Incumbent(self.setups, self.spec, self.announce)
+        self.incumbent = Incumbent(self.setups, self.spec, self.machine.device_bytes, self.announce)
 
     @property
     def plan(self) -> Plan:
@@ -60,12 +80,36 @@ class Trials:
     def record(self, role: str, plan: Plan, verdict: str, reason: str, *seen: Any, **values: Any) -> Measurement:
         return self.report(self.log.record(self.log.row(role, plan, verdict, reason, *seen, **values)))
 
+    def take_turns(self, arms: list[Arm], about: dict[str, Any]) -> list[dict[str, list[float]]]:
+        """Times the arms, and adds the load of other processes to the row that `about` describes."""
+        sampling_s = min(self.spec.sampling_s, max(_LEAST_SAMPLING_S, self._budget.left_s))
+        with self.setups.search.paused():
+            meter = LoadMeter([arm.worker.pid for arm in arms])
+            taken = take_turns(arms, self.spec, sampling_s)
+        about["load"] = asdict(meter.read())
+        return taken
+
     def close(self) -> None:
         self.setups.discard()
+        self.setups.search.stop()
         self.incumbent.close()
 
-    def limit_s(self, added: Plan | Rung, candidate: Plan) -> float:
-        return self._budget.for_trial_s(added, known_compile_s(candidate, self.log.rows))
+    def expected_s(self, candidate: Plan) -> float:
+        """Returns the time that a trial of this plan is expected to take."""
+        # Most decisions are clear before the time for sampling is over.
+        return self.estimates.trial_s(candidate) + self.spec.sampling_s / 2
+
+    def why_too_long(self, candidate: Plan, hope: float = 1.0) -> str:
+        """Returns why the trial is not started if it cannot end within the budget, else "".
+
+        `hope` is the share of the expected time that suffices to start it.
+        """
+        expected_s, left_s = self.expected_s(candidate), max(0.0, self._budget.left_s)
+        if hope * expected_s <= left_s:
+            return ""
+        if left_s < _OVERHEAD_S:
+            return "the budget was spent"
+        return f"it takes about {expected_s:.0f} s, and {left_s:.0f} s of the budget are left"
 
     def is_target_reached(self) -> bool:
         target = self._settings.target
@@ -78,57 +122,70 @@ class Trials:
             candidate == self.plan
             or any(rung.why_not(self.machine) for rung in added.rungs)
             or self.log.knows(role, str(added), str(self.plan))
-            or self._baseline_run(role, candidate) is not None
+            or self.why_too_long(candidate)
         )
 
-    def prepare(self, changes: Sequence[tuple[Plan | Rung, Plan]]) -> None:
-        """Sets up the first few plans in parallel; `changes` are pairs (rungs added or removed, resulting plan)."""
+    def prepare(self, plans: Sequence[Plan]) -> None:
+        """Sets up the first few of these plans in parallel."""
         self.setups.discard()
-        room = self.setups.at_once(max(row.peak_bytes for row in self.log.rows))
-        parallel = may_run_in_parallel([plan for _, plan in changes])
-        next_ones = [(change, plan) for change, plan in changes if plan in parallel][:room]
-        if len(next_ones) < 2 or changes[0][1] not in parallel or self._budget.is_spent or self.is_target_reached():
+        room = self.setups.at_once(max(row.peak_bytes for row in self.log.rows), self.incumbent.alive_count)
+        parallel = may_run_in_parallel(plans)
+        next_ones = [plan for plan in plans if plan in parallel][:room]
+        if len(next_ones) < 2 or plans[0] not in parallel or self._budget.is_spent or self.is_target_reached():
             return
         self.announce(f"setting up {len(next_ones)} plans side by side")
         try:
             self.incumbent.arm()  # first, so that another plan fails if memory is short
         except WorkerFailed:
             return
-        self.setups.prepare({plan: self.limit_s(change, plan) for change, plan in next_ones})
+        self.setups.prepare({plan: self.limit_s(plan) for plan in next_ones})
+
+    def limit_s(self, candidate: Plan) -> float:
+        """The first compilation may take all the time that is left, because nothing else gains as much."""
+        first = "compile" in candidate and not self.estimates.has_seen(candidate)
+        return self._budget.limit_s(self.estimates.trial_s(candidate), to_the_end=first)
 
     def measure(self, role: str, added: Plan, candidate: Plan, retry: bool = True) -> Measurement:
         """Measures the candidate against the incumbent, or recalls the measurement of a resumed climb."""
         known = self.log.recall(role, str(added), str(self.plan))
         if known is not None:
             return self.report(known)
-        reused = self._reuse_baseline(role, added, candidate)
-        if reused is not None:
-            return reused
         self.announce(f"trying {added}")
         about: dict[str, Any] = {"rung": str(added), "against": str(self.plan)}
         arm: Arm | None = None
-        limit_s = self.limit_s(added, candidate)
+        limit_s = self.limit_s(candidate)
+        start_s, prepared = time.monotonic(), self.setups.has(candidate)
         try:
             incumbent, arm = self._open_beside(candidate, limit_s)
+            setup_s = sum(arm.setup_s.values())
             if arm.failed_score is not None:
+                self.estimates.record(str(added), candidate, setup_s, 1.0, arm.cached)
                 return self.record(role, arm.plan, "refused", f"outside the gate: {arm.failed_score}", arm, **about)
             measure_peak(arm, self.spec)
+            if not prepared:
+                self.estimates.observe_open(time.monotonic() - start_s - setup_s)
             notes: tuple[str, ...] = ()
             if incumbent is not None:
-                old, new = take_turns([incumbent, arm], self.spec)
+                old, new = self.take_turns([incumbent, arm], about)
             else:
-                (new,) = take_turns([arm], self.spec)
+                (new,) = self.take_turns([arm], about)
                 close(arm)
                 incumbent = self.incumbent.arm()
-                (old,) = take_turns([incumbent], self.spec)
+                (old,) = self.take_turns([incumbent], about)
                 notes = ("timed one after the other, because both plans do not fit in memory together",)
-            better, reason = self.spec.objective.judge(compare_arms(incumbent, arm, old, new))
+            comparison = compare_arms(incumbent, arm, old, new)
+            better, reason = self.spec.objective.judge(comparison)
+            if not better and self._steadies(added, comparison.ratio):
+                better, reason = True, f"{reason}; kept because plans with more threads wait for other processes"
             verdict = "kept" if better else "dropped"
+            self.estimates.record(
+                str(added), candidate, setup_s, comparison.ratio.middle if better else 1.0, arm.cached
+            )
             if role == "compile":
                 verdict, reason = "baseline", f"torch.compile on the untouched model; {reason}"
             row = self.record(role, arm.plan, verdict, reason, arm, new, old, notes, **about)
-            if verdict == "kept" and not notes:
-                self.incumbent.take_over(arm)
+            if verdict in ("kept", "baseline") and not notes:
+                self.incumbent.keep_alive(arm)
                 arm = None
             return row
         except WorkerFailed as failure:
@@ -137,11 +194,19 @@ class Trials:
                 return self.measure(role, added, candidate, retry=False)
             # If there is no arm yet, the set-up was too slow. Otherwise the plan hangs, whatever the budget.
             out_of_budget = arm is None and failure.kind == "timeout" and limit_s < self._settings.timeout_s
-            if failure.kind == "timeout" and searches_kernels(added):
-                self._budget.search_s = max(self._budget.search_s, limit_s)
+            if arm is None:
+                self.estimates.record_failure(str(added), candidate, failure, limit_s)
             return self.record(role, candidate, *_describe_failure(failure, out_of_budget), **about)
         finally:
             close(arm)
+
+    def _steadies(self, added: Plan, ratio: Interval) -> bool:
+        """Whether the rung is a smaller number of threads, probably faster beside the present load.
+
+        With one thread per core the times of a busy machine vary so much that no later trial could be decided.
+        """
+        is_threads = [rung.name for rung in added.rungs] == ["threads"]
+        return is_threads and self.load.is_contended(self.machine.is_cuda) and ratio.middle > _PROBABLY > ratio.low
 
     def ablate(self, rung: Rung, smaller: Plan, retry: bool = True) -> Measurement:
         """Measures the incumbent without a rung; the verdict is "dropped" if the plan is as good without it."""
@@ -153,17 +218,17 @@ class Trials:
         arm: Arm | None = None
         try:
             whole = self.incumbent.arm()
-            arm = self.setups.open(smaller, timeout_s=self.limit_s(rung, smaller))
+            arm = self.setups.open(smaller, timeout_s=self.limit_s(smaller))
             if not arm.passed:
                 return self.record("ablation", smaller, "kept", "the gate fails without it", arm, **about)
             measure_peak(arm, self.spec)
-            old, new = take_turns([whole, arm], self.spec)
+            old, new = self.take_turns([whole, arm], about)
             # The plan with the rung is the candidate here: it has to be better than the plan without it.
             worth, gain = self.spec.objective.judge(compare_arms(arm, whole, new, old))
             reason = f"{'improves the whole plan' if worth else 'redundant beside the other rungs'}: {gain}"
             row = self.record("ablation", arm.plan, "kept" if worth else "dropped", reason, arm, new, old, **about)
             if not worth:
-                self.incumbent.take_over(arm)
+                self.incumbent.keep_alive(arm)
                 arm = None
             return row
         except WorkerFailed as failure:
@@ -184,30 +249,14 @@ class Trials:
         except WorkerFailed as failure:
             if failure.kind != "oom" or not self.machine.is_cuda:
                 raise
+        self.incumbent.close_others()
+        try:
+            return incumbent, self.setups.open(candidate, timeout_s=timeout_s)
+        except WorkerFailed as failure:
+            if failure.kind != "oom":
+                raise
         self.incumbent.close()
         return None, self.setups.open(candidate, timeout_s=timeout_s)
-
-    def _baseline_run(self, role: str, candidate: Plan) -> Measurement | None:
-        """Returns the `compile` baseline that has already timed this candidate against eager, if there is one."""
-        if self.plan.rungs or role != "trial":
-            return None
-        row = next((r for r in self.log.rows if r.role == "compile" and r.plan == str(candidate)), None)
-        done = row is not None and (row.speedup() is not None or row.verdict in ("failed", "unmeasured"))
-        return row if done else None
-
-    def _reuse_baseline(self, role: str, added: Plan, candidate: Plan) -> Measurement | None:
-        """Records a candidate that was a `compile` baseline with the result of that run; does not time it again."""
-        row = self._baseline_run(role, candidate)
-        if row is None:
-            return None
-        ratio = row.speedup()
-        verdict, reason = row.verdict, row.reason
-        if ratio is not None:
-            comparison = Comparison(ratio, row.peak_bytes, self.log.rows[0].peak_bytes, self.spec.device)
-            better, reason = self.spec.objective.judge(comparison)
-            verdict = "kept" if better else "dropped"
-        trial = replace(row, role=role, rung=str(added), verdict=verdict, reason=f"{reason} (the baseline's run)")
-        return self.report(self.log.record(trial))
 
 
 def _describe_failure(failure: WorkerFailed, out_of_budget: bool) -> tuple[str, str]:

@@ -1,0 +1,55 @@
+"""Locks the output folder of a climb, so that two climbs cannot write into the same files."""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from redline.errors import RedlineError
+from redline.files.atomic import check_can_write
+
+_NAME = ".climb.lock"
+
+
+@contextmanager
+def locked(folder: Path | None) -> Iterator[None]:
+    """Holds the lock of the folder, which is made if necessary; the system releases it if the process is killed."""
+    if folder is None:
+        yield
+        return
+    check_can_write(folder)
+    existed = folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / _NAME
+    file = _lock(path, folder)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(file)
+        if not existed:
+            with suppress(OSError):
+                folder.rmdir()  # only if nothing was written
+
+
+def _lock(path: Path, folder: Path) -> int:
+    while True:
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            owner = os.read(file, 20).decode(errors="replace").strip()
+            os.close(file)
+            process = f" (process {owner})" if owner else ""
+            raise RedlineError(
+                f"another climb{process} writes into {str(folder)!r}: wait until it has ended, or choose another "
+                "folder with --out."
+            ) from None
+        with suppress(FileNotFoundError):
+            # The climb before may have deleted the file between opening and locking it.
+            if os.path.samestat(os.fstat(file), path.stat()):
+                os.ftruncate(file, 0)
+                os.write(file, str(os.getpid()).encode())
+                return file
+        os.close(file)
