@@ -30,7 +30,6 @@ from redline.ops.gated_delta_rule.triton_tiles import (
     load_rows,
     load_state,
     pairs,
-    row_products,
     store_rows,
     store_state,
 )
@@ -43,7 +42,12 @@ def local_grad_kernel(
     PACKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     begin, row, left, line, page = chunk_offsets(tl.program_id(1), tl.program_id(0), tokens, heads, C)
-    scores = row_products(k, q, row, left, heads, KEYS, BLOCK_K, C, PRECISION)
+    scores = tl.zeros((C, C), tl.float32)
+    for block in tl.static_range(0, KEYS, BLOCK_K):
+        x = block + tl.arange(0, BLOCK_K)
+        Q = load_rows(q, row, left, heads, x, KEYS, C)
+        K = load_rows(k, row, left, heads, x, KEYS, C)
+        scores = tl.dot(K, tl.trans(Q), scores, input_precision=PRECISION)
     scores *= pairs(decay, documents, line, page, begin, tokens, C, PACKED, True)
     rounded = scores.to(q.dtype.element_ty)
     for block in tl.static_range(0, VALUES, BLOCK_V):
@@ -95,7 +99,12 @@ def query_grad_kernel(
     begin, row, left, line, page = chunk_offsets(tl.program_id(1), tl.program_id(0), tokens, heads, C)
     index = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
     i = tl.arange(0, C)
-    scores = row_products(grad_out, corrections, row, left, heads, VALUES, BLOCK_V, C, PRECISION)
+    scores = tl.zeros((C, C), tl.float32)
+    for block in tl.static_range(0, VALUES, BLOCK_V):
+        v = block + tl.arange(0, BLOCK_V)
+        out = load_rows(grad_out, row, left, heads, v, VALUES, C)
+        correction = load_rows(corrections, row, left, heads, v, VALUES, C)
+        scores = tl.dot(out, tl.trans(correction), scores, input_precision=PRECISION)
     scores *= pairs(decay, documents, line, page, begin, tokens, C, PACKED, False)
     rounded = scores.to(q.dtype.element_ty)
     from_start, to_end, whole = decays(decay, documents, line, page, begin, tokens, C, PACKED)
@@ -125,7 +134,12 @@ def key_grad_kernel(
     begin, row, left, line, page = chunk_offsets(tl.program_id(1), tl.program_id(0), tokens, heads, C)
     index = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
     i = tl.arange(0, C)
-    scores = row_products(corrections, grad_out, row, left, heads, VALUES, BLOCK_V, C, PRECISION)
+    scores = tl.zeros((C, C), tl.float32)
+    for block in tl.static_range(0, VALUES, BLOCK_V):
+        v = block + tl.arange(0, BLOCK_V)
+        out = load_rows(grad_out, row, left, heads, v, VALUES, C)
+        correction = load_rows(corrections, row, left, heads, v, VALUES, C)
+        scores = tl.dot(correction, tl.trans(out), scores, input_precision=PRECISION)
     scores *= pairs(decay, documents, line, page, begin, tokens, C, PACKED, True)
     rounded = scores.to(q.dtype.element_ty)
     from_start, to_end, whole = decays(decay, documents, line, page, begin, tokens, C, PACKED)

@@ -24,7 +24,6 @@ from redline.ops.gated_delta_rule.triton_tiles import (
     load_rows,
     load_state,
     pairs,
-    row_products,
     store_rows,
     store_state,
 )
@@ -211,7 +210,12 @@ def output_kernel(
 ):  # fmt: skip
     begin, row, left, line, page = chunk_offsets(tl.program_id(1), tl.program_id(0), tokens, heads, C)
     index = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
-    scores = row_products(q, k, row, left, heads, KEYS, BLOCK_K, C, PRECISION)
+    scores = tl.zeros((C, C), tl.float32)
+    for block in tl.static_range(0, KEYS, BLOCK_K):
+        x = block + tl.arange(0, BLOCK_K)
+        Q = load_rows(q, row, left, heads, x, KEYS, C)
+        K = load_rows(k, row, left, heads, x, KEYS, C)
+        scores = tl.dot(Q, tl.trans(K), scores, input_precision=PRECISION)
     scores *= pairs(decay, documents, line, page, begin, tokens, C, PACKED, False)
     rounded = scores.to(q.dtype.element_ty)
     from_start, to_end, whole = decays(decay, documents, line, page, begin, tokens, C, PACKED)

@@ -18,20 +18,6 @@ def load_rows(base, row, left, heads, x, X: tl.constexpr, C: tl.constexpr):
 
 
 @triton.jit
-def row_products(
-    a, b, row, left, heads, X: tl.constexpr, BLOCK: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr
-):
-    """Returns the products of every row of a chunk of `a` with every row of a chunk of `b`, (C, C)."""
-    total = tl.zeros((C, C), tl.float32)
-    for block in tl.static_range(0, X, BLOCK):
-        x = block + tl.arange(0, BLOCK)
-        A = load_rows(a, row, left, heads, x, X, C)
-        B = load_rows(b, row, left, heads, x, X, C)
-        total = tl.dot(A, tl.trans(B), total, input_precision=PRECISION)
-    return total
-
-
-@triton.jit
 def load_columns(base, row, left, heads, x, X: tl.constexpr, C: tl.constexpr):
     """Loads the transposed tile (x, C)."""
     i = tl.arange(0, C)

@@ -19,14 +19,7 @@ C: tokens per chunk, K and V: channels of a key and a value.
 import triton
 import triton.language as tl
 
-from redline.ops.gated_delta_rule.triton_tiles import (
-    load_columns,
-    load_rows,
-    load_state,
-    row_products,
-    store_rows,
-    store_state,
-)
+from redline.ops.gated_delta_rule.triton_tiles import load_columns, load_rows, load_state, store_rows, store_state
 from redline.ops.titans_memory.triton_forward import anchor_mask, chunk_offsets, load_gain
 
 
@@ -38,7 +31,12 @@ def local_grad_kernel(
 ):  # fmt: skip
     begin, row, count, line = chunk_offsets(tl.program_id(1), tl.program_id(0), wrap, tokens, heads, C, SPLIT)
     index = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
-    scores = row_products(k, q, row, count, heads, KEYS, BLOCK_K, C, PRECISION)
+    scores = tl.zeros((C, C), tl.float32)
+    for block in tl.static_range(0, KEYS, BLOCK_K):
+        x = block + tl.arange(0, BLOCK_K)
+        Q = load_rows(q, row, count, heads, x, KEYS, C)
+        K = load_rows(k, row, count, heads, x, KEYS, C)
+        scores = tl.dot(K, tl.trans(Q), scores, input_precision=PRECISION)
     rounded = (scores * load_gain(gain, index, count, C, True)).to(q.dtype.element_ty)
     for block in tl.static_range(0, VALUES, BLOCK_V):
         x = block + tl.arange(0, BLOCK_V)
@@ -114,7 +112,12 @@ def query_grad_kernel(
     begin, row, count, line = chunk_offsets(tl.program_id(1), tl.program_id(0), wrap, tokens, heads, C, SPLIT)
     index = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
     i = tl.arange(0, C)
-    grads = row_products(grad_out, errors, row, count, heads, VALUES, BLOCK_V, C, PRECISION)
+    grads = tl.zeros((C, C), tl.float32)
+    for block in tl.static_range(0, VALUES, BLOCK_V):
+        v = block + tl.arange(0, BLOCK_V)
+        out = load_rows(grad_out, row, count, heads, v, VALUES, C)
+        D = load_rows(errors, row, count, heads, v, VALUES, C)
+        grads = tl.dot(out, tl.trans(D), grads, input_precision=PRECISION)
     rounded = (grads * load_gain(gain, index, count, C, False)).to(q.dtype.element_ty)
     a = tl.load(of_memory + line + begin + i, mask=i < count, other=0.0)
     f = tl.load(of_momentum + line + begin + i, mask=i < count, other=0.0)
@@ -156,7 +159,12 @@ def key_grad_kernel(
     index = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
     page = (tl.program_id(0) // heads).to(tl.int64) * tokens
     i = tl.arange(0, C)
-    grads = row_products(errors, grad_out, row, count, heads, VALUES, BLOCK_V, C, PRECISION)
+    grads = tl.zeros((C, C), tl.float32)
+    for block in tl.static_range(0, VALUES, BLOCK_V):
+        v = block + tl.arange(0, BLOCK_V)
+        out = load_rows(grad_out, row, count, heads, v, VALUES, C)
+        D = load_rows(errors, row, count, heads, v, VALUES, C)
+        grads = tl.dot(D, tl.trans(out), grads, input_precision=PRECISION)
     rounded = (grads * load_gain(gain, index, count, C, True)).to(q.dtype.element_ty)
     G_last = tl.load(last + index * (2 * C) + i)
     s_last = tl.load(last + index * (2 * C) + C + i)

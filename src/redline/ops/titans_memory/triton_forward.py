@@ -25,14 +25,7 @@ token and head are (B, H, S).
 import triton
 import triton.language as tl
 
-from redline.ops.gated_delta_rule.triton_tiles import (
-    load_columns,
-    load_rows,
-    load_state,
-    row_products,
-    store_rows,
-    store_state,
-)
+from redline.ops.gated_delta_rule.triton_tiles import load_columns, load_rows, load_state, store_rows, store_state
 
 
 @triton.jit
@@ -162,7 +155,12 @@ def output_kernel(
     begin, row, count, line = chunk_offsets(tl.program_id(1), tl.program_id(0), wrap, tokens, heads, C, SPLIT)
     index = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
     i = tl.arange(0, C)
-    scores = row_products(q, k, row, count, heads, KEYS, BLOCK_K, C, PRECISION)
+    scores = tl.zeros((C, C), tl.float32)
+    for block in tl.static_range(0, KEYS, BLOCK_K):
+        x = block + tl.arange(0, BLOCK_K)
+        Q = load_rows(q, row, count, heads, x, KEYS, C)
+        K = load_rows(k, row, count, heads, x, KEYS, C)
+        scores = tl.dot(Q, tl.trans(K), scores, input_precision=PRECISION)
     rounded = (scores * load_gain(gain, index, count, C, False)).to(q.dtype.element_ty)
     a = tl.load(of_memory + line + begin + i, mask=i < count, other=0.0)
     f = tl.load(of_momentum + line + begin + i, mask=i < count, other=0.0)

@@ -27,22 +27,28 @@ _LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _place(position, window_index, height, width, WINDOW: tl.constexpr, SHIFT: tl.constexpr):
-    """Returns the indices in the batch of images of the tokens at these positions of a window, and their regions.
-
-    Regions other than 0 were wrapped around by the shift.
-    """
+def _tokens(position, window_index, height, width, WINDOW: tl.constexpr, SHIFT: tl.constexpr):
+    """Returns the indices in the batch of images of the tokens at these positions of a window."""
     columns = width // WINDOW
-    rows = height // WINDOW
-    image = (window_index // (rows * columns)).to(tl.int64)
-    row, column = window_index % (rows * columns) // columns, window_index % columns
-    y = row * WINDOW + position // WINDOW + SHIFT
-    x = column * WINDOW + position % WINDOW + SHIFT
+    windows = height // WINDOW * columns
+    image = (window_index // windows).to(tl.int64)
+    y = window_index % windows // columns * WINDOW + position // WINDOW + SHIFT
+    x = window_index % columns * WINDOW + position % WINDOW + SHIFT
     y = tl.where(y < height, y, y - height)
     x = tl.where(x < width, x, x - width)
-    below = (position // WINDOW >= WINDOW - SHIFT) & (row == rows - 1)
-    right = (position % WINDOW >= WINDOW - SHIFT) & (column == columns - 1)
-    return (image * height + y) * width + x, below.to(tl.int32) * 2 + right.to(tl.int32)
+    return (image * height + y) * width + x
+
+
+@triton.jit
+def _region(position, window_index, height, width, WINDOW: tl.constexpr, SHIFT: tl.constexpr):
+    """Returns the region of each token of a window. Regions other than 0 were wrapped around by the shift."""
+    columns = width // WINDOW
+    rows = height // WINDOW
+    last_row = window_index % (rows * columns) // columns == rows - 1
+    last_column = window_index % columns == columns - 1
+    below = (position // WINDOW >= WINDOW - SHIFT) & last_row
+    right = (position % WINDOW >= WINDOW - SHIFT) & last_column
+    return below.to(tl.int32) * 2 + right.to(tl.int32)
 
 
 @triton.jit
@@ -116,7 +122,8 @@ def forward_kernel(
     bias += head * (2 * WINDOW - 1) * N
 
     position = first + tl.arange(0, BLOCK_Q)
-    tokens, region = _place(position, window_index, height, width, WINDOW, SHIFT)
+    tokens = _tokens(position, window_index, height, width, WINDOW, SHIFT)
+    region = _region(position, window_index, height, width, WINDOW, SHIFT)
     maximum = tl.full((BLOCK_Q,), float("-inf"), tl.float32)
     total = tl.full((BLOCK_Q,), 0.0, tl.float32)
     mixed = tl.full((BLOCK_Q, PADDED), 0.0, tl.float32)
@@ -130,7 +137,8 @@ def forward_kernel(
     for start in range(0, N, BLOCK_K):
         rank = start + tl.arange(0, BLOCK_K)
         column = _bias_column(rank, WINDOW, RUN)
-        key_tokens, key_region = _place(N - 1 - rank, window_index, height, width, WINDOW, SHIFT)
+        key_tokens = _tokens(N - 1 - rank, window_index, height, width, WINDOW, SHIFT)
+        key_region = _region(N - 1 - rank, window_index, height, width, WINDOW, SHIFT)
         added = _bias(bias, position[:, None] * WINDOW + column[None, :], region[:, None] == key_region[None, :], SHIFT)
         if REST > 0:
             key = _read_piece(qkv + WIDTH, key_tokens, head, 3 * WIDTH, SIZE, PADDED)
@@ -183,7 +191,8 @@ def query_gradient_kernel(
     row = (window_index * HEADS + head).to(tl.int64) * N
 
     position = first + tl.arange(0, BLOCK_Q)
-    tokens, region = _place(position, window_index, height, width, WINDOW, SHIFT)
+    tokens = _tokens(position, window_index, height, width, WINDOW, SHIFT)
+    region = _region(position, window_index, height, width, WINDOW, SHIFT)
     query = _read_own(qkv, tokens, head, 3 * WIDTH, SIZE, PADDED, ALIGN)
     mixed = _read(out, tokens, head, WIDTH, SIZE, PADDED, ALIGN)
     grad = _read_own(gradient, tokens, head, WIDTH, SIZE, PADDED, ALIGN)
@@ -194,7 +203,8 @@ def query_gradient_kernel(
     for start in range(0, N, BLOCK_K):
         rank = start + tl.arange(0, BLOCK_K)
         column = _bias_column(rank, WINDOW, RUN)
-        key_tokens, key_region = _place(N - 1 - rank, window_index, height, width, WINDOW, SHIFT)
+        key_tokens = _tokens(N - 1 - rank, window_index, height, width, WINDOW, SHIFT)
+        key_region = _region(N - 1 - rank, window_index, height, width, WINDOW, SHIFT)
         key = _read(qkv + WIDTH, key_tokens, head, 3 * WIDTH, SIZE, PADDED, ALIGN)
         value = _read(qkv + 2 * WIDTH, key_tokens, head, 3 * WIDTH, SIZE, PADDED, ALIGN)
         added = _bias(bias, position[:, None] * WINDOW + column[None, :], region[:, None] == key_region[None, :], SHIFT)
@@ -224,14 +234,16 @@ def key_gradient_kernel(
 
     rank = first + tl.arange(0, BLOCK_K)
     column = _bias_column(rank, WINDOW, RUN)
-    key_tokens, key_region = _place(N - 1 - rank, window_index, height, width, WINDOW, SHIFT)
+    key_tokens = _tokens(N - 1 - rank, window_index, height, width, WINDOW, SHIFT)
+    key_region = _region(N - 1 - rank, window_index, height, width, WINDOW, SHIFT)
     key = _read_own(qkv + WIDTH, key_tokens, head, 3 * WIDTH, SIZE, PADDED, ALIGN)
     value = _read_own(qkv + 2 * WIDTH, key_tokens, head, 3 * WIDTH, SIZE, PADDED, ALIGN)
     grad_key = tl.full((BLOCK_K, PADDED), 0.0, tl.float32)
     grad_value = tl.full((BLOCK_K, PADDED), 0.0, tl.float32)
     for start in range(0, N, BLOCK_Q):
         position = start + tl.arange(0, BLOCK_Q)
-        tokens, region = _place(position, window_index, height, width, WINDOW, SHIFT)
+        tokens = _tokens(position, window_index, height, width, WINDOW, SHIFT)
+        region = _region(position, window_index, height, width, WINDOW, SHIFT)
         query = _read(qkv, tokens, head, 3 * WIDTH, SIZE, PADDED, ALIGN)
         grad = _read(gradient, tokens, head, WIDTH, SIZE, PADDED, ALIGN)
         added = _bias(bias, position[None, :] * WINDOW + column[:, None], region[None, :] == key_region[:, None], SHIFT)
@@ -266,8 +278,10 @@ def bias_gradient_kernel(
 
     grad_pair = tl.full((BLOCK_Q, BLOCK_K), 0.0, tl.float32)
     for window_index in range(share, windows, shares):
-        tokens, region = _place(position, window_index, height, width, WINDOW, SHIFT)
-        key_tokens, key_region = _place(N - 1 - rank, window_index, height, width, WINDOW, SHIFT)
+        tokens = _tokens(position, window_index, height, width, WINDOW, SHIFT)
+        region = _region(position, window_index, height, width, WINDOW, SHIFT)
+        key_tokens = _tokens(N - 1 - rank, window_index, height, width, WINDOW, SHIFT)
+        key_region = _region(N - 1 - rank, window_index, height, width, WINDOW, SHIFT)
         query = _read_own(qkv, tokens, head, 3 * WIDTH, SIZE, PADDED, ALIGN)
         grad = _read_own(gradient, tokens, head, WIDTH, SIZE, PADDED, ALIGN)
         key = _read(qkv + WIDTH, key_tokens, head, 3 * WIDTH, SIZE, PADDED, ALIGN)
