@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from redline.errors import GateError, Refused, WorkloadError
 from redline.ladder.gate import Gate, Score, all_finite, gates_for, tensors_of, values_of, worst
+from redline.ladder.rewrites.state import find_state
 from redline.ladder.workload import Inputs, Workload
 from redline.trees import tree_map
 
@@ -72,6 +73,16 @@ def check_same_model(workloads: Mapping[str, Workload], device: str) -> None:
 
 def _sizes(model: nn.Module) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in model.state_dict().items()}
+
+
+def check_state(workload: Workload, model: nn.Module, run: Callable[..., Any], batches: Sequence[Inputs]) -> str:
+    """Returns what the model keeps between calls, as a sentence; raises WorkloadError if its outputs are random."""
+    state = find_state(model, lambda batch: workload.step(run, batch), batches, workload.gates)
+    if state.random:
+        raise WorkloadError(
+            f"{workload.label}: {state}, so its outputs cannot be compared: disable it in build(), for example with p=0"
+        )
+    return str(state)
 
 
 def check_reference(workload: Workload, seeds: Sequence[int], results: Sequence[Any]) -> None:

@@ -21,7 +21,7 @@ from torch import nn
 
 from redline.errors import RedlineError, WorkloadError
 from redline.ladder.gate import Gate, Score, tensors_of, values_of
-from redline.ladder.job import CallState, Job, TrainingStep
+from redline.ladder.job import Job, TrainingStep
 from redline.ladder.measuring.flops import OperationCounter, counting_flops
 from redline.ladder.measuring.judge import (
     TRAINING_STEPS,
@@ -29,6 +29,7 @@ from redline.ladder.measuring.judge import (
     as_dtype,
     check_reference,
     check_same_model,
+    check_state,
     detached,
     judge,
     losses_and_gradients,
@@ -36,7 +37,6 @@ from redline.ladder.measuring.judge import (
 )
 from redline.ladder.plan import Plan, Unavailable
 from redline.ladder.rewrites.quantize import stored_bytes
-from redline.ladder.rewrites.state import find_state
 from redline.ladder.workload import Inputs, Workload, call
 from redline.ladder.workloads.addresses import find_function, load_workload
 from redline.machine import vector_isa
@@ -124,15 +124,10 @@ class Bench:
         flops, operations = self._check_and_count(workloads, device, seeds, dtype)
         job = _reference_job(first, device, dtype)
         run = job.finish()
-        state = CallState()
+        state = ""
         if look_for_state and not first.training:
             batches = [as_dtype(first.fresh_inputs(seed, device), dtype) for seed in seeds[:2]]
-            state = find_state(job.model, lambda batch: first.step(run, batch), batches, first.gates)
-            if state.random:
-                raise WorkloadError(
-                    f"{first.label}: {state}, so its outputs cannot be compared: disable it in build(), for example "
-                    "with p=0"
-                )
+            state = check_state(first, job.model, run, batches)
         outputs: dict[str, Any] = {}
         for label, workload in workloads.items():
             batches = [as_dtype(workload.fresh_inputs(seed, device), dtype) for seed in seeds]
@@ -149,7 +144,7 @@ class Bench:
             "flops": flops,
             "operations": operations,
             "training": first.training,
-            "state": str(state),
+            "state": state,
             "name": first.label,
             "unit": first.unit,
             "items": {label: w.items for label, w in workloads.items()},
