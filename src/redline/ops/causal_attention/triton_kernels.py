@@ -11,8 +11,6 @@ including, `lowest`. Without far keys these arguments are None.
 T: tokens, H: query heads, G: key heads, D: head dimension, M: queries per tile, N: keys per tile.
 """
 
-# pyright: reportGeneralTypeIssues=false
-# The type checker wrongly infers that a kernel that another kernel calls never returns.
 import triton
 import triton.language as tl
 
@@ -61,11 +59,9 @@ def _far_keys_seen(first, lowest, start, tokens, M: tl.constexpr, N: tl.constexp
 
 @triton.jit
 def _attend_keys(
-    total, maximum, sums, queries, keys, begin, end,
+    total, maximum, sums, q_MD, low_M, high_M, k, v, bias, begin, end, tokens, k_stride, v_stride, scale,
     D: tl.constexpr, N: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    q_MD, low_M, high_M = queries
-    k, v, bias, tokens, k_stride, v_stride, scale = keys
     for first in range(begin, end, N):
         k_ND = _load_tile(k, first, tokens, k_stride, D, N)
         v_ND = _load_tile(v, first, tokens, v_stride, D, N)
@@ -90,13 +86,22 @@ def _attend_keys(
 
 @triton.jit
 def _attend_span(
-    total, maximum, sums, queries, keys, bounds, D: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr
-):
+    total, maximum, sums, q_MD, low_M, high_M, k, v, bias, begin, common, inner, end, tokens, k_stride, v_stride,
+    scale, D: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """Accumulates over all keys of a query tile, and masks only the keys that some of the queries do not see."""
-    begin, common, inner, end = bounds
-    total, maximum, sums = _attend_keys(total, maximum, sums, queries, keys, begin, common, D, N, True, PRECISION)
-    total, maximum, sums = _attend_keys(total, maximum, sums, queries, keys, common, inner, D, N, False, PRECISION)
-    return _attend_keys(total, maximum, sums, queries, keys, inner, end, D, N, True, PRECISION)
+    total, maximum, sums = _attend_keys(  # pyright: ignore[reportGeneralTypeIssues]
+        total, maximum, sums, q_MD, low_M, high_M, k, v, bias, begin, common, tokens, k_stride, v_stride, scale,
+        D, N, True, PRECISION,
+    )  # fmt: skip
+    total, maximum, sums = _attend_keys(
+        total, maximum, sums, q_MD, low_M, high_M, k, v, bias, common, inner, tokens, k_stride, v_stride, scale,
+        D, N, False, PRECISION,
+    )  # fmt: skip
+    return _attend_keys(
+        total, maximum, sums, q_MD, low_M, high_M, k, v, bias, inner, end, tokens, k_stride, v_stride, scale,
+        D, N, True, PRECISION,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -119,16 +124,21 @@ def causal_attention_forward_kernel(
     total = tl.zeros((M, D), tl.float32)
     maximum = tl.full((M,), float("-inf"), tl.float32)
     sums = tl.zeros((M,), tl.float32)
-    bounds, keys = _keys_seen(lowest, start, tokens, M, N), (k, v, None, tokens, k_token, v_token, scale)
-    total, maximum, sums = _attend_span(total, maximum, sums, (q_MD, low_M, row), keys, bounds, D, N, PRECISION)
+    begin, common, inner, end = _keys_seen(lowest, start, tokens, M, N)
+    total, maximum, sums = _attend_span(
+        total, maximum, sums, q_MD, low_M, row, k, v, None, begin, common, inner, end, tokens, k_token, v_token,
+        scale, D, N, PRECISION,
+    )  # fmt: skip
     if far_q is not None:
         far_q += head.to(tl.int64) * far_q_head
         far_k += (head // SHARED).to(tl.int64) * far_k_head
         first_M = tl.load(first + row, mask=row < tokens, other=tokens)
         q_MD = _load_tile(far_q, start, tokens, far_q_token, D, M)
-        queries, keys = (q_MD, first_M, low_M - 1), (far_k, v, bias, tokens, far_k_token, v_token, scale)
-        bounds = _far_keys_seen(first, lowest, start, tokens, M, N)
-        total, maximum, sums = _attend_span(total, maximum, sums, queries, keys, bounds, D, N, PRECISION)
+        begin, common, inner, end = _far_keys_seen(first, lowest, start, tokens, M, N)
+        total, maximum, sums = _attend_span(
+            total, maximum, sums, q_MD, first_M, low_M - 1, far_k, v, bias, begin, common, inner, end, tokens,
+            far_k_token, v_token, scale, D, N, PRECISION,
+        )  # fmt: skip
     _store_tile(out + head * D, total / sums[:, None], start, tokens, HEADS * D, D, M)
     tl.store(logs + head.to(tl.int64) * tokens + row, maximum + tl.log2(sums), mask=row < tokens)
 
@@ -147,10 +157,9 @@ def causal_attention_dots_kernel(
 
 @triton.jit
 def _grad_queries(
-    total, queries, keys, begin, end, D: tl.constexpr, N: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr
-):
-    q_MD, grad_MD, log_M, dot_M, low_M, high_M = queries
-    k, v, bias, tokens, k_stride, v_stride, scale = keys
+    total, q_MD, grad_MD, log_M, dot_M, low_M, high_M, k, v, bias, begin, end, tokens, k_stride, v_stride, scale,
+    D: tl.constexpr, N: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     for first in range(begin, end, N):
         k_ND = _load_tile(k, first, tokens, k_stride, D, N)
         v_ND = _load_tile(v, first, tokens, v_stride, D, N)
@@ -169,12 +178,23 @@ def _grad_queries(
 
 
 @triton.jit
-def _grad_query_span(queries, keys, bounds, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr):
-    begin, common, inner, end = bounds
+def _grad_query_span(
+    q_MD, grad_MD, log_M, dot_M, low_M, high_M, k, v, bias, begin, common, inner, end, tokens, k_stride, v_stride,
+    scale, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     total = tl.zeros((M, D), tl.float32)
-    total = _grad_queries(total, queries, keys, begin, common, D, N, True, PRECISION)
-    total = _grad_queries(total, queries, keys, common, inner, D, N, False, PRECISION)
-    return _grad_queries(total, queries, keys, inner, end, D, N, True, PRECISION)
+    total = _grad_queries(
+        total, q_MD, grad_MD, log_M, dot_M, low_M, high_M, k, v, bias, begin, common, tokens, k_stride, v_stride,
+        scale, D, N, True, PRECISION,
+    )  # fmt: skip
+    total = _grad_queries(
+        total, q_MD, grad_MD, log_M, dot_M, low_M, high_M, k, v, bias, common, inner, tokens, k_stride, v_stride,
+        scale, D, N, False, PRECISION,
+    )  # fmt: skip
+    return _grad_queries(
+        total, q_MD, grad_MD, log_M, dot_M, low_M, high_M, k, v, bias, inner, end, tokens, k_stride, v_stride,
+        scale, D, N, True, PRECISION,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -198,32 +218,35 @@ def causal_attention_queries_kernel(
     dot_M = tl.load(dots + head.to(tl.int64) * tokens + row, mask=inside, other=0.0)
     q_MD = _load_tile(q, start, tokens, q_token, D, M)
     grad_MD = _load_tile(grad, start, tokens, grad_token, D, M)
-    queries, keys = (q_MD, grad_MD, log_M, dot_M, low_M, row), (k, v, None, tokens, k_token, v_token, scale)
-    total = _grad_query_span(queries, keys, _keys_seen(lowest, start, tokens, M, N), D, M, N, PRECISION)
+    begin, common, inner, end = _keys_seen(lowest, start, tokens, M, N)
+    total = _grad_query_span(
+        q_MD, grad_MD, log_M, dot_M, low_M, row, k, v, None, begin, common, inner, end, tokens, k_token, v_token,
+        scale, D, M, N, PRECISION,
+    )  # fmt: skip
     _store_tile(grad_q + head * D, total * size, start, tokens, HEADS * D, D, M)
     if far_q is not None:
         far_q += head.to(tl.int64) * far_q_head
         far_k += (head // SHARED).to(tl.int64) * far_k_head
         first_M = tl.load(first + row, mask=inside, other=tokens)
         q_MD = _load_tile(far_q, start, tokens, far_q_token, D, M)
-        queries = (q_MD, grad_MD, log_M, dot_M, first_M, low_M - 1)
-        keys = (far_k, v, bias, tokens, far_k_token, v_token, scale)
-        bounds = _far_keys_seen(first, lowest, start, tokens, M, N)
-        total = _grad_query_span(queries, keys, bounds, D, M, N, PRECISION)
+        begin, common, inner, end = _far_keys_seen(first, lowest, start, tokens, M, N)
+        total = _grad_query_span(
+            q_MD, grad_MD, log_M, dot_M, first_M, low_M - 1, far_k, v, bias, begin, common, inner, end, tokens,
+            far_k_token, v_token, scale, D, M, N, PRECISION,
+        )  # fmt: skip
         _store_tile(grad_far_q + head * D, total * size, start, tokens, HEADS * D, D, M)
 
 
 @triton.jit
 def _grad_keys(
-    k_total, v_total, bias_total, tile, queries, begin, end,
+    k_total, v_total, bias_total, k_ND, v_ND, bias_N, key, q, grad, logs, dots, low, beyond, begin, end, tokens,
+    q_stride, grad_stride, scale,
     D: tl.constexpr, M: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Adds the gradients of a key tile over the queries from `begin` to `end`.
 
     A query sees the keys from `low` up to, but not including, `beyond`. If `beyond` is None, it sees keys up to itself.
     """
-    k_ND, v_ND, bias_N, key = tile
-    q, grad, logs, dots, low, beyond, tokens, q_stride, grad_stride, scale = queries
     for first in range(begin, end, M):
         q_MD = _load_tile(q, first, tokens, q_stride, D, M)
         grad_MD = _load_tile(grad, first, tokens, grad_stride, D, M)
@@ -253,29 +276,29 @@ def _grad_keys(
 
 @triton.jit
 def _grad_key_span(
-    v_total, tile, queries, strides, bounds, group,
+    v_total, k_ND, v_ND, bias_N, key, q, grad, logs, dots, low, beyond, begin, inner, common, end, group, tokens,
+    q_token, q_head, grad_token, grad_head, scale,
     SHARED: tl.constexpr, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Accumulates over all queries that see a key tile, of all heads that share it, and masks only partial tiles."""
-    q, grad, logs, dots, low, beyond, tokens, scale = queries
-    q_token, q_head, grad_token, grad_head = strides
-    begin, inner, common, end = bounds
     k_total = tl.zeros((N, D), tl.float32)
     bias_total = tl.zeros((N,), tl.float32)
     for share in range(SHARED):
         head = (group * SHARED + share).to(tl.int64)
         of_q, grad_of = q + head * q_head, grad + head * grad_head
         of_logs, of_dots = logs + head * tokens, dots + head * tokens
-        of_head = (of_q, grad_of, of_logs, of_dots, low, beyond, tokens, q_token, grad_token, scale)
         k_total, v_total, bias_total = _grad_keys(
-            k_total, v_total, bias_total, tile, of_head, begin, inner, D, M, True, PRECISION
-        )
+            k_total, v_total, bias_total, k_ND, v_ND, bias_N, key, of_q, grad_of, of_logs, of_dots, low, beyond,
+            begin, inner, tokens, q_token, grad_token, scale, D, M, True, PRECISION,
+        )  # fmt: skip
         k_total, v_total, bias_total = _grad_keys(
-            k_total, v_total, bias_total, tile, of_head, inner, common, D, M, False, PRECISION
-        )
+            k_total, v_total, bias_total, k_ND, v_ND, bias_N, key, of_q, grad_of, of_logs, of_dots, low, beyond,
+            inner, common, tokens, q_token, grad_token, scale, D, M, False, PRECISION,
+        )  # fmt: skip
         k_total, v_total, bias_total = _grad_keys(
-            k_total, v_total, bias_total, tile, of_head, common, end, D, M, True, PRECISION
-        )
+            k_total, v_total, bias_total, k_ND, v_ND, bias_N, key, of_q, grad_of, of_logs, of_dots, low, beyond,
+            common, end, tokens, q_token, grad_token, scale, D, M, True, PRECISION,
+        )  # fmt: skip
     return k_total, v_total, bias_total
 
 
@@ -306,10 +329,10 @@ def causal_attention_keys_kernel(
     begin = start // M * M
     inner = tl.minimum(tl.cdiv(start + N, M) * M, end)
     common = tl.maximum((tl.load(highest + start) + 1) // M * M, inner)
-    tile, bounds = (k_ND, v_ND, None, key), (begin, inner, common, end)
-    queries = (q, grad, logs, dots, lowest, None, tokens, scale)
-    strides = (q_token, q_head, grad_token, grad_head)
-    k_total, v_total, _ = _grad_key_span(v_total, tile, queries, strides, bounds, group, SHARED, D, M, N, PRECISION)
+    k_total, v_total, _ = _grad_key_span(
+        v_total, k_ND, v_ND, None, key, q, grad, logs, dots, lowest, None, begin, inner, common, end, group, tokens,
+        q_token, q_head, grad_token, grad_head, scale, SHARED, D, M, N, PRECISION,
+    )  # fmt: skip
     _store_tile(grad_k + group * D, k_total * size, start, tokens, HEADS // SHARED * D, D, N)
     if far_q is not None:
         k_ND = _load_tile(far_k + group.to(tl.int64) * far_k_head, start, tokens, far_k_token, D, N)
@@ -319,12 +342,10 @@ def causal_attention_keys_kernel(
         begin = (tl.load(highest + start) + 1) // M * M
         inner = tl.minimum(tl.cdiv(tl.load(highest + last) + 1, M) * M, end)
         common = tl.maximum((tl.load(final + start) + 1) // M * M, inner)
-        tile, bounds = (k_ND, v_ND, bias_N, key), (begin, inner, common, end)
-        queries = (far_q, grad, logs, dots, first, lowest, tokens, scale)
-        strides = (far_q_token, far_q_head, grad_token, grad_head)
         k_total, v_total, bias_total = _grad_key_span(
-            v_total, tile, queries, strides, bounds, group, SHARED, D, M, N, PRECISION
-        )
+            v_total, k_ND, v_ND, bias_N, key, far_q, grad, logs, dots, first, lowest, begin, inner, common, end, group,
+            tokens, far_q_token, far_q_head, grad_token, grad_head, scale, SHARED, D, M, N, PRECISION,
+        )  # fmt: skip
         _store_tile(grad_far_k + group * D, k_total * size, start, tokens, HEADS // SHARED * D, D, N)
         tl.store(grad_bias + group.to(tl.int64) * tokens + key, bias_total * size, mask=key < tokens)
     _store_tile(grad_v + group * D, v_total, start, tokens, HEADS // SHARED * D, D, N)

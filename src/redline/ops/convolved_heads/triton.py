@@ -32,54 +32,60 @@ def why_not(x_BSC: Tensor, taps_TC: Tensor, heads: int, key_dim: int) -> str:
 
 
 @triton.jit
-def _load_earlier(source, row, own, back, channel, inside, TAPS: tl.constexpr, HAS_DOCUMENTS: tl.constexpr):
+def _load_earlier(
+    x, recent, documents, row, own, back, channel, inside, tokens, channels, token_stride,
+    TAPS: tl.constexpr, HAS_DOCUMENTS: tl.constexpr,
+):  # fmt: skip
     """Loads the inputs `back` tokens before each of these tokens, with zeros for other documents."""
-    x, taps, recent, documents, tokens, channels, token_stride = source
-    earlier = row - back
+    source = row - back
     exists = row < tokens
     if HAS_DOCUMENTS:
-        exists = exists & (own == tl.load(documents + tl.maximum(earlier, 0), mask=exists, other=0))
-    offset = x + earlier.to(tl.int64)[:, None] * token_stride + channel[None, :]
-    values = tl.load(offset, mask=(exists & (earlier >= 0))[:, None] & inside[None, :], other=0.0).to(tl.float32)
+        exists = exists & (own == tl.load(documents + tl.maximum(source, 0), mask=exists, other=0))
+    offset = x + source.to(tl.int64)[:, None] * token_stride + channel[None, :]
+    values = tl.load(offset, mask=(exists & (source >= 0))[:, None] & inside[None, :], other=0.0).to(tl.float32)
     # Only the first block of tokens needs inputs from before the first token.
     if (TAPS > 1) and (tl.program_id(0) == 0):
-        held = recent + (TAPS - 1 + earlier).to(tl.int64)[:, None] * channels + channel[None, :]
-        values += tl.load(held, mask=(exists & (earlier < 0))[:, None] & inside[None, :], other=0.0).to(tl.float32)
+        held = recent + (TAPS - 1 + source).to(tl.int64)[:, None] * channels + channel[None, :]
+        values += tl.load(held, mask=(exists & (source < 0))[:, None] & inside[None, :], other=0.0).to(tl.float32)
     return values
 
 
 @triton.jit
 def _convolve(
-    source, first,
-    TAPS: tl.constexpr, WIDTH: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr, HAS_DOCUMENTS: tl.constexpr,
+    x, taps, recent, documents, row, own, channel, inside, tokens, channels, token_stride,
+    TAPS: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr, HAS_DOCUMENTS: tl.constexpr,
 ):  # fmt: skip
-    """Returns the tokens of the program, the channels of a head, their mask, and the convolution of each channel."""
-    x, taps, recent, documents, tokens, channels, token_stride = source
-    row = tl.program_id(0) * BLOCK_S + tl.arange(0, BLOCK_S)
-    offset = tl.arange(0, BLOCK_D)
-    inside = offset < WIDTH
-    own = tl.load(documents + row, mask=row < tokens, other=0) if HAS_DOCUMENTS else row
-    channel = first + offset
+    """Returns the convolution of each channel over the last tokens."""
     total = tl.zeros((BLOCK_S, BLOCK_D), tl.float32)
     for tap in tl.static_range(0, TAPS):  # pyright: ignore[reportGeneralTypeIssues]
         weight = tl.load(taps + tap * channels + channel, mask=inside, other=0.0).to(tl.float32)
-        before = _load_earlier(source, row, own, TAPS - 1 - tap, channel, inside, TAPS, HAS_DOCUMENTS)
-        total += weight[None, :] * before
-    return row, offset, (row < tokens)[:, None] & inside[None, :], total
+        total += weight[None, :] * _load_earlier(
+            x, recent, documents, row, own, TAPS - 1 - tap, channel, inside, tokens, channels, token_stride,
+            TAPS, HAS_DOCUMENTS,
+        )  # fmt: skip
+    return total
 
 
 @triton.jit
 def _head_forward(
-    source, output, first, head, heads, TAPS: tl.constexpr, WIDTH: tl.constexpr, UNIT: tl.constexpr,
-    BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr, HAS_DOCUMENTS: tl.constexpr,
+    x, taps, recent, documents, output, first, head, tokens, heads, channels, token_stride,
+    TAPS: tl.constexpr, WIDTH: tl.constexpr, UNIT: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
+    HAS_DOCUMENTS: tl.constexpr,
 ):  # fmt: skip
-    row, offset, mask, total = _convolve(source, first, TAPS, WIDTH, BLOCK_S, BLOCK_D, HAS_DOCUMENTS)  # pyright: ignore[reportGeneralTypeIssues]
+    row = tl.program_id(0) * BLOCK_S + tl.arange(0, BLOCK_S)
+    offset = tl.arange(0, BLOCK_D)
+    inside = offset < WIDTH
+    own = tl.load(documents + row, mask=row < tokens, other=0) if HAS_DOCUMENTS else row
+    total = _convolve(
+        x, taps, recent, documents, row, own, first + offset, inside, tokens, channels, token_stride,
+        TAPS, BLOCK_S, BLOCK_D, HAS_DOCUMENTS,
+    )  # fmt: skip
     active = total * tl.sigmoid(total)
     if UNIT:
         # Multiplies by the reciprocal: one division per head instead of one per channel.
         active *= (1 / tl.maximum(tl.sqrt(tl.sum(active * active, 1)), _LEAST_NORM))[:, None]
     at = output + (row.to(tl.int64) * heads + head)[:, None] * WIDTH + offset[None, :]
-    tl.store(at, active.to(output.dtype.element_ty), mask=mask)
+    tl.store(at, active.to(output.dtype.element_ty), mask=(row < tokens)[:, None] & inside[None, :])
 
 
 @triton.jit
@@ -95,25 +101,35 @@ def convolved_heads_forward_kernel(
     x += batch * batch_stride
     recent += batch * (TAPS - 1) * channels
     documents += batch * tokens
-    source = (x, taps, recent, documents, tokens, channels, token_stride)
     if part == 2:
-        value += batch * tokens * heads * VALUES
-        first = 2 * heads * KEYS + head * VALUES
-        _head_forward(source, value, first, head, heads, TAPS, VALUES, False, BLOCK_S, BLOCK_V, HAS_DOCUMENTS)
+        _head_forward(
+            x, taps, recent, documents, value + batch * tokens * heads * VALUES, 2 * heads * KEYS + head * VALUES,
+            head, tokens, heads, channels, token_stride, TAPS, VALUES, False, BLOCK_S, BLOCK_V, HAS_DOCUMENTS,
+        )  # fmt: skip
     else:
-        output = (query if part == 0 else key) + batch * tokens * heads * KEYS
-        first = (part * heads + head) * KEYS
-        _head_forward(source, output, first, head, heads, TAPS, KEYS, True, BLOCK_S, BLOCK_K, HAS_DOCUMENTS)
+        output = query if part == 0 else key
+        _head_forward(
+            x, taps, recent, documents, output + batch * tokens * heads * KEYS, (part * heads + head) * KEYS,
+            head, tokens, heads, channels, token_stride, TAPS, KEYS, True, BLOCK_S, BLOCK_K, HAS_DOCUMENTS,
+        )  # fmt: skip
 
 
 @triton.jit
 def _head_backward(
-    source, grad_output, grad_sums, first, head, heads, TAPS: tl.constexpr, WIDTH: tl.constexpr, UNIT: tl.constexpr,
-    BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr, HAS_DOCUMENTS: tl.constexpr,
+    x, taps, recent, documents, grad_output, grad_sums, first, head, tokens, heads, channels, token_stride,
+    TAPS: tl.constexpr, WIDTH: tl.constexpr, UNIT: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
+    HAS_DOCUMENTS: tl.constexpr,
 ):  # fmt: skip
-    x, taps, recent, documents, tokens, channels, token_stride = source
-    row, offset, mask, total = _convolve(source, first, TAPS, WIDTH, BLOCK_S, BLOCK_D, HAS_DOCUMENTS)  # pyright: ignore[reportGeneralTypeIssues]
+    row = tl.program_id(0) * BLOCK_S + tl.arange(0, BLOCK_S)
+    offset = tl.arange(0, BLOCK_D)
+    inside = offset < WIDTH
+    own = tl.load(documents + row, mask=row < tokens, other=0) if HAS_DOCUMENTS else row
+    total = _convolve(
+        x, taps, recent, documents, row, own, first + offset, inside, tokens, channels, token_stride,
+        TAPS, BLOCK_S, BLOCK_D, HAS_DOCUMENTS,
+    )  # fmt: skip
     gate = tl.sigmoid(total)
+    mask = (row < tokens)[:, None] & inside[None, :]
     at = grad_output + (row.to(tl.int64) * heads + head)[:, None] * WIDTH + offset[None, :]
     grad = tl.load(at, mask=mask, other=0.0).to(tl.float32)
     if UNIT:
@@ -142,19 +158,19 @@ def convolved_heads_sums_kernel(
     recent += batch * (TAPS - 1) * channels
     documents += batch * tokens
     grad_sums += batch * tokens * channels
-    source = (x, taps, recent, documents, tokens, channels, token_stride)
     if part == 2:
-        grad_value += batch * tokens * heads * VALUES
-        first = 2 * heads * KEYS + head * VALUES
         _head_backward(
-            source, grad_value, grad_sums, first, head, heads, TAPS, VALUES, False, BLOCK_S, BLOCK_V, HAS_DOCUMENTS
-        )
+            x, taps, recent, documents, grad_value + batch * tokens * heads * VALUES, grad_sums,
+            2 * heads * KEYS + head * VALUES, head, tokens, heads, channels, token_stride,
+            TAPS, VALUES, False, BLOCK_S, BLOCK_V, HAS_DOCUMENTS,
+        )  # fmt: skip
     else:
-        grad_output = (grad_query if part == 0 else grad_key) + batch * tokens * heads * KEYS
-        first = (part * heads + head) * KEYS
+        grad_output = grad_query if part == 0 else grad_key
         _head_backward(
-            source, grad_output, grad_sums, first, head, heads, TAPS, KEYS, True, BLOCK_S, BLOCK_K, HAS_DOCUMENTS
-        )
+            x, taps, recent, documents, grad_output + batch * tokens * heads * KEYS, grad_sums,
+            (part * heads + head) * KEYS, head, tokens, heads, channels, token_stride,
+            TAPS, KEYS, True, BLOCK_S, BLOCK_K, HAS_DOCUMENTS,
+        )  # fmt: skip
 
 
 @triton.jit

@@ -61,7 +61,7 @@ def draw_curves(
     last = "; ".join(f"{curve.name} ends at {write(curve.points[-1][1])}" for curve in shown)
     drawings = []
     for width in _WIDTHS:
-        height, left, right, top = int(width * 0.6), 64, width - 10, 20
+        height, left, right, top = int(width * 0.6), 64, width - (14 if lengths else 10), 20
         bottom = height - 36
         x = Scale(min(steps), max(steps), left, right, log=lengths)
         y = Scale(low, high, bottom, top, log=doubling)
