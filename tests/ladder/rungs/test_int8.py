@@ -378,8 +378,7 @@ def test_layers_with_few_rows_are_left_alone_on_a_gpu() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 64), nn.Unflatten(1, (4, 16)), nn.Linear(16, 16)).cuda()
     job = Job.of(model, samples=(torch.randn(8, 64, device="cuda"),))
-    resolved = Int8(mode="dynamic", min_features=8).resolve(job)
-    assert resolved == Int8(mode="dynamic", min_features=8, skip=("0",))
+    assert Int8(mode="dynamic", min_features=8).resolve(job) == Int8(mode="dynamic", min_features=8, skip=("0",))
 
 
 @pytest.mark.gpu
@@ -395,9 +394,7 @@ def test_under_the_compiler_on_a_gpu(mode: str) -> None:
 
 
 def test_a_float64_model_is_named() -> None:
-    job = Job.of(net().double(), (inputs(0).double(),))
-    for mode in MODES:
-        assert "linear layers are in float64" in Int8(mode=mode).why_not(CPU, job)
-    mixed = net()
+    job, mixed = Job.of(net().double(), (inputs(0).double(),)), net()
+    assert all("linear layers are in float64" in Int8(mode=mode).why_not(CPU, job) for mode in MODES)
     mixed.head.double()
     assert "head" not in Int8(min_features=1)._layers(Job.of(mixed))

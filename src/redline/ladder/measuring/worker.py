@@ -124,10 +124,8 @@ class Bench:
         flops, operations = self._check_and_count(workloads, device, seeds, dtype)
         job = _reference_job(first, device, dtype)
         run = job.finish()
-        state = ""
-        if look_for_state and not first.training:
-            batches = [as_dtype(first.fresh_inputs(seed, device), dtype) for seed in seeds[:2]]
-            state = check_state(first, job.model, run, batches)
+        batches = [as_dtype(first.fresh_inputs(seed, device), dtype) for seed in seeds[:2]]
+        state = check_state(first, job.model, run, batches) if look_for_state and not first.training else ""
         outputs: dict[str, Any] = {}
         for label, workload in workloads.items():
             batches = [as_dtype(workload.fresh_inputs(seed, device), dtype) for seed in seeds]
