@@ -107,12 +107,19 @@ class _WithModules:
 
 def _make_function(code: Any, namespace: dict[str, Any], *rest: Any) -> FunctionType:
     name = namespace.get("__name__", "")
-    if name in _MODULES or name == "__main__" or (name not in sys.modules and importlib.util.find_spec(name) is None):
+    if name in _MODULES or name == "__main__" or not _exists(name):
         if name not in _MODULES:
             _MODULES[name] = sys.modules[name] = ModuleType(name)
         vars(_MODULES[name]).update(namespace)
         namespace = vars(_MODULES[name])
     return cloudpickle.cloudpickle._make_function(code, namespace, *rest)
+
+
+def _exists(name: str) -> bool:
+    try:
+        return name in sys.modules or importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # its package does not exist
+        return False
 
 
 # The modules that `_make_function` created, by name.
