@@ -11,7 +11,6 @@ from redline.cli.console import plain_table, print_json, results
 from redline.cli.live_line import LiveLine
 from redline.cli.options import AsJson, Device
 from redline.cli.signals import uninterrupted_imports
-from redline.ladder.measuring.worker_pool import WorkerPool
 from redline.notation import format_bytes, format_rate
 
 if TYPE_CHECKING:
@@ -29,6 +28,7 @@ def doctor(
     Example: redline doctor --json | jq .ceilings
     """
     with uninterrupted_imports():
+        from redline.ladder.measuring.worker_pool import WorkerPool
         from redline.ladder.rungs import RUNGS
         from redline.ladder.search.preparation import ask_machine
     with WorkerPool() as pool, LiveLine("measuring the ceilings (a few seconds, once per machine) …"):

@@ -56,8 +56,6 @@ class Measurement:
     # The plan that it was interleaved with, and the samples of that plan from the same turns.
     against: str = ""
     against_samples: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    # Cores that other processes used meanwhile, and preemptions of ours per second.
-    load: Mapping[str, float] = field(default_factory=dict)
     warmups: int = 0
     # Seconds until the first result, by shape: applying the plan, compiling, the first call.
     setup_s: Mapping[str, float] = field(default_factory=dict)
@@ -87,6 +85,8 @@ class Measurement:
     command: str = ""
     redline: str = ""
     schema: int = SCHEMA
+    # Cores that other processes used meanwhile, and preemptions of ours per second.
+    load: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def shapes(self) -> tuple[str, ...]:

@@ -123,7 +123,7 @@ class Machine:
             best = "bf16" if "bf16" in self.hardware_dtypes else "fp32"
             return best, "chosen by hardware support; run `redline doctor` to measure rates"
         matmul, convolution = self.ceilings.matmul_flops_per_s, self.ceilings.convolution_flops_per_s
-        measured = [d for d in ("bf16", "fp16") if d in matmul]
+        measured = [d for d in ("bf16", "fp16") if d in matmul and d in convolution]
         gains = {d: (matmul[d] / matmul["fp32"], convolution[d] / convolution["fp32"]) for d in measured}
         rates = "; ".join(f"{d} is {m:.2g}× fp32 in matmul, {c:.2g}× in convolution" for d, (m, c) in gains.items())
         good = {d: m for d, (m, c) in gains.items() if min(m, c) > 1.2}

@@ -155,7 +155,9 @@ class TileRunner:
             # Compared without compilation and graph capture, which would be repeated for the shape of the squares.
             plain = Plan.of([rung for rung in self.plan.rungs if rung.stage < Stage.COMPILE])
             judged = (
-                fast if plain == self.plan else plain.apply(self.network.module, squares, gates=(GATE,), check=False)
+                fast
+                if plain == self.plan
+                else plain.apply(self.network.module, samples=squares, gates=(GATE,), check=False)
             )
             with torch.no_grad():
                 score = GATE.judge(_without_tf32(self.network.module)(squares), judged(squares))

@@ -49,7 +49,7 @@ def test_bundled_settings_go_by_their_name(tmp_path: Path, monkeypatch: pytest.M
         load_workload("train:decoder-huge")
     with pytest.raises(RedlineError, match="of a super-resolution model, not of a language model"):
         load_workload("train:drct-small-x4")
-    with pytest.raises(RedlineError, match="train:CONFIG.toml, train:decoder-tiny, or one of"):
+    with pytest.raises(RedlineError, match="train:CONFIG.toml, train:decoder-tiny, .*or one of"):
         load_workload("decoder-tiny")
 
 
@@ -80,7 +80,7 @@ def test_muon_gets_the_matrices_that_training_gives_it(config: Callable[..., Pat
 @pytest.mark.parametrize("backend", ["auto", "fused"])
 def test_optimizers_that_are_several_are_not_rebuilt_as_one(config: Callable[..., Path], backend: str) -> None:
     workload = training_workload(str(config(("steps = 8", 'steps = 8\noptimizer = "muon"'))))()
-    with pytest.raises(RedlineError, match="several optimizers in one"):
+    with pytest.raises(RedlineError, match="wraps several optimizers"):
         losses(workload, f"fused_optimizer(backend={backend})")
 
 

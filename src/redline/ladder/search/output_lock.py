@@ -19,7 +19,7 @@ def locked(folder: Path | None) -> Iterator[None]:
         yield
         return
     check_can_write(folder)
-    existed = folder.exists()
+    created = [place for place in (folder, *folder.parents) if not place.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / _NAME
     file = _lock(path, folder)
@@ -28,9 +28,9 @@ def locked(folder: Path | None) -> Iterator[None]:
     finally:
         path.unlink(missing_ok=True)
         os.close(file)
-        if not existed:
-            with suppress(OSError):
-                folder.rmdir()  # only if nothing was written
+        with suppress(OSError):
+            for place in created:
+                place.rmdir()  # only if nothing was written
 
 
 def _lock(path: Path, folder: Path) -> int:
