@@ -132,11 +132,11 @@ def test_climb_continues_after_a_process_dies_while_it_is_timed(
     died: list[str] = []
 
     def dying(module: str, victim: int) -> None:
-        def take(arms: list[Arm], spec: TrialSpec, *about: float) -> object:
+        def take(arms: list[Arm], spec: TrialSpec, sampling_s: float = 0) -> object:
             if len(arms) > 1 and module not in died:
                 died.append(module)
                 os.kill(arms[victim].worker.pid, signal.SIGKILL)
-            return take_turns(arms, spec, *about)
+            return take_turns(arms, spec, sampling_s)
 
         monkeypatch.setattr(f"{module}.take_turns", take)
 
