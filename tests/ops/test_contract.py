@@ -147,19 +147,11 @@ def test_samples_launch_all_kernels(package: str, on_card: OnCard) -> None:
     assert found and kernels_of(package) <= found
 
 
-# Compiling takes long, so `make test-all` compiles for all capabilities, and `make test` for those of `quick_cards`.
+# Compiling takes long: `make test` compiles each op for 9.0, whose kernels differ most, and for one other
+# capability, in turn; `make test-all` for all of them.
 IN_TURN = [capability for capability in CAPABILITIES if capability != 90]
-
-
-def quick_cards(place: int, op: Op) -> tuple[int, ...]:
-    """Returns 9.0, whose tensor cores differ most, and another capability in turn; without matrix products only one."""
-    package = Path(redline.ops.__file__).parent / op.function.__module__.split(".")[2]
-    has_products = any("tl.dot(" in path.read_text() for path in package.glob("triton*.py"))
-    return (90, IN_TURN[place % 4]) if has_products else (CAPABILITIES[place % 5],)
-
-
 ON_CARDS = [
-    pytest.param(op, capability, marks=() if capability in quick_cards(place, op) else pytest.mark.slow)
+    pytest.param(op, capability, marks=() if capability in (90, IN_TURN[place % 4]) else pytest.mark.slow)
     for place, op in enumerate(OPS)
     for capability in CAPABILITIES
 ]

@@ -13,6 +13,7 @@ from redline.ladder.measuring.trial import FRESH_SEEDS, TrialSpec
 from redline.ladder.measuring.worker_pool import WorkerFailed
 from redline.ladder.plan import Plan
 from redline.ladder.search.final_race import run_race
+from redline.ladder.statistics import Interval
 
 SPEC = TrialSpec("a workload", {"": {}}, "cpu", {}, sampling_s=0.01)
 
@@ -90,13 +91,16 @@ def test_a_plan_that_a_trial_has_verified_only_has_to_be_faster_again() -> None:
         arm.worker._seconds = lambda: {"": seconds * next(times)}
         return arm
 
-    def won(*kept: str) -> str:
+    def won(*kept: str, low: float = 1.1) -> str:
         log = Log()
-        log.rows = [SimpleNamespace(role="trial", plan=plan, verdict="kept", samples={}, peak_bytes=0) for plan in kept]
+        about = {"role": "trial", "verdict": "kept", "samples": {}, "speedup": lambda: Interval(1.2, low, 1.3)}
+        log.rows = [SimpleNamespace(plan=plan, peak_bytes=0, **about) for plan in kept]
         arms = {"eager": noisy("eager", 0.0104, 1), "bf16": noisy("bf16", 0.01, 2)}
         return race(arms, "bf16", log=log)[0].plan
 
     assert won("bf16") == "bf16" and won() == won("fp16") == "eager"
+    # It was kept although it was only probably faster, or because it is smaller.
+    assert won("bf16", low=0.9) == "eager"
     assert race({"eager": 0.01, "bf16": 0.011}, "bf16")[0].plan == "eager"
 
 

@@ -54,7 +54,8 @@ def run_race(
         load = asdict(meter.read())
         notes += (*failures, *more, *_drift_note(log, taken[0]))
         allowed = [not any(rung.name in barred or str(rung) in barred for rung in arm.plan.rungs) for arm in arms]
-        verified = any(row.plan == str(plan) and row.verdict == "kept" for row in log.rows)
+        gains = [row.speedup() for row in log.rows if row.plan == str(plan) and row.verdict == "kept"]
+        verified = any(gain is not None and gain.low > 1 for gain in gains)
         winner = _winner(arms, taken, allowed, spec.objective, plan, verified)
         # The winner is written last, so that a file always ends with its result.
         for index in sorted(range(len(arms)), key=lambda index: index == winner):

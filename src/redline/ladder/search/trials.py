@@ -116,15 +116,6 @@ class Trials:
         kept = (row for row in self.log.rows if row.verdict == "kept" or row.role == "baseline")
         return target is not None and any(map(target.reached, kept))
 
-    def needs_timing(self, role: str, added: Plan) -> bool:
-        candidate = self.candidate(added)
-        return not (
-            candidate == self.plan
-            or any(rung.why_not(self.machine) for rung in added.rungs)
-            or self.log.knows(role, str(added), str(self.plan))
-            or self.why_too_long(candidate)
-        )
-
     def prepare(self, plans: Sequence[Plan]) -> None:
         """Sets up the first few of these plans in parallel."""
         self.setups.discard()
