@@ -24,9 +24,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from redline.cuda_graphs import CudaGraphCapturer
 from redline.files.atomic import write_text
 from redline.ladder.search.run_log import command_line
+from redline.machine.cuda_graphs import CudaGraphCapturer
 
 Run = Callable[[], tuple[Tensor, ...]]
 Rows = list[dict[str, object]]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from redline.cuda_graphs import CudaGraphCapturer
+from redline.machine.cuda_graphs import CudaGraphCapturer
 from redline.training.captured_gradients import CapturedGradients
 from redline.training.loop import train
 from redline.training.super_resolution import DrctTask, DrctTraining

@@ -13,7 +13,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from redline.cuda_graphs import CudaGraphCapturer, GraphCapturer
 from redline.errors import MachineError, ModelError, RedlineError
 from redline.generation.language_model import LanguageModel, MemoryModel, PiecewiseModel
 from redline.generation.planned import PlannedModel
@@ -21,6 +20,7 @@ from redline.generation.sampling import Sampling
 from redline.generation.session import Session
 from redline.generation.token_stream import Completion, Reason, Request, TokenStream
 from redline.ladder.plan import Plan
+from redline.machine.cuda_graphs import CudaGraphCapturer, GraphCapturer
 
 # Capacities are rounded up to a multiple of this, so that one captured step serves many lengths.
 _CAPACITY_MULTIPLE = 256

@@ -13,10 +13,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from redline.cuda_graphs import GraphCapturer
 from redline.generation.language_model import Cache, LanguageModel, PiecewiseModel, StateCache
 from redline.generation.planned import PlannedModel
 from redline.generation.sampling import NO_TOKEN, Sampler, Sampling
+from redline.machine.cuda_graphs import GraphCapturer
 
 # A capture takes as long as four pieces, so it pays off for prompts of at least this many pieces.
 _MIN_PIECES = 8

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from redline.cuda_graphs import CudaGraphCapturer, GraphCapturer
 from redline.errors import RedlineError
+from redline.machine.cuda_graphs import CudaGraphCapturer, GraphCapturer
 from redline.machine.memory import is_out_of_memory
 from redline.stream.frame_model import FrameModel, FrameProgram
 from redline.stream.frames import Frame

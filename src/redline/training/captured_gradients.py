@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from redline.cuda_graphs import GraphCapturer
+from redline.machine.cuda_graphs import GraphCapturer
 
 # Compiled kernels and workspaces must exist before the capture.
 _WARMUPS = 3

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from redline.cuda_graphs import CudaGraphCapturer
 from redline.datasets.photo_crops import PhotoCrops
 from redline.datasets.photo_pairs import PhotoSettings, hash_of
 from redline.errors import RedlineError
 from redline.evaluation.super_resolution import Evaluation, bicubic_model, evaluate, find_pairs
 from redline.files.limits import NonNegativeFloat, Share
+from redline.machine.cuda_graphs import CudaGraphCapturer
 from redline.models.drct import Drct, DrctConfig, save_drct
 from redline.nn import SwitchableModule
 from redline.training.arithmetic import Arithmetic

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from redline.cuda_graphs import CaptureCounts, GraphedCallable, TrainingState, no_garbage_collection
 from redline.errors import PlanError, RungError
 from redline.ladder.job import Job
 from redline.ladder.plan import Plan, Unavailable
 from redline.ladder.rungs import cuda_graph
 from redline.ladder.rungs.compile import Compile, Compiled
 from redline.ladder.rungs.cuda_graph import CudaGraph
+from redline.machine.cuda_graphs import CaptureCounts, GraphedCallable, TrainingState, no_garbage_collection
 from redline.machine.machine import Machine
 
 CPU = Machine.detect("cpu")

@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from redline.cuda_graphs import CaptureCounts, CudaGraphCapturer, GraphedCallable
 from redline.errors import RungError
 from redline.ladder.job import Job
 from redline.ladder.metrics import relative_error
 from redline.ladder.plan import Plan
 from redline.ladder.rungs.cuda_graph import CudaGraph
+from redline.machine.cuda_graphs import CaptureCounts, CudaGraphCapturer, GraphedCallable
 from redline.machine.machine import Machine
 
 from .test_cuda_graph import Net, inputs, training_job

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from redline.cuda_graphs import CaptureCounts, CudaGraphCapturer, GraphedCallable, TrainingState
 from redline.ladder.job import Job
 from redline.ladder.rung import Rung, Stage, option
 from redline.ladder.rungs.compile import Compile
 from redline.ladder.workload import OptimizerFactory
+from redline.machine.cuda_graphs import CaptureCounts, CudaGraphCapturer, GraphedCallable, TrainingState
 from redline.machine.machine import Machine
 from redline.notation import format_bytes
 
