@@ -139,12 +139,14 @@ def test_ctrl_c_leaves_only_the_measurements(tmp_path: Path) -> None:
     environment = {**os.environ, "TMPDIR": str(scratch), "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(arguments, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as climb:
         assert climb.stderr is not None
+        seen = ""
         for line in climb.stderr:
+            seen += line
             if re.match("trying .*compile", line):
                 climb.send_signal(signal.SIGINT)
                 break
         rest = climb.stderr.read()
-        assert climb.wait(PATIENCE_S) == 130
+        assert climb.wait(PATIENCE_S) == 130, seen + rest
     assert "redline: interrupted." in rest and "Traceback" not in rest
     assert list(scratch.glob("redline-*")) == []
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["measurements.jsonl"]  # and no lock

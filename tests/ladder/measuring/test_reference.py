@@ -1,11 +1,13 @@
 """The reference outputs, for models built in any precision and models with state."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from redline.errors import WorkloadError
+from redline.ladder.measuring.reference import run_reference
 from redline.ladder.measuring.worker import Bench
 
 WORKLOADS = str(Path(__file__).parents[2] / "tiny_workloads.py")
@@ -15,7 +17,7 @@ SEEDS = (10, 11, 12)
 def judged(name: str, folder: Path, plan: str = "", shapes: dict[str, dict[str, Any]] | None = None) -> bool:
     """Returns whether the model under a plan passes its own gates."""
     address, path, shapes = f"{WORKLOADS}:{name}", str(folder / "reference.pt"), shapes or {"": {}}
-    Bench().reference(address, shapes, "cpu", SEEDS, path, "fp32")
+    run_reference(address, shapes, "cpu", {SEEDS: path}, "fp32")
     scores = Bench().setup(address, shapes, "cpu", plan, path, SEEDS)["scores"]
     return bool(scores) and all(score.passed for score in scores)
 
@@ -34,3 +36,29 @@ def test_shapes_that_change_the_model_are_refused(tmp_path: Path) -> None:
     with pytest.raises(WorkloadError, match="the model of shape wide has different weights from that of narrow"):
         judged("of_width", tmp_path, shapes={"narrow": {"width": 4}, "wide": {"width": 8}})
     assert judged("of_width", tmp_path, shapes={"one": {"width": 4}, "many": {"width": 4, "batch": 7}})
+
+
+def test_only_modules_of_installed_packages_may_be_imported_early(tmp_path: Path) -> None:
+    """Importing the user's own modules may have an effect, and packages that start threads do not survive a fork."""
+    (tmp_path / "own_module.py").write_text("")
+    source = """
+import own_module
+import redline
+import torch
+from torch.utils import tensorboard
+{start}
+
+def mine():
+    return redline.Workload(lambda: torch.nn.Linear(4, 4), lambda seed: torch.randn(2, 4))
+"""
+    found = {}
+    for start in ("", "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"):
+        address = tmp_path / f"workload_{len(found)}.py"
+        address.write_text(source.format(start=start))
+        for name in [name for name in sys.modules if name.startswith("torch.utils.tensorboard")]:
+            del sys.modules[name]
+        paths = {SEEDS: str(tmp_path / "reference.pt")}
+        found[start] = run_reference(f"{address}:mine", {"": {}}, "cpu", paths, "fp32")["modules"]
+    quiet, threaded = found.values()
+    assert "torch.utils.tensorboard" in quiet and not any("own_module" in name or "workload" in name for name in quiet)
+    assert threaded == []

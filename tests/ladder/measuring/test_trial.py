@@ -25,8 +25,7 @@ def spec(pool: WorkerPool, milliseconds: float) -> TrialSpec:
         address=f"{WORKLOADS}:sleeper",
         shapes={"": {"milliseconds": milliseconds}},
         device="cpu",
-        seeds=seeds,
-        path=str(path),
+        paths={seeds: str(path)},
         dtype="fp32",
     )
     worker.stop()
@@ -95,8 +94,7 @@ def test_peak_memory_of_steady_steps(quiet_pool: WorkerPool, tmp_path: Path) -> 
             address=address,
             shapes=shapes,
             device="cpu",
-            seeds=seeds,
-            path=path,
+            paths={seeds: path},
             dtype="fp32",
         )
         worker.stop()

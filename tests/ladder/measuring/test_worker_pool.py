@@ -1,9 +1,13 @@
 """A worker that crashes, hangs or runs out of memory raises WorkerFailed with the reason, and leaves no files."""
 
+import functools
 import os
+import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
+import cloudpickle
 import pytest
 import torch
 
@@ -24,8 +28,7 @@ def reference(pool: WorkerPool, function: str, **options: object) -> str:
             address=f"{WORKLOADS}:{function}",
             shapes={"": options},
             device="cpu",
-            seeds=[10, 11, 12],
-            path=path,
+            paths={(10, 11, 12): path},
             dtype="fp32",
         )
     finally:
@@ -81,3 +84,37 @@ def test_forked_workers_start_fast(quiet_pool: WorkerPool) -> None:
         worker.ask("machine", 60, device="cpu", measure=False)
         worker.stop()
     assert (time.perf_counter() - start) / 3 < 2.0
+
+
+def has_imported(names: Sequence[str]) -> list[bool]:
+    return [name in sys.modules for name in names]
+
+
+def test_modules_are_imported_early_in_all_further_workers() -> None:
+    question = functools.partial(has_imported, ["tabnanny", "sched"])
+    with WorkerPool() as pool:
+        answers = []
+        for modules in ([], ["no_such_module", "tabnanny"]):
+            pool.import_early(modules)
+            answers.append(pool.start().ask("call", 60, function=cloudpickle.dumps(question), path=sys.path))
+    assert answers == [[False, False], [True, False]]
+
+
+def test_an_interrupted_request_does_not_disturb_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C may arrive between a request to the fork server and its answer."""
+    with WorkerPool() as pool:
+        first, second = pool.start(), pool.start()
+        first.stop()
+        reader = pool._reader
+        with monkeypatch.context() as patch:
+            patch.setattr(pool, "_reader", Interrupted())
+            for _ in range(2):
+                with pytest.raises(KeyboardInterrupt):
+                    pool.exit_code(second.pid)
+        assert pool._reader is reader and pool.exit_code(second.pid) is None
+        assert pool.start().ask("machine", 60, device="cpu", measure=False)["device"] == "cpu"
+
+
+class Interrupted:
+    def readline(self) -> bytes:
+        raise KeyboardInterrupt

@@ -171,8 +171,8 @@ def reference(pool: Any, address: str, path: Any) -> Any:
     worker = pool.start()
     try:
         return worker.ask(
-            "reference", 60, address=address, shapes={"": {}}, device="cpu", seeds=(10, 11, 12), path=str(path),
-            dtype="fp32", look_for_state=True,
+            "reference", 60, address=address, shapes={"": {}}, device="cpu", dtype="fp32",
+            paths={(10, 11, 12): str(path)},
         )  # fmt: skip
     finally:
         worker.stop()

@@ -54,9 +54,11 @@ class Searching:
 
     def reach(self, state: str) -> bool:
         deadline = time.monotonic() + PATIENCE_S
-        while self.states() != {state} and time.monotonic() < deadline:
+        while time.monotonic() < deadline:
+            if self.states() == {state}:
+                return True
             time.sleep(0.01)
-        return self.states() == {state}
+        return False
 
 
 @pytest.fixture

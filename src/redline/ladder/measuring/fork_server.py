@@ -6,12 +6,14 @@ takes seconds; forking a process that has imported it takes milliseconds. This p
 
 import contextlib
 import gc
+import importlib
 import json
 import os
 import signal
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 
 def _preload() -> None:
@@ -23,6 +25,14 @@ def _preload() -> None:
     gc.freeze()  # keeps the garbage collector of a child from touching, and so copying, the shared pages
 
 
+def _import(modules: list[str]) -> None:
+    """Imports what a worker has imported for its model, so that no further worker needs the time for that."""
+    for name in modules:
+        with contextlib.suppress(Exception, SystemExit):
+            importlib.import_module(name)
+    gc.freeze()
+
+
 def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     # The parent process decides when workers end, also when a signal is sent to many processes at once.
@@ -31,21 +41,29 @@ def main() -> None:
     _preload()
     control.sendall(b"ready\n")
     while True:
-        request, descriptors, _, _ = socket.recv_fds(control, 65536, 2)
-        if not request:
+        # After an interrupt the parent may send a request before it has read the last answer.
+        requests, descriptors, _, _ = socket.recv_fds(control, 65536, 2)
+        if not requests:
             return
-        message = json.loads(request)
-        if "status" in message:
-            control.sendall(json.dumps(_exit_code(message["status"])).encode() + b"\n")
-            continue
-        channel, log = descriptors
-        pid = os.fork()
-        if pid == 0:
-            control.close()
-            _become_worker(channel, log)
-        os.close(channel)
-        os.close(log)
-        control.sendall(json.dumps(pid).encode() + b"\n")
+        for line in requests.splitlines():
+            number, request = json.loads(line)
+            answer = _answer(request, control, descriptors)
+            control.sendall(json.dumps([number, answer]).encode() + b"\n")
+
+
+def _answer(request: dict[str, Any], control: socket.socket, descriptors: list[int]) -> int | None:
+    if "status" in request:
+        return _exit_code(request["status"])
+    if "modules" in request:
+        return _import(json.loads(Path(request["modules"]).read_text()))
+    channel, log = descriptors
+    pid = os.fork()
+    if pid == 0:
+        control.close()
+        _become_worker(channel, log)
+    os.close(channel)
+    os.close(log)
+    return pid
 
 
 def _exit_code(pid: int) -> int | None:

@@ -2,8 +2,6 @@
 
 import functools
 import gc
-import hashlib
-import inspect
 import os
 import pickle
 import sys
@@ -20,25 +18,21 @@ import torch
 from torch import nn
 
 from redline.errors import RedlineError, WorkloadError
-from redline.ladder.gate import Gate, Score, tensors_of, values_of
+from redline.ladder.gate import Score, tensors_of
 from redline.ladder.job import Job, TrainingStep
-from redline.ladder.measuring.flops import OperationCounter, counting_flops
 from redline.ladder.measuring.judge import (
     TRAINING_STEPS,
     Refused,
-    as_dtype,
-    check_reference,
-    check_same_model,
-    check_state,
     detached,
     judge,
     losses_and_gradients,
     worst_per_gate,
 )
+from redline.ladder.measuring.reference import run_reference
 from redline.ladder.plan import Plan, Unavailable
 from redline.ladder.rewrites.quantize import stored_bytes
-from redline.ladder.workload import Inputs, Workload, call
-from redline.ladder.workloads.addresses import find_function, load_workload
+from redline.ladder.workload import Inputs, Workload
+from redline.ladder.workloads.addresses import load_workload
 from redline.machine import vector_isa
 from redline.machine.ceilings import with_ceilings
 from redline.machine.host_memory import peak_resident_bytes, reset_peak_resident, resident_bytes, return_freed_memory
@@ -97,75 +91,8 @@ class Bench:
         found = Machine.detect(device)
         return (with_ceilings(found, again) if measure else found).as_dict()
 
-    def reference(
-        self,
-        address: str,
-        shapes: Mapping[str, Mapping[str, Any]],
-        device: str,
-        seeds: Sequence[int],
-        path: str,
-        dtype: str,
-        look_for_state: bool = False,
-        threads: int = 0,
-    ) -> dict[str, Any]:
-        """Runs the untouched model in strict fp32 or fp64, checks its outputs and saves them.
-
-        `threads` limits the CPU threads, because many threads wait long beside other load. Returns facts about the
-        workload, such as its FLOPs and its digest.
-        """
-        if threads:
-            torch.set_num_threads(min(threads, torch.get_num_threads()))
-        torch.backends.cuda.matmul.allow_tf32 = False
-        torch.backends.cudnn.allow_tf32 = False
-        workloads = {label: load_workload(address, options) for label, options in shapes.items()}
-        first = next(iter(workloads.values()))
-        check_same_model(workloads, device)
-        # FLOPs are counted on a separate model, because a model may change with every call.
-        flops, operations = self._check_and_count(workloads, device, seeds, dtype)
-        job = _reference_job(first, device, dtype)
-        run = job.finish()
-        batches = [as_dtype(first.fresh_inputs(seed, device), dtype) for seed in seeds[:2]]
-        state = check_state(first, job.model, run, batches) if look_for_state and not first.training else ""
-        outputs: dict[str, Any] = {}
-        for label, workload in workloads.items():
-            batches = [as_dtype(workload.fresh_inputs(seed, device), dtype) for seed in seeds]
-            if workload.training:
-                if label == next(iter(workloads)):
-                    outputs[label] = [losses_and_gradients(run, batches[:TRAINING_STEPS])]
-                continue
-            results = [workload.step(run, batch) for batch in batches]
-            check_reference(workload, seeds, results)
-            outputs[label] = [as_dtype(detached(result), "fp32") for result in results]
-        torch.save({label: [values_of(o) for o in results] for label, results in outputs.items()}, path)
-        return {
-            "digest": _digest(address, first.gates, dtype, flops),
-            "flops": flops,
-            "operations": operations,
-            "training": first.training,
-            "state": state,
-            "name": first.label,
-            "unit": first.unit,
-            "items": {label: w.items for label, w in workloads.items()},
-        }
-
-    def _check_and_count(
-        self, workloads: Mapping[str, Workload], device: str, seeds: Sequence[int], dtype: str
-    ) -> tuple[dict[str, float], int]:
-        """Returns the FLOPs of a step of each shape, and the operations of one step.
-
-        Raises WorkloadError if a training model ignores its input.
-        """
-        job = _reference_job(next(iter(workloads.values())), device, dtype)
-        run, flops, operations = job.finish(), {}, 0
-        for label, workload in workloads.items():
-            batches = [as_dtype(workload.fresh_inputs(seed, device), dtype) for seed in seeds[:2]]
-            if workload.training:
-                with torch.no_grad():
-                    check_reference(workload, seeds[:2], [call(job.model, batch) for batch in batches])
-                flops[label], operations = _count(lambda b=batches[0]: _forward_backward(job, b))
-            else:
-                flops[label], operations = _count(lambda w=workload, b=batches[0]: w.step(run, b))
-        return flops, operations
+    def reference(self, **arguments: Any) -> dict[str, Any]:
+        return run_reference(**arguments)
 
     def setup(
         self,
@@ -343,40 +270,12 @@ def workload_step(workload: Workload, run: Callable[..., Any], batch: Inputs) ->
     return run(batch) if workload.training else workload.step(run, batch)
 
 
-def _reference_job(workload: Workload, device: str, dtype: str) -> Job:
-    """Makes the job of the untouched model in fp32 or fp64, even if the workload builds it in half precision."""
-    job = Job.of_workload(workload, workload.fresh_model(device))
-    job.model.double() if dtype == "fp64" else job.model.float()
-    return job
-
-
-def _forward_backward(job: Job, batch: Inputs) -> None:
-    assert job.loss is not None
-    job.loss(call(job.model, batch), batch).backward()
-    job.model.zero_grad(set_to_none=True)
-
-
-def _count(run: Callable[[], object]) -> tuple[float, int]:
-    """Returns the FLOPs and the number of operations."""
-    with counting_flops() as counter, OperationCounter() as operations:
-        run()
-    return float(counter.get_total_flops()), operations.count
-
-
 def _ceiling_precision(job: Job) -> str:
     """Returns the precision whose ceiling applies: by default torch runs fp32 convolutions on a GPU in TF32."""
     convolves = any(isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)) for module in job.model.modules())
     if job.precision == "fp32" and job.device.type == "cuda" and convolves and torch.backends.cudnn.allow_tf32:
         return "tf32"
     return job.precision
-
-
-def _digest(address: str, gates: Sequence[Gate], dtype: str, flops: Mapping[str, float]) -> str:
-    """Returns a digest of the workload's source file, gates and FLOPs, and of the reference dtype."""
-    source = inspect.getsourcefile(find_function(address))
-    parts = (Path(source).read_bytes() if source else b"", dtype, sorted(flops.items()))
-    limits = [(gate.metric, gate.limit, gate.direction) for gate in gates]
-    return hashlib.sha256(repr((parts, limits)).encode()).hexdigest()[:12]
 
 
 def _weight_bytes(model: nn.Module) -> int:

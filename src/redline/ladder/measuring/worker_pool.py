@@ -7,6 +7,7 @@ import socket
 import subprocess
 import tempfile
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -82,6 +83,7 @@ class WorkerPool:
         self._environment = environment or {}
         self._exit_codes: dict[int, int] = {}
         self._workers: list[Worker] = []
+        self._requests = 0
         # Several threads set up workers, and share the socket to the fork server.
         self._lock = threading.RLock()
         self._guard = MemoryGuard(self._running, self._end)
@@ -137,11 +139,27 @@ class WorkerPool:
         with self._lock:
             log_path = self.scratch / f"worker-{len(self._workers)}.log"
             with theirs, log_path.open("wb") as log:
-                socket.send_fds(self._control, [b'{"fork": 1}'], [theirs.fileno(), log.fileno()])
-            pid = json.loads(self._reader.readline())
+                pid = self._ask_fork_server({"fork": 1}, theirs.fileno(), log.fileno())
             worker = Worker(ForkedProcess(self, pid), Connection(ours.detach()), log_path)
             self._workers.append(worker)
         return worker
+
+    def _ask_fork_server(self, request: dict[str, Any], *descriptors: int) -> Any:
+        with self._lock:
+            self._requests += 1
+            number = self._requests
+            socket.send_fds(self._control, [json.dumps([number, request]).encode() + b"\n"], descriptors)
+            # An interrupted request leaves its answer unread.
+            while (answer := json.loads(self._reader.readline()))[0] != number:
+                pass
+        return answer[1]
+
+    def import_early(self, modules: Sequence[str]) -> None:
+        """Imports modules in the parent of all further workers."""
+        if modules:
+            path = self.scratch / "modules.json"
+            path.write_text(json.dumps(modules))
+            self._ask_fork_server({"modules": str(path)})
 
     def _running(self) -> list[int]:
         return [worker.pid for worker in self._workers if worker.pid not in self._exit_codes]
@@ -153,8 +171,7 @@ class WorkerPool:
         """Returns the exit code of a worker, negative for a signal, or None while it runs."""
         with self._lock:
             if pid not in self._exit_codes:
-                self._control.sendall(json.dumps({"status": pid}).encode())
-                code = json.loads(self._reader.readline())
+                code = self._ask_fork_server({"status": pid})
                 if code is None:
                     return None
                 self._exit_codes[pid] = code

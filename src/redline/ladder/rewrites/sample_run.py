@@ -21,6 +21,8 @@ def state_preserved(model: nn.Module) -> Iterator[None]:
     """Restores buffers (such as the statistics of BatchNorm), other attributes and the random state on exit."""
     base = vars(nn.Module()).keys()
     modules = [(vars(m), {k: v for k, v in vars(m).items() if k not in base}) for m in model.modules()]
+    # A module may replace a buffer by assignment, which leaves the old tensor as it was.
+    buffers = [(m._buffers, dict(m._buffers)) for m in model.modules()]
     values = [value for _, attributes in modules for value in attributes.values()]
     saved = [(tensor, tensor.detach().clone()) for tensor in [*model.buffers(), *values] if isinstance(tensor, Tensor)]
     filled = [(value, value.copy()) for value in values if isinstance(value, (list, dict, set))]
@@ -33,6 +35,8 @@ def state_preserved(model: nn.Module) -> Iterator[None]:
             for key in own.keys() - before.keys() - base:
                 del own[key]
             own.update({key: value for key, value in before.items() if key in own})
+        for own, before in buffers:
+            own.update(before)
         for value, before in filled:
             value.clear()
             value.extend(before) if isinstance(value, list) else value.update(before)

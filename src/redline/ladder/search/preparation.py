@@ -89,34 +89,29 @@ def _run_references(
     pool: WorkerPool, settings: Settings, device: str, threads: int
 ) -> tuple[dict[tuple[int, ...], str], WorkloadFacts]:
     """Returns the file of reference outputs for each set of seeds, and the workload's facts."""
+    number = len(list(pool.scratch.iterdir()))
     references: dict[tuple[int, ...], str] = {}
-    answer: dict[str, Any] = {}
-    state = ""
     for seeds in (JUDGE_SEEDS, FRESH_SEEDS):
-        path = str(pool.scratch / f"reference-{len(list(pool.scratch.iterdir()))}-{seeds[0]}.pt")
-        worker = pool.start()
-        try:
-            answer = worker.ask(
-                "reference",
-                settings.timeout_s,
-                address=settings.workload,
-                shapes=settings.shapes,
-                device=device,
-                seeds=seeds,
-                path=path,
-                dtype=settings.reference,
-                look_for_state=not references,
-                threads=threads,
-            )
-            state = state or answer.pop("state")
-        except WorkerFailed as failure:
-            subject = "" if is_pickled(settings.workload) else f"{settings.workload}: "
-            prefix = "" if failure.kind == "workload" else f"{subject}the untouched model failed: "
-            raise WorkloadError(f"{prefix}{failure}.") from failure
-        finally:
-            worker.stop()
-        references[seeds] = path
+        references[seeds] = str(pool.scratch / f"reference-{number}-{seeds[0]}.pt")
+    worker = pool.start()
+    try:
+        answer = worker.ask(
+            "reference",
+            2 * settings.timeout_s,
+            address=settings.workload,
+            shapes=settings.shapes,
+            device=device,
+            paths=references,
+            dtype=settings.reference,
+            threads=threads,
+        )
+    except WorkerFailed as failure:
+        subject = "" if is_pickled(settings.workload) else f"{settings.workload}: "
+        prefix = "" if failure.kind == "workload" else f"{subject}the untouched model failed: "
+        raise WorkloadError(f"{prefix}{failure}.") from failure
+    finally:
+        worker.stop()
+    pool.import_early(answer.pop("modules"))
     sources = digest_sources(settings.workload)
     parts = repr((answer.pop("digest"), sorted(sources.items())))
-    answer["state"] = state
     return references, WorkloadFacts(**answer, digest=hashlib.sha256(parts.encode()).hexdigest()[:12], sources=sources)
