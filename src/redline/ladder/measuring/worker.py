@@ -5,6 +5,7 @@ import gc
 import os
 import pickle
 import sys
+import tempfile
 import time
 import traceback
 import warnings
@@ -33,8 +34,8 @@ from redline.ladder.plan import Plan, Unavailable
 from redline.ladder.rewrites.quantize import stored_bytes
 from redline.ladder.workload import Inputs, Workload
 from redline.ladder.workloads.addresses import load_workload
-from redline.machine import vector_isa
 from redline.machine.ceilings import with_ceilings
+from redline.machine.compiler_files import prepare_compiler
 from redline.machine.host_memory import peak_resident_bytes, reset_peak_resident, resident_bytes, return_freed_memory
 from redline.machine.machine import Machine
 from redline.machine.memory import is_out_of_memory
@@ -117,7 +118,7 @@ class Bench:
             for label, workload in self.workloads.items()
         }
         if not machine.is_cuda and any(rung.name == "compile" and not rung.why_not(machine) for rung in asked.rungs):
-            vector_isa.prepare_cache(machine, Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
+            prepare_compiler(machine, Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]), Path(tempfile.gettempdir()))
         self.wait()
         start = time.perf_counter()
         job = Job.of_workload(first, model, samples)
