@@ -1,6 +1,6 @@
 """Keeps the files that torch.compile builds before its first CPU kernel, so that it builds them once per machine.
 
-These are a dozen small programs that test which vector instructions the CPU has, and a precompiled header. Building them
+They are a dozen small programs that test which vector instructions the CPU has, and a precompiled header. Building them
 takes longer than compiling most models (30 s on a CPU with AMX), and the time would count as set-up time of the first
 plan of a climb that compiles.
 """

@@ -240,3 +240,21 @@ def test_an_unsupported_operator_is_named(tmp_path: Path) -> None:
     onnx.save(onnx.helper.make_model(graph), str(tmp_path / "model.onnx"))
     with pytest.raises(WorkloadError, match="'Det' is not supported .*the_node"):
         load_workload(f"{tmp_path}/model.onnx").fresh_model("cpu")
+
+
+class Scaled(nn.Module):
+    def forward(self, x: Tensor, other: Tensor, scale: Tensor) -> Tensor:
+        return (x - other) * scale
+
+
+def test_an_exported_program_takes_all_its_inputs_by_name(tmp_path: Path) -> None:
+    """An exported program takes some inputs only by position, whatever it was exported with."""
+    program = torch.export.export(Scaled(), (torch.ones(3), torch.zeros(3)), {"scale": torch.ones(3)})
+    torch.export.save(program, tmp_path / "scaled.pt2")
+    workload = load_workload(str(tmp_path / "scaled.pt2"))
+    inputs = workload.fresh_inputs(0, "cpu")
+    assert isinstance(inputs, dict) and list(inputs) == ["x", "other", "scale"]
+    model = workload.fresh_model("cpu")
+    expected = Scaled()(**inputs)
+    torch.testing.assert_close(call(model, inputs), expected)
+    torch.testing.assert_close(model(inputs["x"], other=inputs["other"], scale=inputs["scale"]), expected)
