@@ -1,4 +1,4 @@
-"""A gate: a metric with a limit, which decides whether an output is still good. NaN never passes."""
+"""A gate: a metric with a limit, which decides whether an output is still acceptable. NaN never passes."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -80,7 +80,7 @@ def values_of(output: Any) -> list[Tensor]:
 
 
 def mismatch(reference: Sequence[Tensor], output: Sequence[Tensor]) -> str:
-    """Returns how the outputs differ in number, shape or kind of dtype, or ""."""
+    """Returns a sentence on how the outputs differ in number, shape or kind of dtype; empty if they do not."""
     if not reference:
         return "the workload returned no tensor, so no gate can be evaluated."
     if len(reference) != len(output):
@@ -112,7 +112,7 @@ TRAINING_GATES = (Gate("loss_difference", 0.01), Gate("gradient_difference", 0.0
 
 
 def gates_for(gates: Sequence[Gate], expected: Any) -> tuple[Gate, ...]:
-    """Returns the gates that judge outputs like these: most metrics ignore integers, so `AGREEMENT` compares them."""
+    """Returns the gates for these outputs: integers, which most metrics ignore, are compared by `AGREEMENT`."""
     kinds = {value.is_floating_point() for value in values_of(expected) if value.numel()}
     if kinds == {False} and tuple(gates) == INFERENCE_GATES:
         return (AGREEMENT,)

@@ -64,7 +64,7 @@ class AttentionLayer:
 
 @dataclass(frozen=True)
 class Attention:
-    """`share` and `core_share` are relative to the step; `counted` describes what counts as attention."""
+    """The shares of attention and of its core in a step's time; `counted` says which layers or kernels were counted."""
 
     layers: tuple[AttentionLayer, ...]
     kernels: tuple[str, ...]
@@ -118,7 +118,7 @@ def find_attention(subject: Subject) -> dict[str, dict[str, int]]:
 
 @dataclass(frozen=True)
 class _Trail:
-    """The origin of a tensor: a product, optionally followed by a softmax, and the layers that ran them."""
+    """The origin of a tensor: a product, a softmax after it (if any), and the layers that ran these operations."""
 
     path: tuple[str, ...]
     softmax: str = ""
@@ -182,7 +182,7 @@ class _Follower(TorchDispatchMode):
 
 
 def _common(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the longest common beginning."""
+    """Returns the longest common prefix of two paths."""
     return tuple(a for a, b in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 

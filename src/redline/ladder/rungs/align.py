@@ -17,7 +17,7 @@ from redline.ladder.job import Job
 from redline.ladder.rung import Rung, Stage, option
 from redline.machine.machine import Machine
 
-# Elementwise modules: extra channels do not mix with the others, and the next layer has zero weights for them.
+# Elementwise modules: they do not mix the extra channels with others, and the next layer has zero weights for them.
 _ELEMENTWISE = (
     nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish,
     nn.Hardswish, nn.Hardtanh, nn.Hardsigmoid, nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Softsign, nn.Dropout,

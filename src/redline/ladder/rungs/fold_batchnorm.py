@@ -92,7 +92,7 @@ def find_pairs(job: Job) -> tuple[list[Pair], str]:
 
 
 def _traced_pairs(job: Job) -> tuple[list[Pair] | None, str]:
-    """Returns pairs that run once and in which only the BatchNorm uses the layer's output; None if tracing fails."""
+    """Returns pairs that run once and whose layer output only the BatchNorm uses; None if tracing fails."""
     in_sequentials = "inside nn.Sequential only"
     # Traces a copy that shares the weights, because user code may store the tracer's proxies.
     weights = [*job.model.parameters(), *job.model.buffers()]

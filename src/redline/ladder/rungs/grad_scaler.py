@@ -5,9 +5,9 @@ the optimizer step. If a gradient overflows, the step is skipped and the scale d
 without overflow it increases. After `switch_after` overflows in a row, the model is converted to bf16 with a warning
 and training continues without a scale.
 
-torch's GradScaler rejects fp16 gradients, which a model converted to fp16 has; this one accepts them. The divided
+torch's GradScaler rejects fp16 gradients, which a model converted to fp16 has; this scaler accepts them. The divided
 gradients are fp16 again, so in this case the scale protects only the backward pass. Under `autocast(dtype=fp16)`, where
-weights and gradients are fp32, it protects the gradients as well.
+weights and gradients are fp32, the scale protects the gradients as well.
 """
 
 import warnings
