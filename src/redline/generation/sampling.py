@@ -62,7 +62,7 @@ class Sampling:
 
 
 class Sampler:
-    """Holds the settings as tensors, the position of each row and the tokens it has seen.
+    """Stores the settings as tensors, and the position and the seen tokens of each row.
 
     Samples only among the first `vocabulary` tokens; logits may have more.
     """
@@ -123,7 +123,7 @@ class Sampler:
         if self.by_top_p:
             ordered, order = logits_BV.sort(dim=-1, descending=True, stable=True)
             shares = ordered.softmax(dim=-1)
-            # A token leaves if the more likely tokens already reach top_p; the most likely token always stays.
+            # Removes a token if the more likely tokens already reach top_p; the most likely token always stays.
             leaves = shares.cumsum(dim=-1) - shares >= top_p
             logits_BV = logits_BV.masked_fill(torch.zeros_like(leaves).scatter(1, order, leaves), float("-inf"))
         if self.by_min_p:

@@ -16,7 +16,7 @@ Reason = Literal["stop", "length", "context"]
 
 @dataclass
 class Completion:
-    """The tokens of one row without the stop token. `reason` says why the row ended; None while it goes on.
+    """The tokens of one row without the stop token. `reason` says why the row ended; None while it continues.
 
     `state` is the memory state after the tokens, if `generate` was given a state.
     """

@@ -52,7 +52,7 @@ def check_optimizer(model: nn.Module, settings: LoopSettings) -> None:
 
 
 def describe(optimizer: Optimizer) -> str:
-    """Describes the optimizer in a few words."""
+    """Returns a short description of the optimizer."""
     parts = optimizer.parts if isinstance(optimizer, CombinedOptimizer) else [optimizer]
     words = []
     for part in parts:
@@ -71,7 +71,7 @@ def set_rate(optimizer: Optimizer, rate: float) -> None:
 
 
 def step_unless(bad: Tensor, optimizer: Optimizer) -> None:
-    """Steps unless `bad`. Fused optimizers check `bad` on the device; for others the CPU waits for its value."""
+    """Runs the step unless `bad`. Fused optimizers check `bad` on the device; for others the CPU waits for its value."""
     if type(optimizer) in (Adam, AdamW) and all(group["fused"] for group in optimizer.param_groups):
         vars(optimizer)["found_inf"] = bad.float()
         optimizer.step()

@@ -1,7 +1,7 @@
 """The config for training on text: [model], [data], [tokenizer] and [training].
 
-`recall` under [data] names a recall task that generates the batches instead of text. Its options stand beside it, and
-there is no [tokenizer] then.
+`recall` under [data] names a recall task, which generates the batches in place of text. The options of the task are
+also under [data], and [tokenizer] must be absent.
 """
 
 from dataclasses import dataclass, fields, replace

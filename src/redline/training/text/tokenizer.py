@@ -29,7 +29,7 @@ MIN_VOCABULARY = 256 + 1
 
 @dataclass(frozen=True)
 class TextTokenizer:
-    """`inner` is a `tokenizers.Tokenizer`; it is never changed."""
+    """Encodes text with `inner`, a `tokenizers.Tokenizer`, which is never changed."""
 
     inner: Any
     end: int

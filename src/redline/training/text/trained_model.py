@@ -54,7 +54,7 @@ class TrainedModel:
         return f"rung {rung}: {rung.proof(self.job)}" if isinstance(rung, FusedOps) else f"rung {rung}"
 
     def active(self, optimizer: Optimizer, training: TextTraining) -> list[str]:
-        """Returns a line for every active optimization."""
+        """Returns a line of text for every active optimization."""
         loop, data = training.loop, training.data
         lines = [
             f"precision {self.precision}" + (", with fp32 masters" if isinstance(self.arithmetic, WorkingCopy) else "")
