@@ -125,7 +125,7 @@ def main() -> None:
 
 
 def _main(termination: Termination) -> None:
-    # Duplicates the descriptor, because stdout is replaced when its pipe is broken.
+    # Duplicates the file descriptor, because stdout is replaced when its pipe is broken.
     output = None
     with suppress(OSError, AttributeError):  # stdout may be closed
         output = os.dup(sys.stdout.fileno())
@@ -137,7 +137,7 @@ def _main(termination: Termination) -> None:
             out.buffer, out.encoding, "replace", line_buffering=out.line_buffering, write_through=out.write_through
         )
     if sys.argv[1:2] == ["stream"]:
-        # Set before torch is imported, so that waiting threads sleep: spinning slows down other programs on the same cores.
+        # Set before torch is imported, so that waiting threads sleep; spinning would slow down other programs.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if sys.argv[1:2] in (["stream"], ["upscale"]):
         # Also set before torch is imported: large pages make allocating and reusing image buffers faster.

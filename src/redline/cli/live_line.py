@@ -18,7 +18,7 @@ LINE_EVERY_S = 10.0
 
 @dataclass(frozen=True)
 class _Count:
-    """`done` of `total` units at the time `at_s`; earlier runs did `before` of them.
+    """Progress: `done` of `total` units at the time `at_s`, of which earlier runs did `before`.
 
     The rate counts only this run's work: from `first_done` at the time `first_s` to `done - before` at `at_s`.
     """

@@ -179,7 +179,7 @@ def check_types(
 
 @functools.cache
 def field_types(kind: type) -> dict[str, Any]:
-    """Returns the types of a dataclass's fields, for `check_types`."""
+    """Returns the types of a dataclass's fields, to be passed to `check_types`."""
     hints = typing.get_type_hints(kind)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 

@@ -17,7 +17,7 @@ _LONGEST = 64
 
 
 class TextStream:
-    """`push` returns the characters that a token completes; `finish` returns the rest at the end."""
+    """Decodes tokens as they come: `push` returns the characters that a token completes; `finish` returns the rest."""
 
     def __init__(self, tokenizer: Any, prompt: Sequence[int] = ()) -> None:
         """`tokenizer` is a `tokenizers.Tokenizer`; the text continues the prompt."""

@@ -28,7 +28,7 @@ class Completion:
 
 @dataclass(frozen=True)
 class Request:
-    """`limit` is the largest number of tokens per row; a row that reaches it ends with the reason `limit_reason`.
+    """Limits: a row has at most `limit` tokens; a row that reaches this limit ends with the reason `limit_reason`.
 
     `chunk` is the number of prompt tokens per prefill call.
     """

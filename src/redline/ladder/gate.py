@@ -30,9 +30,9 @@ class Score:
 
 @dataclass(frozen=True)
 class Gate:
-    """`Gate("relative_error", 0.02)`, or `Gate("mine", 0.9, function=f, better="higher")` with a custom function.
+    """A limit on a metric, as in `Gate("relative_error", 0.02)` or `Gate("mine", 0.9, function=f, better="higher")`.
 
-    The function takes `(reference, output)`, two lists of the tensors that the model returned, and returns a number.
+    A custom `function` takes `(reference, output)`, two lists of the tensors that the model returned; returns a number.
     """
 
     metric: str

@@ -69,7 +69,7 @@ def reachable_hosts(host: str) -> tuple[str, ...]:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Opens a socket that listens on the port; 0 selects a free one."""
+    """Opens a socket that listens on the port; 0 selects a free port."""
     if not 0 <= port < 65_536:
         raise RedlineError(f"invalid port {port}: it must be from 0 to 65535.")
     try:
@@ -82,7 +82,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 @dataclass(frozen=True)
 class Access:
-    """`names` are further allowed host names, such as that of a proxy in front of the page.
+    """Checks requests. `names` are further allowed host names, such as that of a proxy in front of the page.
 
     `token` is the value of the cookie that replaces the key, so that the key does not stay in the address bar.
     """

@@ -207,7 +207,7 @@ def _host_and_port(text: str, default: int) -> tuple[str, int]:
     word, _, address = text.partition(":")
     host, _, port = address.rpartition(":")
     if port and not port.isdecimal():
-        raise RedlineError(f"invalid port {address!r}: write one as in {word}:{default} or {word}:HOST:PORT.")
+        raise RedlineError(f"invalid port {address!r}: write a port as in {word}:{default} or {word}:HOST:PORT.")
     return host.strip("[]") or _LOCAL, int(port or default)
 
 

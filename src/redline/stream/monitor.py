@@ -92,7 +92,7 @@ class Monitor:
         self._thread.join()
         now_s = self.clock.now_s()
         if self._began_s is None and self.latency.report().frames:
-            # All frames came within one sample interval.
+            # All frames came within one sample interval, so no sample has set the time of the first frame.
             self._began_s, self._began_busy_s = self._last[0], self._last[2]
         # Rates over a few milliseconds are meaningless.
         is_due = not self.samples or now_s - self._last[0] > self.every_s / 4

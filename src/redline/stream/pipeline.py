@@ -72,7 +72,7 @@ class Reader:
                 if not self._source.is_live:
                     raise
                 self.faults += 1
-                # The exponent is bounded for very long outages.
+                # The exponent is bounded, because it would overflow after a very long outage.
                 delay_s = min(self._backoff.longest_s, self._backoff.first_s * self._backoff.factor ** min(attempt, 64))
                 attempt += 1
                 self._continuous.interrupt()
@@ -119,7 +119,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Outcome:
-    """`complete` is True if the source ended by itself and was not stopped. `faults` counts lost connections."""
+    """How a run ended: `complete` is True if the source ended and was not stopped; `faults` counts lost connections."""
 
     complete: bool
     faults: int
@@ -138,7 +138,7 @@ class _Timed(NamedTuple):
 
 @dataclass(eq=False)
 class Pipeline:
-    """Runs once. `settings`, `stop` and `fail` may be used from any thread while it runs.
+    """Runs one stream, once. `settings`, `stop` and `fail` may be used from any thread while it runs.
 
     `log` receives messages for the user, from the thread in which they arise.
     """

@@ -67,7 +67,7 @@ class _InFlight:
 
 
 class CudaTransfers:
-    """`computing` is the CUDA stream on which the work runs. The host waits only for the last event of a frame.
+    """For a GPU: `computing` is the stream on which the work runs. The host waits only for the last event of a frame.
 
     `begin` copies pixels to the static input, runs the work and starts to copy the static output to the host. `finish`
     waits for the oldest frame that was begun. At most `MAX_IN_FLIGHT` frames may be in flight.

@@ -1,7 +1,7 @@
 """A web server in a separate thread, so that neither the network nor a viewer delays the stream.
 
 By itself, aiohttp waits for a request without a timeout and accepts any number of connections. Here each connection has
-one deadline for its TLS handshake, its request and the answer, and when too many are pending, the oldest one is closed.
+one deadline for its TLS handshake, its request and the answer, and when too many are pending, the oldest is closed.
 """
 
 import asyncio
@@ -106,7 +106,7 @@ class WebServer:
 
 
 class _Acceptor:
-    """Belongs to one event loop. `protocol` creates the protocol that serves a connection."""
+    """Accepts connections in one event loop. `protocol` creates the protocol that serves a connection."""
 
     def __init__(self, protocol: Callable[[], asyncio.BaseProtocol]) -> None:
         self._protocol = protocol

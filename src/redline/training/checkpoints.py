@@ -173,7 +173,7 @@ class Checkpoints:
         return path
 
     def go_back_before(self, step: int) -> int | None:
-        """Deletes the checkpoints from `step` on if there are earlier ones. Returns the step of the newest that remains."""
+        """Deletes the checkpoints from `step` on if there are earlier ones. Returns the step of the newest one kept."""
         earlier = [file for file in self.files() if file < self._path(step)]
         for late in self.files()[len(earlier) :] if earlier else ():
             late.unlink(missing_ok=True)

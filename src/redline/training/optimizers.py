@@ -71,7 +71,7 @@ def set_rate(optimizer: Optimizer, rate: float) -> None:
 
 
 def step_unless(bad: Tensor, optimizer: Optimizer) -> None:
-    """Runs the step unless `bad`. Fused optimizers check `bad` on the device; for others the CPU waits for its value."""
+    """Runs the step unless `bad`. Fused optimizers check `bad` on the device; for others the CPU waits for it."""
     if type(optimizer) in (Adam, AdamW) and all(group["fused"] for group in optimizer.param_groups):
         vars(optimizer)["found_inf"] = bad.float()
         optimizer.step()

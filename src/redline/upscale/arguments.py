@@ -1,4 +1,4 @@
-"""Interprets the paths on the command line: which are sources, and whether the last one is the output.
+"""Interprets the paths on the command line: which are sources, and whether the last path is the output.
 
 `redline upscale IN OUT` works as `redline stream IN OUT` does, but a mistyped source must not be taken for an output.
 So the last of several paths is the output only in these cases:
@@ -6,8 +6,8 @@ So the last of several paths is the output only in these cases:
 - There are two paths. The last one does not exist, and the first one does.
 - There are three or more paths. The last one does not exist and ends in a slash, which means a folder to create. A path
   without a slash and without a suffix is refused, because it could be a mistyped source or a new folder.
-- The last path is a folder, or one of only two paths, and a journal says that an earlier run wrote it from one of the
-  other paths.
+- The last path is a folder, or there are only two paths, and a journal says that an earlier run wrote the last path
+  from one of the other paths.
 
 There is no journal for a single image. If the second of two paths has the size of the upscaled first one, repeating
 `redline upscale IN OUT` would upscale OUT: the command is refused, and the error says how to write it.

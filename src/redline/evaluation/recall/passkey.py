@@ -18,7 +18,7 @@ from redline.evaluation.recall.task import IGNORED, Sample
 KINDS = ("passkey", "number", "word")
 _REPEATED = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
 _CONSONANTS, _VOWELS = "bcdfglmnprstvz", "aeiou"
-# A first guess of the characters per token.
+# A first estimate of the characters per token.
 _CHARACTERS = 4
 _DIGITS, _LETTERS = "0123456789", "abcdefghijklmnopqrstuvwxyz"
 

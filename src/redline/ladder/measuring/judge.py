@@ -146,7 +146,7 @@ def losses_and_gradients(
     losses: list[Tensor] = []
     gradients: list[Tensor] = []
     for batch in batches:
-        torch.manual_seed(7)  # the same dropout for every plan
+        torch.manual_seed(7)  # every plan gets the same dropout
         losses.append(run(batch).float().clone())
         if not gradients:
             if after_first is not None:

@@ -18,7 +18,7 @@ _LATEST = 12
 
 
 class Estimates:
-    """`open_s` is the time of a trial without its set-up: building the model and a few steps.
+    """Estimates times. `open_s` is the time of a trial without its set-up: building the model and a few steps.
 
     `slowdown` is how many times slower other processes make this machine now.
     """
@@ -52,7 +52,7 @@ class Estimates:
         return factor * self.slowdown * _constant_s(kind, self._operations)
 
     def has_seen(self, plan: Plan) -> bool:
-        """Whether a set-up of this kind has ended, or was stopped, in this climb."""
+        """Returns whether a set-up of this kind has ended, or was stopped, in this climb."""
         return kind_of(plan) in self._seen_s
 
     def record(self, rung: str, plan: Plan, setup_s: float, gain: float, cached: bool = False) -> None:

@@ -69,7 +69,7 @@ LARGEST_ROWS = {(2, 2): 1, (4, 4): 0, (2, 1): 64, (4, 1): 64, (1, 1): 512}
 # If the weight's rows are not aligned to this, blocks are loaded element by element, so the kernels are used only for
 # fewer rows of x.
 ALIGNED_BYTES, LARGEST_UNALIGNED_ROWS = 16, 32
-# Programs that occupy every multiprocessor of the largest GPUs.
+# The number of programs that occupies every multiprocessor of the largest GPUs.
 PROGRAMS = 132
 # Adding a split that is shorter than this costs more than it saves.
 SHORTEST_SHARE_BYTES = 1024

@@ -38,7 +38,7 @@ _NO_DELAY = {"rc-lookahead": "0"}
 
 
 class VideoFileSink(Sink):
-    """`origin_s` is the time of the source that becomes 0 in the file; None takes the time of the first frame.
+    """Writes frames to a video. The source's time `origin_s` becomes 0 in the file; None takes that of the first frame.
 
     `audio` is the video whose audio is copied. If writing fails, the part of an `is_live` recording that was written is
     kept. `notes` lists the recordings that were recovered in the folder.
@@ -221,7 +221,7 @@ def _open(path: Path, container: str, time_base: Fraction, is_live: bool) -> Out
         # Frames must not wait for an audio stream that has ended.
         options |= {"flush_packets": "1", "max_interleave_delta": str(_FRAGMENT_S * av.time_base // 4)}
     if is_live and container == "matroska":
-        # A cluster ends only after it exceeds this limit, so the limit is 1 ms shorter.
+        # A Matroska cluster ends only after it exceeds this limit, so the limit is 1 ms shorter than a fragment.
         options |= {"cluster_time_limit": str(_FRAGMENT_S * 1000 - 1)}
     elif is_live:
         # Writes fragments, and a regular file when finished; audio may begin before 0 in both.

@@ -44,7 +44,7 @@ class Gap(NamedTuple):
 
 
 class GapDetector:
-    """Must be given every packet when it is read. The methods that return gaps take the times of decoded frames."""
+    """Finds gaps. Needs every packet when it is read; the methods that return gaps take the times of decoded frames."""
 
     def __init__(self, container: InputContainer, stream: VideoStream, rate: Fraction) -> None:
         self._container, self._stream, self._rate = container, stream, rate
@@ -83,7 +83,7 @@ class GapDetector:
 
     @property
     def is_gap_possible(self) -> bool:
-        """Whether there may be a gap in the packets so far; how it affects the frames is known only after decoding."""
+        """Whether the packets so far may have a gap; how the gap affects the frames is known only after decoding."""
         return bool(self._gaps_s) or not self._is_next
 
     def between(self, last_s: Fraction, next_s: Fraction) -> Gap | None:

@@ -90,7 +90,7 @@ class Backlog:
 
 
 class LiveInput:
-    """`length_s` is the duration if the stream is a video of known length, whose end is not a fault.
+    """A live source. `length_s` is the duration if the stream is a video of known length, whose end is not a fault.
 
     `drop` is called for each damaged frame. Frames are scaled from `sent_size` to `size` (height, width) as those of
     `VideoFile` are.
@@ -239,7 +239,7 @@ class LiveInput:
                 if backlog is None or backlog.is_over:
                     yield frame, captured_s
             if waited_s >= read_s:
-                # FFmpeg returned its last packet because the read timed out.
+                # FFmpeg ends the packets without an error when a read times out.
                 raise SourceFault(f"{self.name} is lost: no answer within {read_s:g} s.")
 
 

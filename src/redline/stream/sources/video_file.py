@@ -109,7 +109,7 @@ class _Progress:
 
 
 class VideoFile:
-    """Damage raises DamagedVideo, unless there is a `drop`, which is called for each skipped frame.
+    """A video file. Damage raises DamagedVideo, unless there is a `drop`, which is called for each skipped frame.
 
     `origin_s` is the time at which the video starts on its own clock. Frames are scaled to `size` (height, width)
     during the conversion to RGB where swscale supports it; `Resized` handles the rest. `frame_threads` decodes several

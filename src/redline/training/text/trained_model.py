@@ -29,7 +29,7 @@ _ANY_VOCABULARY = 512
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """`model` holds the trained weights; `forward(inputs)` computes the loss, possibly with a copy in low precision."""
+    """`model` holds the trained weights; `forward(inputs)` computes the loss, possibly with a low-precision copy."""
 
     model: nn.Module
     module: LossModule

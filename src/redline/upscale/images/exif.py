@@ -22,7 +22,7 @@ _INTEROPERABILITY = 0xA005
 SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8, 18: 8}
 _UNITS = SIZES | {5: 4, 10: 4}
 
-# Limits for the values of damaged files.
+# Limits on values, which protect against damaged files.
 _MOST_TAGS, _LONGEST_BYTES = 1000, 2**20
 
 ReadAt = Callable[[int, int], bytes]

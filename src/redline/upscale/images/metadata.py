@@ -145,7 +145,7 @@ def attach_metadata(image: VipsImage, metadata: Metadata, form: Format) -> tuple
     image.set_type(pyvips.GValue.gint_type, "orientation", 1)
     flags = pyvips.ForeignKeep
     keep = flags.ICC | flags.XMP | flags.IPTC | flags.OTHER
-    # With this flag, libvips creates EXIF even if there was none. It holds the resolution, except in PNG and TIFF.
+    # With this flag, libvips creates EXIF even if there was none. Except in PNG and TIFF, EXIF stores the resolution.
     if metadata.exif is not None or (metadata.dpi is not None and form.name not in ("png", "tiff")):
         keep |= flags.EXIF
     return image, keep

@@ -68,7 +68,7 @@ class ImageSink(AbstractContextManager["ImageSink"]):
         self.path, self.shape = Path(path), (height, width, channels)
         form, metadata = format_for(self.path), metadata or Metadata()
         if form.name == "avif" and metadata.depth is not None:
-            # A source of 10 bits stays at 10 bits, which more programs support than 12.
+            # A source of 10 bits keeps 10 bits, which more programs support than 12 bits.
             form = replace(form, bits=min(form.bits, metadata.depth))
         notes = check_can_hold(form, width, height, channels, bits, metadata.depth)
         self._metadata, left_out = fit_metadata(metadata.stripped() if strip else metadata, form, width, height)

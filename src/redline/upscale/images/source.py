@@ -166,7 +166,7 @@ def decode(path: Path, form: Format, random_access: bool, strict: bool) -> tuple
 
 
 def _fetch(image: VipsImage, top: int, into: np.ndarray) -> None:
-    # A region may only be used by the thread that made it, so each call makes one.
+    # A region may only be used by the thread that created it, so each call creates one.
     region = load_vips().Region.new(image)
     for start in range(0, len(into), _ROWS_AT_ONCE):
         part = into[start : start + _ROWS_AT_ONCE]

@@ -48,7 +48,7 @@ _MOST_BITS = 12
 
 @dataclass(frozen=True)
 class Encoder:
-    """`padded` columns and rows are added at the right and bottom if subsampled chroma needs even sides."""
+    """An encoder. `padded` columns and rows are added at the right and bottom if subsampled chroma needs even sides."""
 
     codec: str
     name: str

@@ -189,7 +189,7 @@ def other_packets(
     for number, made in enumerate(_carried(source, carriers, shift, notes)):
         rising.place(made)
         time = made.dts if made.dts is not None else made.pts
-        # Keeps the order of the source, even if its times step back.
+        # Keeps the order of the source's packets, even if their times step back.
         seconds = seconds if time is None else max(seconds, float(time * made.time_base))
         yield Timed(seconds, 1, number, made)
     if rising.moved:
