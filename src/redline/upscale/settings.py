@@ -37,7 +37,7 @@ class ImageSettings:
 
 @dataclass(frozen=True)
 class UpscaleSettings:
-    """The settings. None means automatic: tiles and batch size from the available memory, two streams, a bundled plan."""
+    """None means automatic: tile and batch size from the available memory, two streams, a bundled plan."""
 
     weights: Path | None = None
     # The scale of the weights; it selects the bundled weights, which are ×4 by default.

@@ -40,7 +40,7 @@ _GAP = rb"(?:\s|#[^\n]*\n)+"
 
 @dataclass(frozen=True)
 class _Header:
-    """A header. Samples have 16 bits if `white`, the largest one, is above 255. The mode is Pillow's, or "P1" to "P6"."""
+    """A header. Samples have 16 bits if `white`, their maximum, is above 255. The mode is Pillow's or "P1" to "P6"."""
 
     width: int
     height: int
