@@ -34,7 +34,7 @@ MALFORMED: tuple[type[Exception], ...] = (
 )
 # The size limit of documents; weights and tokens are not read as documents.
 MAX_BYTES = 1 << 28
-# Redline's own documents have at most 20 levels.
+# The largest nesting depth; Redline's own documents have at most 20 levels.
 MAX_DEPTH = 100
 
 P = ParamSpec("P")

@@ -16,7 +16,7 @@ from torch import Tensor
 from redline.errors import RedlineError
 
 _32_BITS = 0xFFFFFFFF
-# Below this, noise has no effect, and logits divided by the temperature could overflow fp32.
+# Below this temperature, noise has no effect, and logits divided by it could overflow fp32.
 _LEAST_TEMPERATURE = 1e-20
 # Returned in place of a token if the logits are not finite.
 NO_TOKEN = -1

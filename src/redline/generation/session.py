@@ -182,7 +182,7 @@ class Session:
             try:
                 self._piece = PromptPiece(*where, self._recorder, self.device)
             except RuntimeError as error:
-                # Usually out of memory. Prompts can be prefilled without the capture.
+                # The usual cause is a lack of memory. Prompts can be prefilled without the capture.
                 self._capture_failed = True
                 why = (str(error).strip().splitlines() or ["no reason is given"])[0].rstrip(".")
                 warnings.warn(

@@ -106,7 +106,7 @@ def worst(scores: Sequence[Score]) -> Score:
 
 
 INFERENCE_GATES = (Gate("relative_error", 0.02), Gate("cosine", 0.999))
-# The default gate of integer outputs; an agreement gate of the workload replaces it.
+# The default gate for integer outputs, unless the workload has its own agreement gate.
 AGREEMENT = Gate("agreement", 0.99)
 TRAINING_GATES = (Gate("loss_difference", 0.01), Gate("gradient_difference", 0.05))
 

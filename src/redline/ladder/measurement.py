@@ -34,7 +34,7 @@ _CEILINGS: dict[str, Any] = {
     "matmul_flops_per_s": Mapping[str, float],
     "convolution_flops_per_s": Mapping[str, float],
 }
-# The end of the year 9999, the last one that `datetime` supports.
+# The end of the year 9999, the last year that `datetime` supports.
 _LATEST = 253_402_300_799
 
 
@@ -59,7 +59,7 @@ class Measurement:
     warmups: int = 0
     # Seconds until the first result, by shape: applying the plan, compiling, the first call.
     setup_s: Mapping[str, float] = field(default_factory=dict)
-    # True if the compiler's cache was used, so the set-up is shorter than the first one.
+    # True if the set-up used a compiler's cache, and so took less time than on first use.
     setup_cached: bool = False
     peak_bytes: int = 0
     weight_bytes: int = 0

@@ -101,7 +101,7 @@ class Objective(StrEnum):
             seen.add("larger")
         if 0 < drift * comparison.candidate_bytes < comparison.incumbent_bytes:
             seen.add("smaller")
-        # A larger peak is a regression for every objective. Speed objectives report a slower step before it.
+        # A larger peak is a regression for every objective; speed objectives report a slower step first.
         speed_first, memory_first = ("slower", "larger", "faster", "smaller"), ("larger", "smaller", "slower", "faster")
         order = memory_first if self is Objective.MEMORY else speed_first
         return next((word for word in order if word in seen), "same")

@@ -69,7 +69,7 @@ class Channel(Generic[T]):
         """Yields items until the channel is closed and empty."""
         while (item := self.take()) is not None:
             yield item
-            # Without this, the generator would keep the item alive while it waits for the next one.
+            # Drops the reference, because the generator would keep the item alive while it waits for the next item.
             del item
 
     def close(self) -> None:

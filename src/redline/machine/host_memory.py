@@ -75,7 +75,7 @@ def torch_allocates_by_glibc() -> bool:
         return False
     before = _glibc_bytes()
     block = torch.empty(_PROBE_BYTES, dtype=torch.uint8)
-    # The counters are 32-bit and wrap around.
+    # The modulo is needed because the 32-bit counters of glibc wrap around.
     return (_glibc_bytes() - before) % 2**32 >= block.nbytes
 
 

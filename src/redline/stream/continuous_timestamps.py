@@ -12,7 +12,7 @@ from av.packet import Packet
 
 from redline.video.reading import ARBITRARY_START_FORMATS
 
-# After a longer gap, a stream may be in the next recording although its timestamps did not decrease.
+# After a longer gap than this, a stream may be in the next recording although its timestamps did not decrease.
 _LONGEST_PAUSE_S = 1
 
 

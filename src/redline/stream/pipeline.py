@@ -26,7 +26,7 @@ from redline.stream.sinks import Sink
 from redline.stream.sources import Source, SourceFault
 
 COMPUTE_BUSY, SINK_BUSY = "compute busy", "sink busy"
-# Large enough to keep three threads busy; longer queues would only add latency.
+# The queue length that keeps three threads busy; longer queues would only add latency.
 _QUEUE_SIZE = 1
 _IDLE_S = 0.05
 # How often `is_done` is polled while the next frame is awaited: a small part of the shortest frame time.
@@ -229,7 +229,7 @@ class Pipeline:
                     self.log(f"the frame size changes from {size[1]}×{size[0]} to {frame.width}×{frame.height}.")
                 size = (frame.height, frame.width)
                 transform.prepare(*size)
-            # Measured after the preparation, which is not part of the computation of this frame.
+            # The time is taken after the preparation, which is not part of the computation of this frame.
             begun_s = self.clock.now_s()
             transform.begin(frame)
             in_flight.append(_Timed(frame, queued.offered_s, begun_s))
@@ -285,7 +285,7 @@ class Pipeline:
             return self._output.take()
         while (computed := self._output.take(_IDLE_S)) is None and not self._output.closed:
             self._idle()
-        # A frame may have come just before the channel was closed.
+        # Tries once more, because a frame may have arrived just before the channel was closed.
         return computed or self._output.take()
 
     def _record(self, computed: _Timed) -> None:

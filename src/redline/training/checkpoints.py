@@ -39,7 +39,7 @@ CHANGED_WITH_WARNING = frozenset({"learning_rate", "warmup_steps", "clip_norm", 
 _MAGIC = b"RLCKPT02"
 _DIGEST_BYTES = 32
 _COMPACT = "compact"
-# Exceptions of torch.load for a damaged file.
+# The exceptions that torch.load raises for a damaged file.
 _TORCH = (RuntimeError, pickle.UnpicklingError, AssertionError, struct.error)
 
 

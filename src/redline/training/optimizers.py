@@ -37,7 +37,7 @@ def build_over(weights: Sequence[nn.Parameter], hidden: Sequence[nn.Parameter], 
     if name == "muon":
         return _muon(weights, hidden, settings)
     if name == "adafactor":
-        # eps makes the steps as large as AdamW's; by default they are relative to the size of each weight.
+        # This eps makes the steps as large as AdamW's; by default steps are relative to the size of each weight.
         return Adafactor(groups, lr=rate, eps=(None, 1.0))
     if name == "adamw8bit":
         return _adamw_8bit()(groups, lr=rate, betas=settings.betas)
@@ -136,7 +136,7 @@ def _adamw_8bit() -> Any:
         with quiet():
             from torchao.optim import AdamW8bit
 
-            import_module("torch._inductor.compile_fx")  # its compiled step imports this, with warnings
+            import_module("torch._inductor.compile_fx")  # the compiled optimizer step imports this, with warnings
     except ImportError as error:
         raise RedlineError("adamw8bit needs torchao, which is not installed: pip install torchao.") from error
     return AdamW8bit

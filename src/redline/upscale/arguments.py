@@ -77,7 +77,7 @@ def _refuse_possible_output(source: Path, last: Path) -> None:
 def _is_enlarged(image: Path, source: Path) -> bool:
     """Returns whether the width and the height of an image are the same multiple of the source's."""
     try:
-        # Reads headers only. The result of a large source may exceed the limit on sources.
+        # Reads only headers, without a limit on the size, because the result of a large source may exceed the limit.
         with open_image(source, sys.maxsize) as small, open_image(image, sys.maxsize) as large:
             scale = large.width // small.width
             return scale > 1 and (large.width, large.height) == (scale * small.width, scale * small.height)

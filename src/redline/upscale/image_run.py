@@ -160,7 +160,7 @@ class ImageRun:
                     samples = image.band(0)
             except (RedlineError, OSError):
                 continue
-            # The planes stay in main memory, where a row of any width fits.
+            # The planes of the whole row stay in main memory, where a row of any width fits.
             colour, _ = self._planes(torch.from_numpy(samples))
             next(iter(self._tiles(colour[None], image.columns)))
             return

@@ -100,7 +100,7 @@ class UpscaleSettings:
 
 
 PRESETS = {
-    # The batch size stays automatic: a fixed one, as in the guide, is filled up with copies.
+    # The preset sets no batch size: with a fixed size, incomplete batches would be filled up with copies.
     "speed": {"margin_px": 8, "ramp_px": 8},
     "balanced": {},
     "memory": {"tile": 256, "tile_batch": 1, "streams": 1},

@@ -41,7 +41,7 @@ _ORDERS: tuple[Callable[[tuple[int, int]], float], ...] = (lambda s: s[0] / s[1]
 _MOST_SPLITS = 16
 _MOST_TILES, _MOST_PIXELS = 8, 8 * 512**2
 _SHARE_OF_FREE = 0.8
-_PROBES = (2, 4)  # side lengths, in windows of the network
+_PROBES = (2, 4)  # sides of the measured tiles, as multiples of the network's window
 # On a CPU, freed memory is kept in fragments that do not always fit the next layer (measured: 1.24 to 1.35).
 _FRAGMENTATION = {"cpu": 1.4, "cuda": 1.0}
 Sizes = tuple[tuple[int, int], ...]

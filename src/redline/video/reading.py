@@ -89,8 +89,8 @@ def enable_frame_threads(stream: VideoStream) -> int:
         return 1
     stream.thread_type = "FRAME"
     context.thread_count = count
-    # Without this, a reordered frame may be returned before its thread finds the damage, and is then not marked. With
-    # it, an error is raised in packet order, before any spoiled frame.
+    # Without this flag, a reordered frame may be returned, and not marked, before its thread finds the damage. With the
+    # flag, an error is raised in packet order, before any damaged frame.
     context.options = {**context.options, "err_detect": "explode"}
     return count
 

@@ -22,7 +22,7 @@ from redline.notation import format_bytes
 _TOKENS = 2**16
 # The largest number of tokens of a batch that is processed in pieces.
 _WAITING = 2**24
-# Bytes per token: the token, its target, and a copy while texts are assembled.
+# Bytes of host memory per token: the token, its target, and a copy while texts are assembled.
 _TOKEN_BYTES = 3 * 8
 # The first bucket of positions ends at this position.
 _FIRST_BUCKET = 64

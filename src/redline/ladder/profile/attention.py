@@ -84,7 +84,7 @@ def measure_attention(subject: Subject, times: LayerTimes) -> Attention:
         core_s = row.self_s + sum(part.self_s for part in parts)
         kernel = ", ".join(sorted(kernels))
         layers.append(AttentionLayer(name, row.type, kernel, sum(kernels.values()), row.total_s, core_s))
-    # The time of a layer inside another attention layer is included there.
+    # Counts only outermost attention layers, whose times include those of the layers inside them.
     outermost = [layer for layer in layers if not any(_inside(layer.name, other.name) for other in layers)]
     kernels = tuple(sorted({kernel for kernels in found.values() for kernel in kernels}))
     with_mlp = "; the time of torch's fused encoder layer includes its MLP" if _WITH_MLP in kernels else ""
@@ -174,7 +174,7 @@ class _Follower(TorchDispatchMode):
         return self._trails.get(tensor.untyped_storage()) if _has_storage(tensor) else None
 
     def _is_weight(self, tensor: Tensor) -> bool:
-        # Wrapped tensors are quantized weights.
+        # Tensors without storage of their own wrap others: they are quantized weights.
         return not _has_storage(tensor) or tensor.untyped_storage() in self._weights
 
     def _count(self, path: tuple[str, ...], kernel: str) -> None:

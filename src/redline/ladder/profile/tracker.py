@@ -57,7 +57,7 @@ class Tracker:
         self._names = {id(module): name for name, module in subject.layers.items()}
         self._owners = owner_paths(subject.layers)
         self._stack: list[Place] = []
-        # The autograd sequence number at which each path started.
+        # The autograd sequence numbers at which the paths in `_paths` started.
         self._numbers: list[int] = []
         self._paths: list[tuple[str, ...]] = []
         self._handles: list[RemovableHandle] = []

@@ -182,7 +182,7 @@ def row_label(row: Row, final: bool) -> str:
         return "final plan"
     name = row.plan
     if row.plan.startswith("compile") and "+" not in row.plan:
-        # Shown as `torch.compile (max-autotune)`.
+        # Plain compile is shown as, for example, `torch.compile (max-autotune)`.
         options = row.plan.removeprefix("compile").strip("()").removeprefix("mode=")
         name = f"torch.compile ({options})" if options else "torch.compile"
     return f"{name}, in the final race" if row.role == "final" else name

@@ -16,7 +16,7 @@ from torch import fx, nn
 
 from redline.ladder.rewrites.attention import MINUS_INFINITY, PRODUCTS, attend
 
-# The largest accepted finite fill value: down from here, adding it to a score has the same effect as overwriting it.
+# The largest finite fill value of a mask: adding a lower value to a score has the same effect as overwriting the score.
 _LOWEST_FILL = -1e8
 _CASTS = frozenset({"float", "to", "type_as", "type", "half", "bfloat16", "double", "contiguous"})
 

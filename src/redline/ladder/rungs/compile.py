@@ -116,7 +116,7 @@ class Compile(Rung):
                 # Triggers torch's one-time advice to enable TF32 while `quiet` hides it; TF32 is a rung of its own.
                 getattr(compiler, "_warn_tf32_disabled", bool)()
         if type(job.model).__module__.startswith("torch."):
-            # Dynamo skips a root module that is one of torch's own classes and would compile nothing.
+            # Wraps the model, because Dynamo does not compile a root module whose class belongs to torch.
             job = replace(job, model=Boundary(job.model))
         regions = _repeated_blocks(job.model) if self.regional else [job.model]
         for region in regions:

@@ -24,7 +24,7 @@ from redline.ladder.rung import Rung, Stage
 from redline.ladder.workload import Inputs, call
 from redline.machine.machine import Machine
 
-# Exact types, because a subclass may use its weight differently.
+# Compares exact types, because a subclass may use its weight differently.
 _PARTNERS: dict[type[nn.Module], type[nn.Module]] = {
     nn.Linear: nn.BatchNorm1d,
     nn.Conv1d: nn.BatchNorm1d,

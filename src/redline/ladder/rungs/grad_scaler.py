@@ -36,12 +36,12 @@ class AdaptiveGradScaler:
         self.steps = self.skipped = 0
         self.switched = self._overflowed = False
         self._overflows_in_a_row = self._clean_in_a_row = 0
-        # Whether the unscaled gradients of an optimizer overflowed, until its step.
+        # For each optimizer between `unscale_` and `step`: whether its gradients overflowed.
         self._unscaled: dict[Optimizer, bool] = {}
         self._optimizers: list[Optimizer] = []
 
     def scale(self, loss: Tensor) -> Tensor:
-        # In fp32, because a scaled fp16 loss would overflow.
+        # Converts the loss to fp32, because a scaled fp16 loss would overflow.
         return loss if self.switched else loss.float() * self.current
 
     def unscale_(self, optimizer: Optimizer) -> None:
@@ -102,7 +102,7 @@ class AdaptiveGradScaler:
         with torch.no_grad():
             self.model._apply(_fp16_to_bf16)
         for module in self.model.modules():
-            # `Boundary` and `Autocasting` store the dtype that they convert to.
+            # Also changes the dtype to which `Boundary` and `Autocasting` modules convert.
             if vars(module).get("dtype") is torch.float16:
                 vars(module)["dtype"] = torch.bfloat16
         for parameter in self.model.parameters():

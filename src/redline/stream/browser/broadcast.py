@@ -101,8 +101,8 @@ class Viewer:
         self._broadcast, self._loop = broadcast, asyncio.get_running_loop()
         self._woken = asyncio.Event()
         self._seen: int | None = None
-        # The age of a frame that was published before this viewer connected is not measured, because it includes the
-        # wait.
+        # The age of a frame from before this viewer connected is not measured, because it includes the wait for the
+        # viewer.
         newest = broadcast.newest
         self._count_at_start = 0 if newest is None else newest.count
         self._ages_s: deque[float] = deque(maxlen=_WINDOW)
@@ -150,7 +150,7 @@ class Viewer:
     def wake(self) -> None:
         try:
             self._loop.call_soon_threadsafe(self._woken.set)
-        except RuntimeError:  # the loop is closed
+        except RuntimeError:  # the event loop is closed
             self.leave()
 
     def leave(self) -> None:

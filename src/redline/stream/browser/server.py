@@ -216,7 +216,7 @@ def collect_metrics(
 
 def _memory(device: torch.device) -> dict[str, int]:
     memory = {"process_bytes": resident_bytes()}
-    # Must not initialize CUDA.
+    # This function must not initialize CUDA.
     if device.type == "cuda" and torch.cuda.is_initialized():
         memory["gpu_bytes"] = torch.cuda.memory_allocated(device)
         memory["gpu_held_bytes"] = torch.cuda.memory_reserved(device)

@@ -10,7 +10,7 @@ from redline.files.atomic import check_can_write, write_bytes
 from redline.stream.frames import Frame
 from redline.stream.sinks import Sink
 
-# Fast compression, because a live stream has little time per frame.
+# A fast compression level, because a live stream has little time per frame.
 _COMPRESSION = 1
 
 

@@ -224,7 +224,7 @@ def _open(path: Path, container: str, time_base: Fraction, is_live: bool) -> Out
         # A Matroska cluster ends only after it exceeds this limit, so the limit is 1 ms shorter than a fragment.
         options |= {"cluster_time_limit": str(_FRAGMENT_S * 1000 - 1)}
     elif is_live:
-        # Writes fragments, and a regular file when finished; audio may begin before 0 in both.
+        # Writes fragments, and turns the finished recording into a regular file; audio may begin before 0 in both.
         options |= {
             "movflags": "+hybrid_fragmented+delay_moov",
             "frag_duration": str(_FRAGMENT_S * av.time_base),
@@ -240,7 +240,7 @@ def recover_recordings(folder: Path) -> tuple[str, ...]:
     for left, target in abandoned_recordings(folder):
         if target.suffix.lower() not in VIDEO_CONTAINERS:
             continue
-        with suppress(OSError):  # another process was faster, or permission is denied
+        with suppress(OSError):  # another process recovered the file first, or permission is denied
             if not trim_to_playable(left):
                 left.unlink()
                 notes.append(f"deleted {left.name!r}, a recording that was killed before its first frame.")

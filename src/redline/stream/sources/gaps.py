@@ -30,7 +30,7 @@ _SKIPPED_BYTES = 512
 _FRAMES_MISSING = {_MATROSKA: Fraction(5, 2), _MPEGTS: Fraction(3, 2)}
 # Packets come in decoding order, so a corrupt packet may damage a frame that is shown earlier or later.
 _REORDERED_S = Fraction(1, 2)
-# The end of a file may hold an index and attachments, and the declared duration is rounded.
+# Tolerances at the end: a file may end in an index and attachments, and the declared duration is rounded.
 _UNREAD_SHARE, _END_MISSING_S = 0.05, 0.25
 # An index entry points to a frame, or to the header before it.
 _AVI_HEADER_BYTES = 8

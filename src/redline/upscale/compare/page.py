@@ -112,7 +112,7 @@ def _names(tasks: Sequence[Task]) -> dict[Task, str]:
     try:
         shared = os.path.commonpath(parents) if parents else ""
     except ValueError:
-        return {task: _text(task.source.name) for task in tasks}  # on different drives
+        return {task: _text(task.source.name) for task in tasks}  # the sources are on different drives
     return {task: _text(os.path.relpath(task.source.absolute(), shared)) for task in tasks}
 
 

@@ -34,7 +34,7 @@ Opener = Callable[[], VipsImage]
 
 # The size of the region at full resolution; as wide as the page's column.
 _CROP_WIDTH_PX, _CROP_HEIGHT_PX = 960, 640
-# WebP supports up to 16,383.
+# The largest side of a view; WebP supports up to 16,383 pixels.
 _LONGEST_SIDE_PX = 8192
 _QUALITIES, _CROP_QUALITIES = (88, 75, 55, 30), (92, 75, 50)
 # The share of the byte limit for the region at full resolution.
@@ -43,8 +43,7 @@ _CROP_SHARE = 1 / 3
 _BLOCK_PX = 16
 _CONTEXT_PX = 4
 _MOST_DECODED = 600
-# How far before the frame to seek, because in some containers a seek ends after the last key frame or even after the
-# frame.
+# How far before the frame to seek: in some containers a seek to a frame ends after its key frame or after the frame.
 _SEEK_BACK_S = (0.0, 2.0, 20.0, math.inf)
 
 

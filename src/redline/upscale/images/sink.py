@@ -197,7 +197,7 @@ def _saver(image: VipsImage, form: Format, encoding: Encoding) -> tuple[str, dic
         return "jpegsave", {"Q": quality}
     options = {"Q": quality, "lossless": encoding.lossless, "effort": _EFFORT[form.name]}
     if form.name == "webp":
-        # Without this, the colour of transparent pixels is discarded.
+        # Without this option, the encoder discards the colour of transparent pixels.
         return "webpsave", options | {"exact": encoding.lossless}
     return "heifsave", options | {"compression": "av1", "bitdepth": form.bits if deep else 8}
 

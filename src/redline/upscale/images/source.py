@@ -25,7 +25,7 @@ from redline.upscale.images.metadata import Metadata, read_metadata
 from redline.upscale.images.png import count_png_frames
 from redline.upscale.images.vips import VipsImage, bits_of, explaining, field, load_vips, normalise
 
-# Rows per call of libvips: few calls, and little memory.
+# Rows per call of libvips, as a compromise between few calls and little memory.
 _ROWS_AT_ONCE = 64
 _HARMLESS = re.compile(
     r"unknown JFIF revision|Invalid SOS parameters|Unknown Adobe color transform"

@@ -119,7 +119,7 @@ def _clock(video: VideoInfo, source: InputContainer) -> int:
 
 
 def _shift(source: InputContainer) -> tuple[Fraction, list[str]]:
-    # If the start time were kept, the result would begin with an empty interval.
+    # Shifts all times, because the result would otherwise begin with an empty interval.
     start = arbitrary_start_s(source)
     return start, [f"all timestamps are shifted by {float(start):.3f} s so that the video starts at 0"] if start else []
 
