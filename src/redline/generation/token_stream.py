@@ -1,4 +1,4 @@
-"""Streams the tokens of one batch, and collects them."""
+"""Streams the tokens of one batch, and collects them into completions."""
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence

@@ -121,7 +121,7 @@ class CudaTransfers:
         )
 
     def _stage(self, target: Tensor, source: Tensor) -> None:
-        """Copies with numpy, which uses one thread: torch would use every core, and decoders need those."""
+        """Copies with numpy, which uses one thread; torch would use all cores, which decoders need."""
         began_s = time.perf_counter()
         np.copyto(target.numpy(), source.numpy())
         self._staging_s = time.perf_counter() - began_s

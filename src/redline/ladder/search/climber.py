@@ -31,8 +31,8 @@ from redline.notation import format_seconds
 _COMPILE_BASELINE = {"cuda": "compile(mode=reduce-overhead)", "cpu": "compile"}
 # The shares of the budget for the timed turns of one comparison and of the final race.
 _SAMPLING_SHARE, _RACE_SHARE = 0.04, 0.06
-# Estimates are rough, so an opening without compilation is started if only this share of its expected time is left.
-# So is a compilation when nothing else is left to try.
+# Estimates are rough, so an opening without compilation is started if at least this share of its expected time is
+# left; the same holds for a compilation at the end, when there is nothing else to try.
 _START_SHARE = 0.6
 # Time to end all processes and to write the files, and a share of the budget as a reserve for delays.
 _END_S, _END_SHARE = 1.5, 0.02

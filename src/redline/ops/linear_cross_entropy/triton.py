@@ -110,7 +110,7 @@ def _scale_gradients(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | 
 
 
 def _is_last_use(gradient: Tensor) -> bool:
-    """Returns whether backward may overwrite these gradients: it runs once, and no compiler is tracing."""
+    """Returns whether backward may overwrite these gradients: if it runs only once, and no compiler is tracing."""
     is_plain = type(gradient) is Tensor and not torch.compiler.is_compiling()
     return is_plain and not _get_current_graph_task_keep_graph()
 

@@ -151,7 +151,7 @@ class TextTraining:
                 tokenizer = {"vocabulary": recall.vocabulary}
             kind = model.pop("kind", "decoder")
             if kind not in ARCHITECTURES:
-                raise RedlineError(f"unknown kind under [model] {kind!r}: use one of {', '.join(ARCHITECTURES)}.")
+                raise RedlineError(f"unknown kind {kind!r} under [model]: use one of {', '.join(ARCHITECTURES)}.")
             loop = decode(TextLoopSettings, tables["training"], "training")
             # If `steps` overrides the config, as in a trial run, training may end during the warm-up.
             if steps is None and loop.short_warmup_error:
