@@ -102,7 +102,7 @@ def check_is_free(path: Path, message: str) -> None:
 
 @contextlib.contextmanager
 def claimed(path: Path, message: str) -> Iterator[None]:
-    """Holds a lock file; raises a RedlineError with `message` if another process of this machine holds it."""
+    """Holds a lock file during the block; raises a RedlineError with `message` if another local process holds it."""
     check_is_free(path, message)
     is_new = not path.parent.exists()
     write_text(path, owner_mark())

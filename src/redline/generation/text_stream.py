@@ -52,7 +52,7 @@ class TextStream:
         self._tokens, self._whole, self._given = tokens, 0 if pending else len(tokens), len(text) - pending
 
     def _gap(self, tokens: list[int], text: str) -> int:
-        """Returns a boundary between tokens near the end that splits no character; one of four always qualifies."""
+        """Returns a boundary between tokens near the end that splits no character; among four there is always one."""
         last = len(tokens) - _MOST_PENDING - 1
         for place in range(last, last - _MOST_PENDING, -1):
             apart = self._decode(tokens[:place]) + self._decode(tokens[place:])

@@ -19,7 +19,7 @@ from typing import IO, Any, Protocol
 
 from redline.errors import RedlineError
 
-# How long a killed process may take to disappear.
+# How long a killed process may take to end.
 _KILL_S = 10.0
 
 

@@ -64,7 +64,7 @@ def judge(run: CaseRun) -> list[Finding]:
 def _finding(
     run: CaseRun, name: str, value: float, limit: float, text: str, since_first: float | None = None
 ) -> Finding:
-    # NaN does not hold, because every comparison with it is false.
+    # A finding with the value NaN does not hold, because every comparison with NaN is false.
     return Finding(run.case, name, value, limit, value <= limit, text.format(value), since_first)
 
 

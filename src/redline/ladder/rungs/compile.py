@@ -105,7 +105,7 @@ class Compile(Rung):
         if job is not None and job.training and self.freeze:
             return "freeze=true treats weights as constants, and training changes them"
         if job is not None and self.regional and not _repeated_blocks(job.model):
-            return f"regional=true compiles repeated blocks, and none is in a list of modules {_MIN_REPEATS} times"
+            return f"regional=true compiles repeated blocks, and no list of modules has {_MIN_REPEATS} of one class"
         return ""
 
     def apply(self, job: Job) -> Job:

@@ -38,7 +38,7 @@ def video_unet(base: int, batch: int, size: int) -> Workload:
 
     def inputs(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         frame, previous_frame = torch.randn(2, batch, _CHANNELS, size, size).unbind(0)
-        # Time steps are integers, because the inputs of a half-precision model would round floats.
+        # Time steps are integers, because floats would be rounded in the inputs of a half-precision model.
         timestep = torch.randint(STEPS, (batch,))
         return frame, timestep, previous_frame
 

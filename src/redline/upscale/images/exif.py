@@ -224,7 +224,7 @@ def in_bytes(body: bytes | bytearray) -> ReadAt:
 
 
 def read_from_tiff(path: Path) -> dict[str, bytes]:
-    """Returns the EXIF block and the IPTC captions, as far as the file has any."""
+    """Returns the EXIF block and the IPTC captions, if the file has them."""
     with open(path, "rb") as file:
         try:
             layout, (main, photo, gps) = read_directories(_in_file(file))
