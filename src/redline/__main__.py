@@ -1,4 +1,4 @@
-"""`python -m redline`."""
+"""Runs the command line for `python -m redline`."""
 
 from redline.cli import main
 

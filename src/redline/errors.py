@@ -2,7 +2,7 @@
 
 
 class RedlineError(Exception):
-    """Invalid input or an unsupported request. The command line prints the message and exits with status 2."""
+    """Invalid input or an unsupported request. The command line prints the message, and exits with status 2."""
 
 
 class WorkloadError(RedlineError):

@@ -1,7 +1,7 @@
 """Suppresses warnings, log lines and prints of libraries.
 
 Exporters and quantizers print progress, warn about packages that are not installed, and configure the root logger when
-they are imported. None of that belongs in the table of a climb, or in a pipe that expects JSON.
+they are imported. Such output does not belong in the table of a climb, or in a pipe that expects JSON.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def unadvised() -> Iterator[None]:
-    """Suppresses torch.compile's warnings about TF32, which is a rung, and about tensor types without a cache hash."""
+    """Suppresses torch.compile's warnings about tensor types without a cache hash, and about TF32, which is a rung."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "TensorFloat32 tensor cores for float32 matrix multiplication")
         warnings.filterwarnings("ignore", ".* does not implement _stable_hash_for_caching")

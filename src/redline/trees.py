@@ -1,6 +1,6 @@
-"""Nested values, like `torch.utils._pytree`, which also looks into dataclasses and subclasses of dict.
+"""Flattens and rebuilds nested values like `torch.utils._pytree`, including dataclasses and subclasses of dict.
 
-Their classes are registered with torch when the first object is seen, so torch.export and CUDA graphs read them too.
+Their classes are registered with torch when the first object is seen, so torch.export and CUDA graphs support them too.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 
 def tree_flatten(value: Any) -> tuple[list[Any], pytree.TreeSpec]:
-    """Returns the leaves and the structure, from which `tree_unflatten` restores the value."""
+    """Returns the leaves and the structure of a value, from which `tree_unflatten` restores the value."""
     leaves, structure = pytree.tree_flatten(value)
     # The compiler traces this function; every class was registered by an earlier call.
     if torch.compiler.is_compiling() or not sum(_register(kind) for kind in {type(leaf) for leaf in leaves}):
@@ -39,7 +39,7 @@ def tree_map_only(kind: type, function: Callable[[Any], Any], value: Any) -> Any
 
 
 def _register(kind: type) -> bool:
-    """Registers a class with torch if its objects hold values; returns whether it did."""
+    """Registers a class with torch if its objects contain other values; returns whether it did."""
     if kind in pytree.SUPPORTED_NODES or issubclass(kind, nn.Module):
         return False
     if dataclasses.is_dataclass(kind):

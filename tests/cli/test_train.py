@@ -195,7 +195,7 @@ def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(command: Callable[.
         (SETTINGS, NARROW, "muon updates hidden matrices, and this model has none"),
         ("steps = 6", 'steps = 6\nplan = "warp"', "unknown rung 'warp'"),
         ("steps = 6", 'steps = 6\nplan = "tf32"', "tf32 in the plan cannot be used here"),
-        ("steps = 6", 'steps = 6\nplan = "compile(regional=true)"', "none is in a list of modules 3 times"),
+        ("steps = 6", 'steps = 6\nplan = "compile(regional=true)"', "no list of modules has 3 of one class"),
     ],
     ids=lambda value: str(value).split("\n")[-1][:24],
 )

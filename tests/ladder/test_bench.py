@@ -40,9 +40,9 @@ def test_different_objectives_are_refused_even_with_any_machine() -> None:
 
 def test_changed_workload_adds_a_note() -> None:
     (change,) = compare([THEN], [replace(THEN, digest="d2", sources={"mine.py": "1", "net.py": "2"})])
-    assert (change.verdict, change.note) == ("same", "the workload is not the same: net.py has changed")
+    assert (change.verdict, change.note) == ("same", "the workload has changed: net.py has changed")
     (change,) = compare([THEN], [replace(THEN, digest="d2")])
-    assert change.note == "the workload is not the same: its gates or its reference have changed"
+    assert change.note == "the workload has changed: its gates or its reference have changed"
 
 
 def test_the_verdict_is_that_of_the_objective() -> None:

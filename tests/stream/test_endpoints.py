@@ -146,8 +146,8 @@ def test_invalid_source_names_are_refused(text: str, sentence: str) -> None:
 @pytest.mark.parametrize(
     ("sink", "sentence"),
     [
-        ("mjpeg:http", "invalid port 'http': write one as in mjpeg:8182 or mjpeg:HOST:PORT."),
-        ("browser:abc", "invalid port 'abc': write one as in browser:8181 or browser:HOST:PORT."),
+        ("mjpeg:http", "invalid port 'http': write a port as in mjpeg:8182 or mjpeg:HOST:PORT."),
+        ("browser:abc", "invalid port 'abc': write a port as in browser:8181 or browser:HOST:PORT."),
     ],
 )
 def test_a_bad_port_is_reported(sink: str, sentence: str) -> None:

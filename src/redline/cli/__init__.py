@@ -68,7 +68,7 @@ class _Commands(TyperGroup):
 
 
 def load_command(name: str) -> Any:
-    """Returns the command of this name, from the function of the same name in the file of the same name."""
+    """Returns the command: the function `name` in the file `name`.py."""
     word = name.replace("-", "_")
     function = getattr(import_module(f"redline.cli.{word}"), word)
     if isinstance(function, typer.Typer):
@@ -78,7 +78,7 @@ def load_command(name: str) -> Any:
     return typer.main.get_command(single)
 
 
-# The exit code that a shell reports for a process that SIGPIPE ended.
+# The exit code that a shell reports for a process that was killed by SIGPIPE.
 _BROKEN_PIPE = 141
 LOOK: dict[str, Any] = {
     "rich_markup_mode": "rich",
@@ -125,7 +125,7 @@ def main() -> None:
 
 
 def _main(termination: Termination) -> None:
-    # A duplicate, because stdout is replaced when its pipe is broken.
+    # Duplicates the file descriptor, because stdout is replaced when its pipe is broken.
     output = None
     with suppress(OSError, AttributeError):  # stdout may be closed
         output = os.dup(sys.stdout.fileno())
@@ -137,7 +137,7 @@ def _main(termination: Termination) -> None:
             out.buffer, out.encoding, "replace", line_buffering=out.line_buffering, write_through=out.write_through
         )
     if sys.argv[1:2] == ["stream"]:
-        # Set before torch is imported: waiting threads that spin slow down other programs on the same cores.
+        # Set before torch is imported, so that waiting threads sleep; spinning would slow down other programs.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if sys.argv[1:2] in (["stream"], ["upscale"]):
         # Also set before torch is imported: large pages make allocating and reusing image buffers faster.
@@ -169,7 +169,7 @@ def _main(termination: Termination) -> None:
 
 
 def _print_traceback(error: BaseException) -> None:
-    """Prints the traceback of the error's first cause, and that of a trial process if it came from one."""
+    """Prints the traceback of the error's first cause, and that of the trial process if the error occurred there."""
     while error.__cause__ is not None:
         error = error.__cause__
     traceback.print_exception(error)

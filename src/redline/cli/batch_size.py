@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _STOPPED_BY = {
     "memory": "the next larger batch does not fit",
-    "max_batch": "the search stopped at --max-batch, so larger ones may fit",
+    "max_batch": "the search stopped at --max-batch, so larger batches may fit",
     "time": "the next larger batch took longer than --limit",
 }
 

@@ -1,4 +1,4 @@
-"""`redline bench`: measures workloads under plans, saves the run, and compares it with an earlier one."""
+"""`redline bench`: measures workloads under plans, saves the run, and compares it with an earlier run."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def bench(
             _print_changes(changes)
         if save_path:
             progress.print(f"saved {save_path}")
-    # The matrix may hold precisions that this machine does not support; a plan that was asked for has to run.
+    # The matrix may contain precisions that this machine does not support, but a plan given with --plan has to run.
     broken = [row for row in rows if row.verdict in ("refused", "failed", "unavailable")] if not matrix else []
     for row in broken:
         fail(f"{row.workload} under {row.plan} was {row.verdict}: {row.reason}.")

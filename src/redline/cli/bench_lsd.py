@@ -51,8 +51,8 @@ def bench_lsd(texts: list[str], plans: list[str], device: str, save_path: Path |
         print_json({**about, "rows": [asdict(row) for row in rows]})
     else:
         _print(rows)
-    # A failure only counts for the plain arm and for plans that were asked for, because the matrix may hold precisions
-    # that this machine does not support.
+    # Only failures of the plain arm and of plans given by the user are errors, because the matrix may contain
+    # precisions that this machine does not support.
     raise typer.Exit(1 if any(row.failure and (plans or row.arm == PLAIN or row.device_lost) for row in rows) else 0)
 
 

@@ -55,7 +55,7 @@ def doctor(
 
 
 def _why_not(rung: type[Rung], machine: Machine) -> str:
-    """Returns "" if any variant of the rung can run, else the reason of the first one."""
+    """Returns why the first variant of the rung cannot run; "" if any variant can run."""
     variants = rung.variants(machine) or (rung(),)
     reasons = [variant.why_not(machine) for variant in variants]
     return "" if "" in reasons else reasons[0]

@@ -145,7 +145,7 @@ def evaluate_memory(
         print_json({"model": model, "recall": rows, "loss": losses})
     else:
         _print_memory(found.recall, found.loss)
-    # Written last, so that the results are printed even if it cannot be written.
+    # The page is written last, so that the results are printed even if writing fails.
     if page is not None:
         write_text(page, found.to_html())
         wrote(page)

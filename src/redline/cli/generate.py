@@ -108,7 +108,7 @@ def _read_prompt(prompt: str) -> str:
 
 
 def _figures(stream: GeneratedStream) -> dict[str, object]:
-    """Returns the speed as a caller sees it: the first token counts as prefill, the others by their intervals."""
+    """Returns the speed as a caller sees it: prefill until the first token, then the intervals between tokens."""
     text = stream.text
     steps_ms = [1000 * seconds for seconds in stream.step_s]
     found: dict[str, object] = {

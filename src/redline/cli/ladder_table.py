@@ -37,7 +37,7 @@ def ladder_table(measurements: Sequence[Measurement], width: int, title: str = "
 
 
 def _by_shape(measurements: Sequence[Measurement]) -> list[RenderableType]:
-    """Returns which shape the times belong to, and the result per shape if there are several."""
+    """Returns lines that say which shape the times are for, with the result for each shape if there are several."""
     sentence = shapes_sentence(measurements[0]) if measurements else ""
     if not sentence:
         return []

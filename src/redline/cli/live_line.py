@@ -18,7 +18,7 @@ LINE_EVERY_S = 10.0
 
 @dataclass(frozen=True)
 class _Count:
-    """`done` of `total` units at the time `at_s`; earlier runs did `before` of them.
+    """Progress: `done` of `total` units at the time `at_s`, of which earlier runs did `before`.
 
     The rate counts only this run's work: from `first_done` at the time `first_s` to `done - before` at `at_s`.
     """
@@ -92,9 +92,9 @@ class LiveLine:
     def count(
         self, what: str, done: float, total: float | None, unit: str, detail: str = "", *, before: float = 0.0
     ) -> None:
-        """Shows how much is done, the rate and the time left; both restart if `what` or `unit` changes.
+        """Shows how much is done, the rate and the time left; rate and time restart if `what` or `unit` changes.
 
-        `before` is how much of `done` an earlier run did; it does not count for the rate.
+        `before` is the part of `done` that an earlier run did; the rate excludes this part.
         """
         with self._lock:
             now_s, last = time.monotonic(), self._count

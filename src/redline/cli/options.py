@@ -56,7 +56,7 @@ def parse_shape(text: str) -> dict[str, Any]:
 
 
 def parse_shapes(texts: list[str] | None) -> dict[str, dict[str, Any]]:
-    """Returns each shape under its text; without any, the workload's own shape under the empty text."""
+    """Returns each shape by its text; without any text, the workload's own shape by the empty string."""
     return {text: parse_shape(text) for text in texts or []} or {"": {}}
 
 

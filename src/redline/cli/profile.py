@@ -115,7 +115,7 @@ def _show(table: Table) -> None:
 
 
 def _name(name: str, kind: str) -> str:
-    """Returns a layer with its class; the loss, for example, has no class."""
+    """Returns the name of a layer with its class, if it has one: the loss, for example, has no class."""
     return escape(name or "(model)") + ("" if kind == name else f" [dim]{escape(kind)}[/]")
 
 

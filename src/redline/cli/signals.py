@@ -1,4 +1,4 @@
-"""How commands react to Ctrl-C and SIGTERM.
+"""Handles Ctrl-C and SIGTERM in commands.
 
 SIGTERM (from `kill`, `timeout` or a batch system) ends a command as Ctrl-C does: `KeyboardInterrupt` unwinds the stack,
 so temporary folders are deleted and child processes are ended. A command that handles SIGTERM itself replaces the

@@ -121,7 +121,7 @@ def upscale(
 
 
 def _compare(page: Path, outcomes: list[Outcome]) -> bool:
-    """Returns whether the page could be written. The upscaled files exist in any case."""
+    """Writes the comparison page; returns whether this succeeded. The upscaled files exist in any case."""
     from redline.upscale.compare.page import write_comparison
 
     try:
@@ -178,7 +178,7 @@ class _Watch:
 
     def _finished(self, outcome: Outcome) -> None:
         self._under_way.pop(outcome.task, None)
-        if not outcome.seconds:  # skipped or refused: counting it would make the estimate of the time left too short
+        if not outcome.seconds:  # skipped or refused: counting this file would make the estimated time left too short
             self._total -= 1
             self._resumed.pop(outcome.task, None)
             if outcome.skipped:  # files are checked before the first one is upscaled

@@ -8,7 +8,7 @@ Large parts of most photos are sky or out of focus, and contribute little to tra
 probability proportional to the detail that bicubic downscaling loses in them, to the power `focus`; 0 draws uniformly.
 
 Uniform areas are then hardly ever drawn, and models rendered the corner of a white page grey. A share `flat` of the
-crops therefore has a single color, including pure ones.
+crops therefore has a single color, for example pure white.
 
 Training overfits a few dozen photos quickly. In a share `recolour` of the crops the channels are permuted, scaled and
 inverted. Bicubic downscaling is linear, so the recolored low-resolution crop still matches, except for clipped values.
@@ -49,7 +49,7 @@ class Draw:
 
 
 class PhotoCrops:
-    """`batch(step)` returns low- and high-resolution crops in [0, 1], which depend on seed and step only."""
+    """Draws crops: `batch(step)` returns low- and high-resolution crops in [0, 1] that depend on seed and step only."""
 
     def __init__(self, settings: PhotoSettings, scale: int, device: torch.device, seed: int = 0) -> None:
         self.settings, self.scale, self.device, self.seed = settings, scale, device, seed
@@ -120,7 +120,7 @@ class PhotoCrops:
 
 
 def _balance(chance: Tensor, shrink: Tensor, is_drawn: Tensor, settings: PhotoSettings) -> None:
-    """Gives every shrink factor the same total probability; the folder `drawn` gets the share `drawn` of each.
+    """Gives every shrink factor the same total probability, of which the folder `drawn` gets the share `drawn`.
 
     Without this, a factor of 2 would be selected a quarter as often as a factor of 1, because its images have a quarter
     of the pixels.

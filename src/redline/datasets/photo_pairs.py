@@ -74,7 +74,7 @@ class Variant(NamedTuple):
 
 @dataclass
 class PhotoPairs:
-    """Iterating yields the images and fills the counters and `skipped`.
+    """The photos of a folder. Iterating yields the images and fills the counters and `skipped`.
 
     With `renew_steps`, decoded photos stay on the device, and `variants` downscales them again in each round.
     """

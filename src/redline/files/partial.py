@@ -93,7 +93,7 @@ def check_is_free(path: Path, message: str) -> None:
         with reading(path, "lock file"):
             process, machine, start_time, *_ = f"{read_text(path).strip()}   ".split(" ")
     except RedlineError:
-        return  # no lock file, or an unreadable one
+        return  # there is no lock file, or it cannot be read
     if machine != _machine() or not re.fullmatch("[0-9]{1,9}", process):
         return
     if int(process) != os.getpid() and _is_running(int(process), start_time):
@@ -102,7 +102,7 @@ def check_is_free(path: Path, message: str) -> None:
 
 @contextlib.contextmanager
 def claimed(path: Path, message: str) -> Iterator[None]:
-    """Holds a lock file; raises a RedlineError with `message` if another process of this machine holds it."""
+    """Holds a lock file during the block; raises a RedlineError with `message` if another local process holds it."""
     check_is_free(path, message)
     is_new = not path.parent.exists()
     write_text(path, owner_mark())

@@ -34,7 +34,7 @@ MALFORMED: tuple[type[Exception], ...] = (
 )
 # The size limit of documents; weights and tokens are not read as documents.
 MAX_BYTES = 1 << 28
-# Redline's own documents have at most 20 levels.
+# The largest nesting depth; Redline's own documents have at most 20 levels.
 MAX_DEPTH = 100
 
 P = ParamSpec("P")
@@ -179,7 +179,7 @@ def check_types(
 
 @functools.cache
 def field_types(kind: type) -> dict[str, Any]:
-    """Returns the types of a dataclass's fields, for `check_types`."""
+    """Returns the types of a dataclass's fields, to be passed to `check_types`."""
     hints = typing.get_type_hints(kind)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 

@@ -1,4 +1,4 @@
-"""Text generation with language models: the engine, its sampling, and the interface of a model."""
+"""Text generation with language models: the engine, the sampling, and the interface that models implement."""
 
 from redline.generation.engine import InferenceEngine
 from redline.generation.language_model import Cache, LanguageModel

@@ -52,7 +52,7 @@ def render_chat(template: str, messages: Sequence[Message], tokens: Mapping[str,
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """Ignores `{% generation %}`, which marks the assistant's tokens for training."""
+        """A Jinja extension that ignores `{% generation %}`, which marks the assistant's tokens for training."""
 
         tags = {"generation"}  # noqa: RUF012
 

@@ -138,7 +138,7 @@ class InferenceEngine:
         return stream.completions
 
     def _session(self, key: Any, batch: int, capacity: int, sampling: Sampling) -> Session:
-        """Returns the session of the last stream if it fits and is free; otherwise frees it and makes a new one."""
+        """Returns the session of the last stream if it fits and is free; otherwise frees it and creates another."""
         idle, self._idle = self._idle, None
         if idle is not None and idle[0] == key and idle[1].is_sound():
             self.setup_s = 0.0

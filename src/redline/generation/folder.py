@@ -129,7 +129,7 @@ def read_tokenizer(folder: Path) -> Any:
 
 
 def find_stop_tokens(folder: Path, config: dict[str, Any]) -> tuple[int, ...]:
-    """Returns the ids of the stop tokens; generation_config.json takes precedence, as chat models set theirs there."""
+    """Returns the ids of the stop tokens; generation_config.json comes first, because chat models set them there."""
     settings = folder / "generation_config.json"
     found = read_json(settings).get("eos_token_id") if settings.exists() else None
     if found is None:
@@ -186,7 +186,7 @@ def find_model(given: str | Path) -> Path:
 
 
 def _snapshot(folder: Path, revision: str | None) -> Path | None:
-    """Returns the snapshot of a branch, tag or commit prefix; by default that of main, or the only one."""
+    """Returns the snapshot of a branch, tag or commit prefix; by default the snapshot of main, or the only snapshot."""
     snapshots = folder / "snapshots"
     reference = folder / "refs" / (revision or "main")
     if ".." not in reference.parts and reference.is_file():

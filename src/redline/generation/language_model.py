@@ -16,7 +16,7 @@ class Cache(Protocol):
 
     @property
     def bytes(self) -> int:
-        """The size of its buffers in bytes."""
+        """The size of the cache's buffers in bytes."""
         ...
 
     def reset(self) -> None:
@@ -75,11 +75,11 @@ class PiecewiseModel(Protocol):
     """A `LanguageModel` with `StateCache`s whose prefill of a piece of fixed length can be captured and replayed."""
 
     def piece(self, most: int) -> int:
-        """Returns the number of tokens in a piece, at most `most`; 0 if `most` is too small for a piece."""
+        """Returns the number of tokens per piece, at most `most`; 0 if `most` is too small for a piece."""
         ...
 
     def until_piece(self, cache: Any) -> int | None:
-        """Returns how many tokens every row must append before a piece can start; None if rows differ."""
+        """Returns how many tokens every row must append before a piece can start; None if the rows differ in this."""
         ...
 
     def prepare_piece(self, tokens: int, cache: Any) -> None:
@@ -99,5 +99,5 @@ class StateCache(Cache, Protocol):
         ...
 
     def snapshot(self) -> Any:
-        """Returns a copy of its content, which later steps do not change."""
+        """Returns a copy of the cache's content, which later steps do not change."""
         ...

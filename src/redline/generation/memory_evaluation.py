@@ -24,7 +24,7 @@ Log = Callable[[str], None]
 
 @dataclass(frozen=True)
 class MemoryEvaluation:
-    """`recall` has a row for each task and length, `loss` one for each range of positions in the text."""
+    """The results: `recall` has a row for each task and length, `loss` for each range of positions in the text."""
 
     model: str
     about: str

@@ -27,7 +27,7 @@ _CONVERTING = ("bf16", "fp16", "autocast")
 
 @dataclass(frozen=True)
 class Holding:
-    """The dtype to load weights in, and the plan to apply to them."""
+    """How to load a model: the dtype of the weights, and the plan to apply."""
 
     dtype: torch.dtype
     plan: Plan
@@ -71,7 +71,7 @@ class PlannedModel:
 
     @classmethod
     def of(cls, model: nn.Module, plan: Plan, share: bool, samples: Sequence[Tensor] = ()) -> "PlannedModel":
-        """Applies the plan to the model itself if `share`, otherwise to a copy. `samples` are prompts (1, S).
+        """Applies the plan to the model itself if `share`, otherwise to a copy. `samples` are prompts of shape (1, S).
 
         A plan without rungs changes no weights, so they are not copied.
         """

@@ -16,7 +16,7 @@ from torch import Tensor
 from redline.errors import RedlineError
 
 _32_BITS = 0xFFFFFFFF
-# Below this, noise has no effect, and logits divided by the temperature could overflow fp32.
+# Below this temperature, noise has no effect, and logits divided by it could overflow fp32.
 _LEAST_TEMPERATURE = 1e-20
 # Returned in place of a token if the logits are not finite.
 NO_TOKEN = -1
@@ -62,7 +62,7 @@ class Sampling:
 
 
 class Sampler:
-    """Holds the settings as tensors, the position of each row and the tokens it has seen.
+    """Stores the settings as tensors, and the position and the seen tokens of each row.
 
     Samples only among the first `vocabulary` tokens; logits may have more.
     """
@@ -123,7 +123,7 @@ class Sampler:
         if self.by_top_p:
             ordered, order = logits_BV.sort(dim=-1, descending=True, stable=True)
             shares = ordered.softmax(dim=-1)
-            # A token leaves if the more likely tokens already reach top_p; the most likely token always stays.
+            # Removes a token if the more likely tokens already reach top_p; the most likely token always stays.
             leaves = shares.cumsum(dim=-1) - shares >= top_p
             logits_BV = logits_BV.masked_fill(torch.zeros_like(leaves).scatter(1, order, leaves), float("-inf"))
         if self.by_min_p:

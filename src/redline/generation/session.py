@@ -34,7 +34,7 @@ class Readout:
 
     def __init__(self, batch: int, device: torch.device, depth: int) -> None:
         self.cuda = device.type == "cuda"
-        # One more buffer than copies in flight, so that none is overwritten before it is read.
+        # There is one more buffer than copies in flight, so that no buffer is overwritten before it is read.
         self.free = deque(torch.empty(batch, dtype=torch.int64, pin_memory=self.cuda) for _ in range(depth + 1))
         self.in_flight: deque[tuple[Tensor, torch.cuda.Event | None]] = deque()
         # Whether a row ever got NO_TOKEN.
@@ -182,7 +182,7 @@ class Session:
             try:
                 self._piece = PromptPiece(*where, self._recorder, self.device)
             except RuntimeError as error:
-                # Usually out of memory. Prompts can be prefilled without the capture.
+                # The usual cause is a lack of memory. Prompts can be prefilled without the capture.
                 self._capture_failed = True
                 why = (str(error).strip().splitlines() or ["no reason is given"])[0].rstrip(".")
                 warnings.warn(
@@ -193,7 +193,7 @@ class Session:
         return self._piece, lead
 
     def is_sound(self) -> bool:
-        """Returns whether new texts can start here. A cache that held a NaN must not, because 0 · NaN is NaN."""
+        """Returns whether new texts can start here; False if the cache held a NaN, because 0 · NaN is NaN."""
         self.readout.clear()
         return not self.readout.missed
 
@@ -210,8 +210,8 @@ def chunked(
 ) -> Iterator[tuple[Tensor, Tensor, bool]]:
     """Yields the texts in chunks of `chunk` tokens, after a first chunk of `lead` tokens.
 
-    An item has the tokens of a chunk, padded to the longest row (B, S), the number of tokens in each row (B), and
-    whether every row has a full chunk.
+    Each item consists of the chunk's tokens (B, S), padded to the longest row, the number of tokens in each row (B),
+    and whether every row has a full chunk.
     """
 
     def sent(numbers: list[Any]) -> Tensor:

@@ -1,4 +1,4 @@
-"""`redline.TextGenerator`: text from a model folder, in one call, as a stream, or as a chat."""
+"""`redline.TextGenerator` generates text with the model in a folder: in one call, as a stream, or as a chat."""
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -22,7 +22,7 @@ from redline.models import MEMORY_MODEL
 
 
 class GenerateOptions(TypedDict, total=False):
-    """`max_tokens` limits the new tokens (256 by default). The other options are those of `Sampling`."""
+    """Options: `max_tokens` limits the new tokens (256 by default); the other options are those of `Sampling`."""
 
     max_tokens: int
     temperature: float

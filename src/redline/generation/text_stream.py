@@ -17,7 +17,7 @@ _LONGEST = 64
 
 
 class TextStream:
-    """`push` returns the characters that a token completes; `finish` returns the rest at the end."""
+    """Decodes tokens as they come: `push` returns the characters that a token completes; `finish` returns the rest."""
 
     def __init__(self, tokenizer: Any, prompt: Sequence[int] = ()) -> None:
         """`tokenizer` is a `tokenizers.Tokenizer`; the text continues the prompt."""
@@ -52,7 +52,7 @@ class TextStream:
         self._tokens, self._whole, self._given = tokens, 0 if pending else len(tokens), len(text) - pending
 
     def _gap(self, tokens: list[int], text: str) -> int:
-        """Returns a boundary between tokens near the end that splits no character; one of four always qualifies."""
+        """Returns a boundary between tokens near the end that splits no character; among four there is always one."""
         last = len(tokens) - _MOST_PENDING - 1
         for place in range(last, last - _MOST_PENDING, -1):
             apart = self._decode(tokens[:place]) + self._decode(tokens[place:])

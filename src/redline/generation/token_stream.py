@@ -1,4 +1,4 @@
-"""Streams the tokens of one batch, and collects them."""
+"""Streams the tokens of one batch, and collects them into completions."""
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -16,7 +16,7 @@ Reason = Literal["stop", "length", "context"]
 
 @dataclass
 class Completion:
-    """The tokens of one row without the stop token. `reason` says why the row ended; None while it goes on.
+    """The tokens of one row without the stop token. `reason` says why the row ended; None while it continues.
 
     `state` is the memory state after the tokens, if `generate` was given a state.
     """
@@ -28,7 +28,7 @@ class Completion:
 
 @dataclass(frozen=True)
 class Request:
-    """`limit` is the largest number of tokens per row; a row that reaches it ends with the reason `limit_reason`.
+    """Limits: a row has at most `limit` tokens; a row that reaches this limit ends with the reason `limit_reason`.
 
     `chunk` is the number of prompt tokens per prefill call.
     """

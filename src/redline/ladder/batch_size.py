@@ -1,9 +1,9 @@
-"""The largest batch size that fits in memory, found by doubling until one does not fit, then by bisection.
+"""Finds the largest batch size that fits in memory: doubles it until it does not fit, and then bisects.
 
 Every batch is really run. On a GPU the caching allocator is limited to the budget, and its out-of-memory error is
-caught. On a CPU the kernel kills a process that runs out of memory, so each batch runs in a child process, and a child
-that is killed or exceeds the time limit means that the batch does not fit. Times are kept too, because the largest
-batch is not always the fastest.
+caught. On a CPU the kernel kills a process that runs out of memory, so each batch runs in a child process; if the child
+is killed or exceeds the time limit, the batch does not fit. Times are recorded too, because the largest batch is not
+always the fastest.
 """
 
 import contextlib
@@ -45,17 +45,17 @@ class Probe:
 
     batch: int
     fits: bool
-    # None if the batch ran out of memory or time.
+    # None if the batch ran out of memory or exceeded the time limit.
     peak_bytes: int | None = None
     seconds: float | None = None
     items_per_s: float | None = None
-    # Why it does not fit.
+    # The reason why the batch size does not fit; empty if it fits.
     reason: str = ""
 
 
 @dataclass(frozen=True)
 class BatchSizeResult:
-    """The largest batch size that fits, and all that were tried."""
+    """The largest batch size that fits, and every batch size that was tried."""
 
     batch: int
     peak_bytes: int
@@ -72,10 +72,10 @@ class BatchSizeResult:
 
 
 class Case(Protocol):
-    """What to run at each batch size. It is pickled with cloudpickle if it runs in a child process."""
+    """The model and the step to run at each batch size. Pickled with cloudpickle to run in a child process."""
 
     def open(self, batch: int, device: str) -> tuple[Callable[[], object], float, str]:
-        """Returns a function that runs one step, the number of items in a step, and their name."""
+        """Returns a function that runs one step, the number of items in a step, and the name of an item."""
         ...
 
 
@@ -94,7 +94,7 @@ class ModelCase:
             model = self.build if isinstance(self.build, nn.Module) else self.build()
             inputs = self.make_inputs(batch)
         model_device = next(model.parameters(), torch.empty(0)).device
-        # Otherwise a copy runs: training steps change weights, and training mode updates batch norm statistics.
+        # Runs a copy, because training steps change weights, and training mode updates batch norm statistics.
         usable = model_device == torch.device(device) and not training and not model.training
         if model is self.build and not self.private and not usable:
             model = copy.deepcopy(model)
@@ -167,7 +167,7 @@ def search(
     probe_limit_s: float = 300.0,
     on_probe: Callable[[Probe], None] | None = None,
 ) -> BatchSizeResult:
-    """Doubles the starting batch size until one does not fit, then bisects between the last two."""
+    """Doubles the starting batch size until it does not fit, then bisects between the last two."""
     if not 0 < target_utilization <= 1:
         raise RedlineError(f"target_utilization must be above 0 and at most 1, not {target_utilization}.")
     if not 1 <= starting_batch_size <= max_batch:
@@ -191,7 +191,7 @@ def search(
             else:
                 probe, unit = _probe_on_gpu(case, batch, device, budget, probe_limit_s)
             if probe.fits and probe.peak_bytes is not None and probe.peak_bytes > budget:
-                over = f"it takes {format_bytes(probe.peak_bytes)} of {format_bytes(budget)}"
+                over = f"it needs {format_bytes(probe.peak_bytes)}, and the limit is {format_bytes(budget)}"
                 probe = replace(probe, fits=False, reason=over)
             tried.append(probe)
             if on_probe is not None:
@@ -313,14 +313,14 @@ def _probe_in_child(
 
 def _run_within_limit(case: Case, batch: int, budget: int) -> tuple[Probe, str]:
     """Limits the address space of the current process, a child process, and runs one batch size in it."""
-    # If memory does run out, the kernel should kill this process and no other.
+    # If the machine runs out of memory, the kernel should kill this process and no other.
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
-    # Starts the thread pool before the limit is set, because later there may be no room for the stacks of threads.
+    # Starts the thread pool before the limit is set, because later the stacks of its threads may exceed the limit.
     torch.ones(1 << 20).mul_(2).sum()
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     limit = used + budget + _ADDRESS_HEADROOM
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     resource.setrlimit(resource.RLIMIT_AS, (limit if hard < 0 else min(limit, hard), hard))
-    # Counts the memory that the model and its batch add, without the memory of libraries.
+    # Counts only the memory that the model and its batch add to that of the libraries.
     return _run(case, batch, "cpu", resident_bytes())

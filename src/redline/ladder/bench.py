@@ -1,4 +1,4 @@
-"""Benchmarks: workloads × plans, saved as raw samples, and compared with an earlier run of the same machine."""
+"""Benchmarks: times workloads under plans, saves raw samples, and compares with an earlier run on the same machine."""
 
 import json
 import os
@@ -31,7 +31,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Change:
-    """One workload under one plan, in this run and in an earlier one."""
+    """The change of one workload under one plan between an earlier run and this run."""
 
     workload: str
     plan: str
@@ -75,7 +75,7 @@ class BenchRun:
         return cls(tuple(Measurement.from_dict(row, name) for row in rows))
 
     def compare(self, then: "BenchRun", any_machine: bool = False) -> list[Change]:
-        """Returns what changed since an earlier run, beyond the noise.
+        """Returns the changes since an earlier run that exceed the noise.
 
         Raises if the objectives differ, or if the machines differ and `any_machine` is false.
         """
@@ -90,7 +90,7 @@ class BenchRun:
             names = " and ".join(sorted(f"{name} (torch {torch})" for name, torch in machines))
             raise MachineError(
                 f"cannot compare the two runs: they come from different machines ({names}); --any-machine (in Python, "
-                "any_machine=True) compares them all the same."
+                "any_machine=True) compares them anyway."
             )
         earlier = {(row.workload, row.plan, shape): row for row in then.measurements for shape in row.shapes}
         changes = [
@@ -122,7 +122,7 @@ def bench(
         shapes: Input shapes as options of the workloads' functions: `[{"batch": 1}, {"batch": 8}]`.
         device: `"cpu"`, `"cuda"`, `"cuda:1"`; `"auto"` takes a GPU if there is one.
         timeout: Time limit of one set-up.
-        sampling: Time for the timed turns of one workload.
+        sampling: Time for timing all plans of one workload.
         progress: Called with each event's text and, for a measurement, with the measurement. By default a line per
             measurement is printed to stderr; None prints nothing.
     """
@@ -143,7 +143,7 @@ def bench(
                 timeout_s=read_duration(timeout),
                 sampling_s=read_duration(sampling),
             )
-            progress(f"{workload if isinstance(workload, str) else workload.label}: running for reference", None)
+            progress(f"{workload if isinstance(workload, str) else workload.label}: running the untouched model", None)
             prepared.append(prepare_trials(pool, settings, machine))
         machine = ask_machine(pool, device)
         rows: list[Measurement] = []
@@ -186,7 +186,7 @@ def _bench_one(
             try:
                 taken = take_turns(arms, spec)
             except WorkerFailed as failure:
-                # The plan that failed is recorded, and the others start again.
+                # Records the plan that failed, and times the others again from the start.
                 dead = next(arm for arm in arms if arm.worker.pid == failure.pid)
                 record(dead.plan, "failed", str(failure))
                 close(dead)
@@ -206,7 +206,7 @@ def _change(old: Measurement, new: Measurement, shape: str) -> Change:
     note = ""
     if old.digest != new.digest:
         what = describe_change(old.sources, new.sources) or "its gates or its reference have changed"
-        note = f"the workload is not the same: {what}"
+        note = f"the workload has changed: {what}"
     return Change(
         new.workload,
         new.plan,

@@ -1,4 +1,4 @@
-"""A gate: a metric with a limit, which decides whether an output is still good. NaN never passes."""
+"""A gate: a metric with a limit, which decides whether an output is still acceptable. NaN never passes."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -30,9 +30,9 @@ class Score:
 
 @dataclass(frozen=True)
 class Gate:
-    """`Gate("relative_error", 0.02)`, or `Gate("mine", 0.9, function=f, better="higher")` with a custom function.
+    """A limit on a metric, as in `Gate("relative_error", 0.02)` or `Gate("mine", 0.9, function=f, better="higher")`.
 
-    The function takes `(reference, output)`, two lists of the tensors that the model returned, and returns a number.
+    A custom `function` takes `(reference, output)`, two lists of the tensors that the model returned; returns a number.
     """
 
     metric: str
@@ -80,7 +80,7 @@ def values_of(output: Any) -> list[Tensor]:
 
 
 def mismatch(reference: Sequence[Tensor], output: Sequence[Tensor]) -> str:
-    """Returns how the outputs differ in number, shape or kind of dtype, or ""."""
+    """Returns a sentence on how the outputs differ in number, shape or kind of dtype; empty if they do not."""
     if not reference:
         return "the workload returned no tensor, so no gate can be evaluated."
     if len(reference) != len(output):
@@ -106,13 +106,13 @@ def worst(scores: Sequence[Score]) -> Score:
 
 
 INFERENCE_GATES = (Gate("relative_error", 0.02), Gate("cosine", 0.999))
-# The default gate of integer outputs; an agreement gate of the workload replaces it.
+# The default gate for integer outputs, unless the workload has its own agreement gate.
 AGREEMENT = Gate("agreement", 0.99)
 TRAINING_GATES = (Gate("loss_difference", 0.01), Gate("gradient_difference", 0.05))
 
 
 def gates_for(gates: Sequence[Gate], expected: Any) -> tuple[Gate, ...]:
-    """Returns the gates that judge outputs like these: most metrics ignore integers, so `AGREEMENT` compares them."""
+    """Returns the gates for these outputs: integers, which most metrics ignore, are compared by `AGREEMENT`."""
     kinds = {value.is_floating_point() for value in values_of(expected) if value.numel()}
     if kinds == {False} and tuple(gates) == INFERENCE_GATES:
         return (AGREEMENT,)

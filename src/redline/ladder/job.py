@@ -1,7 +1,7 @@
 """A job: a private copy of the model, settings for its calls and, for training, the loss and the optimizer.
 
-Each rung takes a job and returns a new one. The user's model is copied once, when the job is made, so a rung may change
-`job.model` freely.
+Each rung takes a job and returns a new job. The user's model is copied once, when the job is created, so a rung may
+change `job.model` freely.
 """
 
 import copy
@@ -24,7 +24,7 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class CallState:
-    """The names of what the model keeps between calls, and of its random operations."""
+    """The names of the buffers and attributes that the model changes in a call, and of its random operations."""
 
     kept: tuple[str, ...] = ()
     random: tuple[str, ...] = ()
@@ -37,13 +37,13 @@ class CallState:
 
 @dataclass(frozen=True)
 class Job:
-    """Create one with `Job.of(model, …)`. Rungs return `dataclasses.replace(job, …)`."""
+    """A model with everything that rungs need to know. Created with `Job.of(model, …)`; rungs return a changed copy."""
 
     model: nn.Module
     # Real inputs, which rungs use to calibrate, to find shapes, and to check for overflow.
     samples: tuple[Inputs, ...] = ()
     gates: tuple[Gate, ...] = ()
-    # What makes the output depend on more than the input; None if that was not examined.
+    # The state and the random operations that affect the output besides the input; None if not examined.
     state: CallState | None = None
     # The untouched model's outputs for the samples, set while a plan is built if a rung has `checks_gates`.
     expected: tuple[Any, ...] = ()
@@ -59,9 +59,9 @@ class Job:
     precision: str = "fp32"
     host_inputs: bool = False
     master_weights: bool = False
-    # The norm that a training step clips its gradients to, after they are unscaled; None leaves them as they are.
+    # The maximum norm of the gradients: a training step clips them after unscaling; None disables clipping.
     clip_norm: float | None = None
-    # The trainable parameters by the user's names, even if rungs wrap the model.
+    # The trainable parameters by their names in the user's model, even if rungs have wrapped the model.
     parameters: Mapping[str, nn.Parameter] = field(default_factory=dict)
     # Data that rungs store for their `proof`, by rung name.
     evidence: Mapping[str, Any] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class Job:
 
     @classmethod
     def of_workload(cls, workload: Workload, model: nn.Module, samples: tuple[Inputs, ...] = ()) -> "Job":
-        """Makes the job of a model that the workload built; the model is not copied."""
+        """Creates the job for a model that the workload built; the model is not copied."""
         return cls.of(
             model,
             samples,
@@ -202,7 +202,7 @@ def _in_contexts(function: Callable[..., Any], contexts: tuple[Context, ...]) ->
 
 
 def _copying_inputs_and_outputs(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
-    """Copies inputs to the device and outputs back, without the overlap that the rung `streams` adds."""
+    """Copies inputs to the device and outputs back, one after the other; the rung `streams` overlaps these copies."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         def move(leaf: Any, to: torch.device) -> Any:
@@ -262,7 +262,7 @@ class TrainingStep:
 
     @torch.no_grad()
     def restart(self, fresh: nn.Module) -> None:
-        """Sets the weights, buffers and optimizer state in place to those of a new step on the untouched model."""
+        """Resets the weights, buffers and optimizer state, in place, to those of a new step on the untouched model."""
         for name, weight in fresh.named_parameters():
             if (trained := self.job.parameters.get(name)) is not None:
                 for own in (trained, self._masters.get(trained)):

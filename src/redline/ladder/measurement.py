@@ -1,4 +1,4 @@
-"""A measurement: raw samples, from which statistics are derived. Files are versioned JSON lines."""
+"""A measurement: the raw samples of one plan, from which statistics are derived. Files are versioned JSON lines."""
 
 import json
 import math
@@ -19,7 +19,7 @@ SCHEMA = 1
 # The decision about the plan.
 VERDICTS = ("baseline", "kept", "dropped", "refused", "unavailable", "failed", "unmeasured")
 
-# The entries of `machine` that reports read; others are not checked.
+# The types of the entries of `machine` that reports read; other entries are not checked.
 _MACHINE: dict[str, Any] = {
     "name": str,
     "device": str,
@@ -34,7 +34,7 @@ _CEILINGS: dict[str, Any] = {
     "matmul_flops_per_s": Mapping[str, float],
     "convolution_flops_per_s": Mapping[str, float],
 }
-# The end of the year 9999, the last one that `datetime` supports.
+# The end of the year 9999, the last year that `datetime` supports.
 _LATEST = 253_402_300_799
 
 
@@ -44,7 +44,7 @@ class Measurement:
 
     workload: str
     plan: str
-    # Why it was made: baseline, compile, opening, trial, second look, ablation, final, verify or bench.
+    # Why the measurement was made: baseline, compile, opening, trial, second look, ablation, final, verify or bench.
     role: str
     verdict: str
     reason: str
@@ -53,13 +53,13 @@ class Measurement:
     rung: str = ""
     # Seconds per step by input shape; "" is the default shape of the workload.
     samples: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    # The plan that it was interleaved with, and the samples of that plan from the same turns.
+    # The plan that was timed in turns with this plan, and the samples of that plan from the same turns.
     against: str = ""
     against_samples: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     warmups: int = 0
     # Seconds until the first result, by shape: applying the plan, compiling, the first call.
     setup_s: Mapping[str, float] = field(default_factory=dict)
-    # True if the compiler's cache was used, so the set-up is shorter than the first one.
+    # True if the set-up used a compiler's cache, and so took less time than on first use.
     setup_cached: bool = False
     peak_bytes: int = 0
     weight_bytes: int = 0
@@ -85,7 +85,7 @@ class Measurement:
     command: str = ""
     redline: str = ""
     schema: int = SCHEMA
-    # Cores that other processes used meanwhile, and preemptions of ours per second.
+    # The cores that other processes used during the timing, and preemptions of the timed processes per second.
     load: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -100,7 +100,7 @@ class Measurement:
         return median_interval(self.samples[self.shapes[0] if shape is None else shape])
 
     def speedup(self) -> Interval | None:
-        """Returns how many times faster it is than the plan it was interleaved with (geometric mean over shapes)."""
+        """Returns the speed-up over the plan that was timed in turns with this plan (geometric mean over shapes)."""
         pairs = [(self.against_samples[s], self.samples[s]) for s in self.shapes if self.against_samples.get(s)]
         return ratio_interval(pairs) if pairs else None
 
@@ -109,7 +109,7 @@ class Measurement:
         return bool(self.scores) and all(score.passed for score in self.scores)
 
     def throughput(self, shape: str | None = None) -> float:
-        """Items per second."""
+        """Returns the items per second."""
         key = self.shapes[0] if shape is None else shape
         return self.items.get(key, 1.0) / self.median_s(key)
 

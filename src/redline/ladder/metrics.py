@@ -43,7 +43,7 @@ _LEAST_GRADIENT, _LEAST_OUTPUT = 1e-4, 1e-6
 def _worst_tensor(
     measure: Callable[[Tensors, Tensors], float], better: str, least_share: float = _LEAST_OUTPUT
 ) -> Callable[[Tensors, Tensors], float]:
-    """Returns a metric that takes the worst output, so that a large correct output cannot hide a small wrong one."""
+    """Returns a metric of the worst output tensor, so that a large correct tensor cannot hide a small wrong one."""
 
     def over_outputs(reference: Tensors, output: Tensors) -> float:
         pairs = [(e, s) for e, s in zip(reference, output, strict=True) if e.is_floating_point()]
@@ -58,7 +58,7 @@ def _worst_tensor(
 
 
 def relative_error(reference: Tensors, output: Tensors) -> float:
-    """‖output − reference‖ / ‖reference‖."""
+    """Returns ‖output − reference‖ / ‖reference‖."""
     expected, seen = _flat(reference, output)
     return float((seen - expected).norm() / expected.norm().clamp_min(1e-300))
 
@@ -74,13 +74,13 @@ def cosine(reference: Tensors, output: Tensors) -> float:
 
 
 def psnr(reference: Tensors, output: Tensors) -> float:
-    """PSNR in dB. The peak is the range of the reference, so that small values do not look better."""
+    """Returns the PSNR in dB. The peak is the range of the reference, so that small values do not score better."""
     expected, seen = _flat(reference, output)
     return _decibels(_peak(expected), float(((seen - expected) ** 2).mean()))
 
 
 def picture_psnr(reference: Tensors, output: Tensors) -> float:
-    """PSNR in dB of the worst image. The peak is 1, so that a uniform image does not look worse."""
+    """Returns the PSNR in dB of the worst image. The peak is 1, so that a uniform image does not score worse."""
     values = []
     for expected, seen in zip(reference, output, strict=True):
         if expected.ndim >= 3 and expected.is_floating_point():
@@ -102,7 +102,7 @@ def _peak(expected: Tensor) -> float:
 
 
 def ssim(reference: Tensors, output: Tensors) -> float:
-    """Mean structural similarity of 4-D outputs, with an 11×11 Gaussian window, σ = 1.5; the worst output counts."""
+    """Returns the mean structural similarity of the worst 4-D output, with an 11×11 Gaussian window of σ = 1.5."""
     scores = []
     for expected, seen in zip(reference, output, strict=True):
         if expected.ndim == 4 and expected.is_floating_point():
@@ -141,7 +141,7 @@ def _logits(tensors: Tensors) -> list[Tensor]:
 
 
 def top1(reference: Tensors, output: Tensors) -> float:
-    """Share of the rows of the first output with the same argmax; integer outputs are compared as tokens."""
+    """Returns the share of rows of the first output with the same argmax; integer outputs are compared as tokens."""
     if not reference[0].is_floating_point():
         return float((reference[0] == output[0]).double().mean())
     expected, seen = _logits(reference)[0], _logits(output)[0]
@@ -149,7 +149,7 @@ def top1(reference: Tensors, output: Tensors) -> float:
 
 
 def agreement(reference: Tensors, output: Tensors) -> float:
-    """Share of equal entries in the integer outputs; the worst output counts."""
+    """Returns the share of equal entries in the worst integer output."""
     pairs = [(e, s) for e, s in zip(reference, output, strict=True) if not e.is_floating_point() and e.numel()]
     if not pairs:
         raise GateError("agreement compares integer outputs, but there is none.")
@@ -157,19 +157,19 @@ def agreement(reference: Tensors, output: Tensors) -> float:
 
 
 def kl_divergence(reference: Tensors, output: Tensors) -> float:
-    """Mean KL(reference ‖ output) of the softmax of the first output, in nats."""
+    """Returns the mean KL(reference ‖ output) of the softmax of the first output, in nats."""
     expected, seen = (x[0].double().log_softmax(-1) for x in (_logits(reference), _logits(output)))
     return float((expected.exp() * (expected - seen)).sum(-1).mean())
 
 
 def loss_difference(reference: Tensors, output: Tensors) -> float:
-    """Largest relative difference of the losses of the judged training steps (the first tensor)."""
+    """Returns the largest relative difference of the losses of the judged training steps (the first tensor)."""
     expected, seen = reference[0].double(), output[0].double()
     return float(((seen - expected).abs() / expected.abs().clamp_min(1e-12)).max())
 
 
 def gradient_difference(reference: Tensors, output: Tensors) -> float:
-    """Relative error of the first step's gradients (all tensors after the first); the worst gradient counts."""
+    """Returns the relative error of the worst gradient of the first step (the tensors after the first)."""
     return _worst_tensor(relative_error, "lower", _LEAST_GRADIENT)(reference[1:], output[1:])
 
 

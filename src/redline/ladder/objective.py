@@ -1,6 +1,6 @@
 """Objectives: decide whether one plan is better than another, and say why.
 
-The climb, its ablation, the final race, `verify` and `bench --compare` all decide here. Latency and throughput are
+The climb, its ablation, the final race, `verify` and `bench --compare` all use these rules. Latency and throughput are
 sampled differently but judged in the same way: by speed first, then, among equally fast plans, by memory. The memory
 objective compares memory peaks first, and speed if the peaks are equal.
 """
@@ -12,16 +12,16 @@ from redline.errors import RedlineError
 from redline.ladder.statistics import Interval
 from redline.notation import format_bytes
 
-# A smaller gain is not worth a rung; two processes that run the same code can differ by as much.
+# A rung with a smaller gain is dropped: two processes that run the same code can differ by that much.
 WORTHWHILE = 1.01
 # The margin of the final race and of `verify`, where any gain beyond the noise counts.
 ANY = 1.0
-# A plan that saves memory counts as equally fast above this ratio.
+# A plan that saves memory counts as equally fast if its speed ratio is above this value.
 NOT_SLOWER = 0.97
 # CUDA counts bytes exactly; the resident size of a process varies with its allocators, by up to 14% for the same plan.
 _SMALLER = {"cuda": 0.98, "cpu": 0.85}
 _MUCH_SMALLER = {"cuda": 0.9, "cpu": 0.8}
-# Runs at different times differ by more than turns of one run; a smaller difference counts as drift of the machine.
+# Runs at different times differ more than turns of one run; a difference below this counts as drift of the machine.
 _DRIFT = 0.05
 _DRIFT_BYTES = {"cuda": 0.05, "cpu": 0.25}
 
@@ -49,7 +49,7 @@ class Comparison:
 
     @property
     def much_smaller(self) -> bool:
-        """Whether the candidate saves enough memory to be kept without being faster."""
+        """Returns whether the candidate saves enough memory to be kept without being faster."""
         return self.candidate_bytes < _MUCH_SMALLER[self.kind] * self.incumbent_bytes
 
     def __str__(self) -> str:
@@ -71,7 +71,7 @@ class Objective(StrEnum):
             raise RedlineError(f"unknown objective {text!r}: choose {', '.join(cls)}.") from None
 
     def judge(self, comparison: Comparison, margin: float = WORTHWHILE) -> tuple[bool, str]:
-        """Returns whether the candidate is better beyond the noise, and why; `margin` is the least gain that counts."""
+        """Returns whether the candidate is better beyond the noise, and why; gains below `margin` do not count."""
         faster = comparison.ratio.above(margin)
         if self is Objective.MEMORY:
             if comparison.smaller:
@@ -86,7 +86,7 @@ class Objective(StrEnum):
         return False, f"{'slower' if comparison.ratio.below(1.0) else 'no gain beyond the noise'}: {comparison.ratio}"
 
     def gain(self, comparison: Comparison) -> str:
-        """Returns the figures that matter for this objective, as text."""
+        """Returns the gain as text, in the figures that matter for this objective."""
         return str(comparison) if self is Objective.MEMORY else str(comparison.ratio)
 
     def change(self, comparison: Comparison) -> str:
@@ -101,7 +101,7 @@ class Objective(StrEnum):
             seen.add("larger")
         if 0 < drift * comparison.candidate_bytes < comparison.incumbent_bytes:
             seen.add("smaller")
-        # A larger peak is a regression for every objective. Speed objectives report a slower step before it.
+        # A larger peak is a regression for every objective; speed objectives report a slower step first.
         speed_first, memory_first = ("slower", "larger", "faster", "smaller"), ("larger", "smaller", "slower", "faster")
         order = memory_first if self is Objective.MEMORY else speed_first
         return next((word for word in order if word in seen), "same")

@@ -1,4 +1,4 @@
-"""Optimizes a model in memory: climbs, applies the plan that was found, and returns the optimized model."""
+"""Optimizes a model in memory: runs a climb, applies the plan that it found, and returns the optimized model."""
 
 import copy
 import os
@@ -132,7 +132,7 @@ def optimize(
         model: Any `torch.nn.Module`.
         samples: A batch as it is passed to the model (a tensor, a tuple of positional arguments, or a dict of keyword
             arguments), or a list of several batches. Plans are judged on these batches and on random variations of
-            them, so they should look like what the model will see.
+            them, so they should resemble the inputs that the model will get.
         loss: For a training step: a function of the model's output and the batch.
         optimizer: For a training step: a function that makes an optimizer from parameters.
         budget: Time for the climb, such as `"5m"` or a number of seconds; None for no limit.
@@ -176,7 +176,7 @@ def optimize(
         )
         climbed = climb(workload, budget=budget, device=home, progress=progress, **options)
     with torch.random.fork_rng(devices=[home] if home.startswith("cuda") else []):
-        # The batches that the trials calibrated on.
+        # The batches on which the trials calibrated the plan.
         calibration = [workload.fresh_inputs(seed, home) for seed in SAMPLE_SEEDS]
     return _apply(climbed.plan, climbed, model, calibration, gates, loss, optimizer, home)
 
@@ -193,7 +193,7 @@ def _apply(
 ) -> OptimizedModel | OptimizedStep:
     own = copy.deepcopy(model).to(device).train(loss is not None)
     job = Job.of(own, tuple(batches), gates, loss, optimizer, share=True)
-    # The trials of a climb have compared the outputs.
+    # After a climb no check is needed, because its trials have compared the outputs.
     compare = OutputCheck(job) if climbed is None and not job.training else None
     resolved, job = plan.build(job, Machine.detect(device))
     plan = replace(resolved, objective=plan.objective)

@@ -32,7 +32,7 @@ _RUNG = re.compile(r"\s*([a-z][a-z0-9_]*)\s*(?:\((.*)\))?\s*", re.DOTALL)
 
 @dataclass(frozen=True)
 class Plan:
-    """`Plan.parse("bf16 + compile(mode=max-autotune)")`, `Plan.load("plan.toml")`, `plan.apply(model)`."""
+    """An ordered tuple of rungs, made by `Plan.parse("bf16 + compile")` or `Plan.load("plan.toml")`."""
 
     rungs: tuple[Rung, ...] = ()
     # The objective of the climb that found the plan; not part of equality.
@@ -119,7 +119,7 @@ class Plan:
         return any(rung.name == name for rung in self.rungs)
 
     def with_rung(self, rung: Rung) -> "Plan":
-        """Returns this plan with the rung added; it replaces the rung of the same name and those that it excludes."""
+        """Returns this plan with the rung added, and without the rungs that have the same name or that it excludes."""
         others = [rung.adjust_other(r) for r in self.rungs if r.name != rung.name and not excluded(r.name, rung.name)]
         return Plan.of([*(other for other in others if other is not None), rung])
 
@@ -129,7 +129,7 @@ class Plan:
     def build(self, job: Job, machine: Machine) -> "tuple[Plan, Job]":
         """Applies every rung in order. Returns the plan with its automatic choices resolved, and the job.
 
-        Raises `Unavailable` if a rung cannot apply.
+        Raises `Unavailable` if a rung cannot be applied.
         """
         resolved: list[Rung] = []
         if any(rung.checks_gates for rung in self.rungs):
@@ -208,7 +208,7 @@ def read_plan(plan: "Plan | str | os.PathLike[str]") -> Plan:
 
 
 class Unavailable(RedlineError):
-    """Raised if a rung of the plan cannot apply; holds the rung and the reason."""
+    """Raised if a rung of the plan cannot be applied; has the rung and the reason."""
 
     def __init__(self, rung: Rung, reason: str) -> None:
         super().__init__(f"{rung.name}: {reason.rstrip('.')}.")

@@ -1,4 +1,4 @@
-"""A rung: one optimization. Its fields are its options; its methods check, apply and prove it."""
+"""A rung: one optimization. Its fields are its options; its methods check whether it applies, apply it and prove it."""
 
 import operator
 from abc import ABC, abstractmethod
@@ -65,11 +65,11 @@ class Rung(ABC):
 
     @classmethod
     def variants(cls, machine: Machine, training: bool = False) -> "tuple[Rung, ...]":
-        """Returns the configurations that a climb tries; by default the one with the default options."""
+        """Returns the configurations that a climb tries; by default only that with the default options."""
         return (cls(),)
 
     def adjust_other(self, other: "Rung") -> "Rung | None":
-        """Returns how `other`, which is in the plan, must change if this rung is added; None to remove it."""
+        """Returns what replaces `other` in a plan to which this rung is added; None removes `other`."""
         return other
 
     def fallbacks(self, verdict: str, training: bool) -> "tuple[tuple[Rung, ...], ...]":
@@ -78,21 +78,21 @@ class Rung(ABC):
 
     @property
     def autotunes(self) -> bool:
-        """Whether its set-up times kernels, so nothing else may run on the device meanwhile."""
+        """Whether setting up the rung times kernels, so that nothing else may run on the device at the same time."""
         return False
 
     @property
     def freezes_state(self) -> bool:
-        """Whether it exports the model once, so that state that the model keeps between calls is lost."""
+        """Whether the rung exports the model, so that state which the model keeps between calls is lost."""
         return False
 
     @property
     def checks_gates(self) -> bool:
-        """Whether it evaluates the gates, so it needs the untouched model's outputs (`job.expected`)."""
+        """Whether the rung evaluates the gates, so that it needs the untouched model's outputs (`job.expected`)."""
         return False
 
     def why_not(self, machine: Machine, job: Job | None = None) -> str:
-        """Returns the reason why it cannot apply, or "". Without a job, checks the machine alone."""
+        """Returns why the rung cannot be applied; empty if it can. Without a job, checks only the machine."""
         return ""
 
     def resolve(self, job: Job) -> "Rung":
@@ -105,10 +105,10 @@ class Rung(ABC):
 
     @abstractmethod
     def proof(self, job: Job) -> str:
-        """Returns what the rung did, checked after the first calls; "" means nothing, and the rung is refused."""
+        """Returns what the rung did, checked after the first calls; empty if it did nothing, and is refused."""
 
     def why_no_proof(self, job: Job) -> str:
-        """Returns why `proof` is empty, if the rung knows."""
+        """Returns why `proof` is empty, if the rung can tell."""
         return ""
 
     def __str__(self) -> str:

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# A climb makes about twenty decisions; with 95% intervals one of them would be wrong.
+# A climb makes about twenty decisions, of which on average one would be wrong with 95% intervals.
 CONFIDENCE = 0.99
 _RESAMPLES = 2000
 _FEW = 8
-# The quantile of an arm's turns that no stall has hit, and the number of consecutive blocks that are compared. The
-# ratio of the quantiles only guards against stalls, so its interval may be narrower.
+# The quantile of a plan's samples that stalls do not affect, and the number of consecutive blocks that are compared.
+# The ratio of the quantiles only guards against stalls, so its interval may be narrower.
 _FAST, _FAST_CONFIDENCE = 0.2, 0.9
 _BLOCKS = 6
 
@@ -54,12 +54,12 @@ def median_interval(values: Sequence[float]) -> Interval:
 
 
 def ratio_interval(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Interval:
-    """Returns the ratio old / new of two arms that were sampled in turn; `pairs` has one (old, new) per input shape.
+    """Returns the ratio old / new of two plans that were timed in turns; `pairs` has one (old, new) per input shape.
 
-    The machine's speed drifts, so the ratio is taken within each turn, and the bootstrap resamples the median of these
-    ratios. Stalls can hit one arm for seconds, so the interval also covers the ratio of the arms' fast turns, and it is
-    as many times wider as the medians of consecutive blocks vary more than independent turns would. The result over
-    several shapes is the geometric mean.
+    The machine's speed drifts, so a ratio is computed for each turn, and the bootstrap resamples the median of these
+    ratios. A stall can slow down one plan for seconds, so the interval also covers the ratio of the plans' fast turns.
+    It is widened by the factor by which medians of consecutive blocks vary more than those of independent turns would.
+    The result over several shapes is the geometric mean.
     """
     rng = np.random.default_rng(0)
     middle, paired, fast = 0.0, np.zeros(_RESAMPLES), np.zeros(_RESAMPLES)
@@ -72,7 +72,7 @@ def ratio_interval(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> 
         centre = float(np.median(logs))
         middle += centre
         if count < _FEW:
-            # A bootstrap of so few samples is too narrow: use the range, widened by half of it on each side.
+            # A bootstrap interval of so few samples is too narrow: uses their range, widened by half on each side.
             half = (logs.max() - logs.min()) / 2
             bounds = np.where(np.arange(_RESAMPLES) % 2, logs.min() - half, logs.max() + half)
             paired += bounds
@@ -87,7 +87,7 @@ def ratio_interval(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> 
 
 
 def _excess_variation(logs: np.ndarray) -> float:
-    """Returns how many times more medians of consecutive blocks vary than those of independent turns; at least 1."""
+    """Returns the factor by which medians of consecutive blocks vary more than for independent turns; at least 1."""
     blocks = np.array_split(logs, min(_BLOCKS, len(logs) // 3))
     medians = np.array([np.median(block) for block in blocks])
     rest = np.concatenate([block - median for block, median in zip(blocks, medians, strict=True)])

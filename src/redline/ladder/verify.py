@@ -1,4 +1,4 @@
-"""Measures a plan again on this machine, and names the rungs that no longer hold."""
+"""Measures a plan again on this machine, and names the rungs that no longer run, pass their gates or gain anything."""
 
 import os
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ from redline.machine.machine import Machine
 
 @dataclass(frozen=True)
 class RungVerdict:
-    """Whether a rung still holds. `worth` is the speed-up of the whole plan over the plan without the rung."""
+    """Whether a rung still holds, and why. `worth` is the speed-up of the whole plan over the plan without the rung."""
 
     rung: str
     holds: bool
@@ -75,7 +75,7 @@ def verify(
         shapes: Input shapes as options of the workload's function: `[{"batch": 1}, {"batch": 8}]`.
         device: `"cpu"`, `"cuda"`, `"cuda:1"`; `"auto"` takes a GPU if there is one.
         timeout: Time limit of one trial.
-        sampling: Time for the timed turns of one comparison.
+        sampling: Time for timing the two plans of one comparison.
         progress: Called with each event's text. By default events are printed to stderr; None prints nothing.
     """
     plan = read_plan(plan)
@@ -91,7 +91,7 @@ def verify(
             sampling_s=read_duration(sampling),
         )
         progress("running the untouched model for reference", None)
-        # Runs before the ceilings are measured, which takes seconds, so that a wrong address fails at once.
+        # Comes before the measurement of the ceilings, which takes seconds, so that a wrong address fails at once.
         spec, facts = prepare_trials(pool, settings, ask_machine(pool, device, measure=False))
         machine = ask_machine(pool, device)
         return _Verification(pool, spec, plan, machine, progress).run(facts.training)
@@ -159,7 +159,7 @@ class _Verification:
         return arm
 
     def _race(self, eager: Arm, whole: Arm) -> tuple[str, Interval | None, float]:
-        """Times the plan against eager; returns what is wrong (empty if nothing), the speed-up and the step time."""
+        """Times the plan against eager; returns what is wrong (or ""), the speed-up and the step time."""
         try:
             old, new = take_turns([eager, whole], self.spec, sampling_s=2 * self.spec.sampling_s)
         except WorkerFailed as failure:

@@ -1,4 +1,4 @@
-"""A workload: what to run, and how to judge the output.
+"""A workload: the model and inputs to run, and the gates that judge the output.
 
     def mine() -> Workload:
         return Workload(build=MyModel, inputs=lambda seed: torch.randn(8, 3, 224, 224))
@@ -36,7 +36,7 @@ def call(model: Callable[..., Any], inputs: Inputs) -> Any:
 class Workload:
     """What to run, and how to judge it; with `loss` and `optimizer` one step is a whole training step.
 
-    `items` and `unit` say what a step processes (8 images, for example), for throughput.
+    `items` and `unit` say what a step processes (8 images, for example), which gives the throughput.
     """
 
     build: Callable[[], nn.Module]

@@ -1,6 +1,6 @@
-"""Kinds of workload addresses: prefixes such as `train:`, and suffixes of files such as `.onnx`.
+"""Registers kinds of workload addresses: prefixes such as `train:`, and file suffixes such as `.onnx`.
 
-Packages above the ladder register their own. This module imports nothing large, so that `import redline` can do so.
+Packages above the ladder register their own kinds. This module imports nothing large, so `import redline` can use it.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ class WorkloadPrefix:
     word: str
     find_function: Callable[[str], Callable[..., Any]]
     examples: tuple[str, ...]
-    # Whether the caller's loop runs a step in parts, so that no rung may launch the whole step.
+    # Whether a caller (such as the training loop) runs a step in parts, so that no rung may launch the whole step.
     steps_in_parts: bool = False
 
     def matches(self, address: str) -> bool:

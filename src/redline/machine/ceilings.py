@@ -17,16 +17,16 @@ from redline.machine.cpu_features import cpu_limit
 from redline.machine.load import current_load
 from redline.machine.machine import Ceilings, Machine
 
-# Rounds take turns over all dtypes, so that a busy moment does not make one dtype look slow. There are more of them if
-# the three best differ by more than this share.
+# Each round measures all dtypes, so that a busy moment does not make one dtype look slow. There are more rounds if the
+# three best differ by more than this share.
 _ROUNDS, _MOST_ROUNDS, _UNSTEADY = 3, 6, 0.15
-# No round starts after this time. A dtype below this share of the fp32 rate is measured once.
-_LONGEST_S, _HOPELESS = 5.0, 0.05
+# No round starts after this time. A dtype below this share of the fp32 rate is measured only once.
+_LONGEST_S, _SLOW_SHARE = 5.0, 0.05
 _FLOATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def with_ceilings(machine: Machine, again: bool = False) -> Machine:
-    """Returns the machine with its ceilings; measures them unless the cached ones are still plausible.
+    """Returns the machine with its ceilings; measures them unless the cached ceilings are still plausible.
 
     While other processes use the machine, cached ceilings are kept.
     """
@@ -37,7 +37,7 @@ def with_ceilings(machine: Machine, again: bool = False) -> Machine:
         if not unsteady and not _is_exceeded(machine, machine.ceilings):
             return machine
     known, measured = machine.ceilings, measure_ceilings(machine)
-    # If a cached ceiling was too low, keeps the cached ones that are higher: the machine may be busy now.
+    # If a cached ceiling was too low, keeps those cached ceilings that are higher, because the machine may be busy now.
     machine = replace(machine, ceilings=measured if known is None or again else _higher(known, measured))
     with suppress(RedlineError):  # if the cache is not writable, the ceilings are measured again next time
         assert machine.ceilings is not None
@@ -60,7 +60,7 @@ def _higher(one: Ceilings, other: Ceilings) -> Ceilings:
 
 
 def _is_exceeded(machine: Machine, cached: Ceilings) -> bool:
-    """Returns whether fp32 matmul exceeds its cached ceiling, which happens if the machine was busy at the time."""
+    """Returns whether fp32 matmul exceeds its cached ceiling, as after a measurement on a busy machine."""
     with _tf32_allowed(False):
         rate = _matmul_rate(torch.device(machine.device), torch.float32)
     return rate > 1.1 * cached.matmul_flops_per_s["fp32"]
@@ -72,7 +72,7 @@ def measure_ceilings(machine: Machine) -> Ceilings:
     rounds = [_measure_round(machine, frozenset())]
     rates = rounds[0].matmul_flops_per_s
     # A second measurement of an emulated dtype takes long and changes nothing.
-    emulated = frozenset(name for name in _FLOATS if name in rates and rates[name] < _HOPELESS * rates["fp32"])
+    emulated = frozenset(name for name in _FLOATS if name in rates and rates[name] < _SLOW_SHARE * rates["fp32"])
     while len(rounds) < _MOST_ROUNDS and time.monotonic() - start_s < _LONGEST_S:
         if len(rounds) >= _ROUNDS and max(_combine(rounds).spread.values()) <= _UNSTEADY:
             break
@@ -89,8 +89,8 @@ def _combine(rounds: Sequence[Ceilings]) -> Ceilings:
         for name in tables[0]:
             rates = sorted((table[name] for table in tables if name in table), reverse=True)
             found[name] = rates[0]
-            # One round alone shows nothing about the noise, except that an emulated dtype is slow.
-            unknown = len(rounds) < _ROUNDS and rates[0] > _HOPELESS * tables[0]["fp32"]
+            # The noise is unknown after a single round, which is enough only for an emulated dtype.
+            unknown = len(rounds) < _ROUNDS and rates[0] > _SLOW_SHARE * tables[0]["fp32"]
             spread[name] = max(spread.get(name, 0.0), 1.0 if unknown else 1 - rates[:3][-1] / rates[0])
         return found
 
@@ -121,7 +121,7 @@ def _measure_round(machine: Machine, skipped: frozenset[str]) -> Ceilings:
     if not _is_hidden("int8", machine):
         matmul["int8"] = _matmul_rate(device, torch.int8)
         if not machine.is_cuda and machine.has("onnxruntime") and machine.has("onnx"):
-            # torch's int8 matmul is not tuned for every CPU; a ceiling is the rate of the fastest engine.
+            # torch's int8 matmul is not tuned for every CPU, so ONNX Runtime is measured too; the faster one counts.
             matmul["int8 (onnxruntime)"] = _onnxruntime_int8_rate()
     if "fp8" in machine.hardware_dtypes:
         matmul["fp8"] = _matmul_rate(device, torch.float8_e4m3fn)
@@ -129,7 +129,7 @@ def _measure_round(machine: Machine, skipped: frozenset[str]) -> Ceilings:
 
 
 def _is_hidden(dtype: str, machine: Machine) -> bool:
-    """Returns whether a CPU limit hides this dtype. Libraries still use the hardware, so its rate would be wrong."""
+    """Returns whether a CPU limit hides this dtype. Libraries still use the hardware, so a measured rate is wrong."""
     return not machine.is_cuda and bool(cpu_limit()) and dtype not in machine.hardware_dtypes
 
 
@@ -159,7 +159,7 @@ def _best_seconds(run: Callable[[], object], device: torch.device, budget_s: flo
         _wait(device)
         return time.perf_counter() - start
 
-    spent = best = once()  # slower than the next calls, because it also loads libraries
+    spent = best = once()  # the first call is slower than the next ones, because it also loads libraries
     repeats = 0
     while spent < budget_s or repeats < 3:
         if repeats and spent > 4 * budget_s:
@@ -236,6 +236,6 @@ def _convolution_rate(device: torch.device, dtype: torch.dtype) -> float:
         weight = torch.randn(channels, channels, 3, 3, device=device).to(dtype)
         seconds = _best_seconds(lambda x=image, w=weight: F.conv2d(x, w, padding=1), device)
         rate = max(rate, 2 * batch * side * side * channels * channels * 9 / seconds)
-        if seconds > 0.2:  # emulated: the larger shape would take seconds
+        if seconds > 0.2:  # the dtype is emulated, and the larger shape would take seconds
             break
     return rate

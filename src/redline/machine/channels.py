@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 from redline.errors import RedlineError
 
 T = TypeVar("T")
-# Called at every drop with its cause and the number of dropped items.
+# A callback for drops, called with the cause and the number of dropped items.
 OnDrop = Callable[[str, int], None]
 STOPPED = "stopped"
 
@@ -39,7 +39,7 @@ class Channel(Generic[T]):
         return self._closed
 
     def put(self, item: T, timeout_s: float | None = None) -> bool:
-        """Returns False if the channel is closed or stays full until the timeout."""
+        """Adds an item. Returns False if the channel is closed or stays full until the timeout."""
         with self._changed:
             if not self._closed and self._overwrite_cause is not None:
                 self._drop(len(self._items) - self._size + 1, self._overwrite_cause)
@@ -69,7 +69,7 @@ class Channel(Generic[T]):
         """Yields items until the channel is closed and empty."""
         while (item := self.take()) is not None:
             yield item
-            # Without this, the generator would keep the item alive while it waits for the next one.
+            # Drops the reference, because the generator would keep the item alive while it waits for the next item.
             del item
 
     def close(self) -> None:

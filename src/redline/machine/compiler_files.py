@@ -1,8 +1,8 @@
 """Keeps the files that torch.compile builds before its first CPU kernel, so that it builds them once per machine.
 
-They are a dozen small programs that test which vector instructions the CPU has, and a precompiled header. Building them
-takes longer than compiling most models (30 s on a CPU with AMX), and the time would count as set-up time of the first
-plan of a climb that compiles.
+These files are a dozen small programs that test which vector instructions the CPU has, and a precompiled header.
+Building them takes longer than compiling most models (30 s on a CPU with AMX), and the time would count as set-up
+time of the first compiled plan of a climb.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ _TIMEOUT_S = 300
 
 
 def prepare_compiler(machine: Machine, cache: Path, temporary: Path) -> None:
-    """Copies the files into the compiler's folders; builds them first if there are none for this machine.
+    """Copies the files into the compiler's folders; builds the files first if this machine has none.
 
     Builds them in another process, so that the set-up measured in this process is its first use of the compiler.
     `cache` is the compiler's cache, `temporary` the folder for temporary files.
@@ -56,7 +56,7 @@ def prepare_compiler(machine: Machine, cache: Path, temporary: Path) -> None:
 
 
 def _compiler() -> str:
-    """Returns a digest of the C++ compiler, its version, and the place of torch's header files."""
+    """Returns a digest of the C++ compiler, its version, and the location of torch's header files."""
     name = f"{os.environ.get('CXX', 'g++')} {sys.prefix}"
     with suppress(OSError, subprocess.SubprocessError):
         command = [os.environ.get("CXX", "g++"), "--version"]
@@ -70,13 +70,13 @@ def _copy(known: Path, cache: Path, temporary: Path) -> None:
 
 
 def _copy_missing(source: Path, target: Path) -> None:
-    """Copies a folder without overwriting files, which a process may have open. The header is large: it is linked."""
+    """Copies a folder without overwriting files, which a process may have open. Links the header, which is large."""
 
     def copy(file: str, to: str) -> None:
         if Path(to).exists():
             return
         if file.endswith(".gch"):
-            with suppress(OSError):  # another file system
+            with suppress(OSError):  # a hard link to another file system fails
                 os.link(file, to)
                 return
         shutil.copy2(file, to)

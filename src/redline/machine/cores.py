@@ -1,4 +1,4 @@
-"""What the system reports without torch: CPU cores, and fields of files in /proc."""
+"""Reads CPU cores and fields of files in /proc, without importing torch."""
 
 import os
 from functools import cache

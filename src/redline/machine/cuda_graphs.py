@@ -83,7 +83,7 @@ class CudaGraphCapturer:
         graph = torch.cuda.CUDAGraph()
         # Weights that autocast has cast and cached are allocated outside the pool and would be freed before the replay.
         torch.clear_autocast_cache()
-        # "thread_local" restricts this thread alone, so that data loader threads can keep copying.
+        # In mode "thread_local" the capture restricts only this thread, so that data loader threads can keep copying.
         try:
             with (
                 no_garbage_collection(),

@@ -1,4 +1,4 @@
-"""Host memory as the kernel reports it: the resident memory of this process, its peak, and what is available."""
+"""Host memory as the kernel reports it: the resident memory of this process, its peak, and the available memory."""
 
 import contextlib
 import ctypes
@@ -15,7 +15,7 @@ import torch
 
 from redline.machine.cores import proc_field
 
-# Constants of malloc.h.
+# Constants from malloc.h.
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
 _PROBE_BYTES = 64 * 2**20
 _CONTAINER = Path("/sys/fs/cgroup")
@@ -61,7 +61,7 @@ def return_freed_memory() -> None:
 def keep_freed_memory() -> None:
     """Makes glibc keep freed memory and serve large blocks from its heap, for the life of the process.
 
-    It cannot be undone, because the previous settings cannot be read. Only the main thread's heap can grow beyond
+    This cannot be undone, because the previous settings cannot be read. Only the main thread's heap can grow beyond
     64 MiB.
     """
     for setting, value in ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, -1)):
@@ -75,7 +75,7 @@ def torch_allocates_by_glibc() -> bool:
         return False
     before = _glibc_bytes()
     block = torch.empty(_PROBE_BYTES, dtype=torch.uint8)
-    # The counters are 32-bit and wrap around.
+    # The modulo is needed because the 32-bit counters of glibc wrap around.
     return (_glibc_bytes() - before) % 2**32 >= block.nbytes
 
 

@@ -18,7 +18,7 @@ _FREE_SHARE = 0.85
 
 @dataclass(frozen=True)
 class Load:
-    """Cores that other processes (or other guests of the host) used, and how often ours were preempted."""
+    """The cores that other processes (or other guests of the host) used, and how often our processes were preempted."""
 
     other_cores: float = 0.0
     preemptions_per_s: float = 0.0
@@ -27,7 +27,7 @@ class Load:
         return is_contended(self.other_cores, cores(), cuda)
 
     def slowdown(self, threads: int = 1) -> float:
-        """Returns how many times longer `threads` busy threads take beside this load."""
+        """Returns how many times longer `threads` busy threads take under this load."""
         return max(1.0, (self.other_cores + threads) / cores())
 
     def __str__(self) -> str:
@@ -36,13 +36,13 @@ class Load:
 
 
 def is_contended(other_cores: float, cores: int, cuda: bool) -> bool:
-    """Whether others left too few cores: all are needed on a CPU, a few for a GPU."""
+    """Returns whether other processes left too few cores: a trial needs all cores on a CPU, and a few for a GPU."""
     needed = min(cores, _CORES_FOR_A_GPU) if cuda else cores
     return cores - other_cores < _FREE_SHARE * needed
 
 
 class LoadMeter:
-    """Measures the load from its creation until `read()`; `pids` are our processes, beside this one."""
+    """Measures the load from its creation until `read()`; `pids` are our other processes, whose use does not count."""
 
     def __init__(self, pids: Sequence[int] = ()) -> None:
         self._pids = (os.getpid(), *pids)
@@ -62,7 +62,7 @@ class LoadMeter:
 
 
 def current_load(seconds: float = 0.3) -> Load:
-    """Waits for `seconds` and returns the load in this time; none of our processes may run meanwhile."""
+    """Waits for `seconds` and returns the load during this time, in which none of our processes may run."""
     meter = LoadMeter()
     time.sleep(seconds)
     return meter.read()

@@ -23,7 +23,7 @@ from redline.machine.cpu_features import cpu_flags, cpu_limit
 from redline.machine.host_memory import host_bytes
 
 LIBRARIES = ("torch", "triton", "torchao", "onnxruntime", "onnxruntime-gpu", "onnx", "torch-tensorrt", "apex", "numpy")
-# A dtype whose rate is below this share of the fp32 rate counts as emulated.
+# A dtype counts as emulated if its rate is below this share of the fp32 rate.
 _EMULATED = 0.25
 
 
@@ -34,7 +34,7 @@ class Ceilings:
     bytes_per_s: float
     matmul_flops_per_s: Mapping[str, float]
     convolution_flops_per_s: Mapping[str, float]
-    # By dtype, the share by which repeated measurements of its rates differ.
+    # The share by which repeated measurements of a rate differ, by dtype.
     spread: Mapping[str, float] = field(default_factory=dict)
 
     def flops_per_s(self, dtype: str) -> float:
@@ -83,7 +83,7 @@ class Machine:
 
     @property
     def fingerprint(self) -> str:
-        """Identifies the machine: measurements with the same fingerprint can be compared."""
+        """A text that identifies the machine: measurements with the same fingerprint can be compared."""
         parts = (self.name, self.device.partition(":")[0], self.cores, self.versions.get("torch"), self.driver)
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
@@ -95,7 +95,7 @@ class Machine:
         return library in self.versions
 
     def why_slow(self, dtype: str, mostly: str = "") -> str:
-        """Returns the reason if torch emulates this dtype here, else "".
+        """Returns a sentence if torch emulates this dtype here, else "".
 
         Decides by the measured rate, or by the hardware features if there is none. `mostly` is the model's main
         operation, "matmul" or "convolution"; without it the faster of the two counts.
@@ -107,7 +107,7 @@ class Machine:
         share = shares.get(mostly, max(shares.values()))
         noise = self.ceilings.spread.get(dtype, 0.0) + self.ceilings.spread.get("fp32", 0.0)
         if noise and (1 - noise) * share < _EMULATED < (1 + noise) * share:
-            # Too close to tell on a machine of this noise: what does not change from climb to climb decides.
+            # The rate is too close to the limit for this machine's noise, so the hardware features decide.
             return "" if dtype in self.hardware_dtypes else f"{self.name} has no hardware support for {dtype}"
         if share >= _EMULATED:
             return ""
@@ -134,12 +134,12 @@ class Machine:
         return "fp32", rates or "the CPU limit hides the hardware for bf16 and fp16"
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns a dict that JSON preserves: with lists instead of tuples."""
+        """Returns a dict that JSON preserves, with lists in place of tuples."""
         return json.loads(json.dumps({**asdict(self), "fingerprint": self.fingerprint}))
 
 
 def cache_folder() -> Path:
-    """Returns the folder of what is known about this machine: `$REDLINE_CACHE`, or one in the user's cache folder."""
+    """Returns the folder for cached facts about this machine: `$REDLINE_CACHE`, or one in the user's cache folder."""
     given = os.environ.get("REDLINE_CACHE")
     return Path(given or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "redline"))
 
@@ -239,7 +239,7 @@ def _versions() -> dict[str, str]:
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            # A package that was copied without metadata counts if it can be imported.
+            # A package without metadata (one that was only copied) counts as installed if it can be imported.
             module = name.replace("-", "_")
             if name in ("triton", "torchao", "apex", "onnxruntime") and importlib.util.find_spec(module):
                 found[name] = "unknown"

@@ -23,7 +23,7 @@ _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory",
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Returns whether the error, or one that caused it, is an out-of-memory error."""
+    """Returns whether the error, or an error that caused it, is an out-of-memory error."""
     while error is not None:
         if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
             return True
@@ -52,7 +52,7 @@ class MemoryReading:
     device: str
     current_bytes: int
     peak_bytes: int
-    # Bytes that the allocator holds, used or not; on a CPU the same as current_bytes.
+    # Bytes that the allocator holds, used or not; equal to current_bytes on a CPU.
     reserved_bytes: int
     total_bytes: int
 
@@ -70,10 +70,10 @@ class MemoryReading:
 
 
 class MemoryMonitor:
-    """`with MemoryMonitor() as monitor: …` and then `monitor.peak_bytes`; `monitor.log_memory()` at any time.
+    """Measures memory: `with MemoryMonitor() as monitor: …`, then `monitor.peak_bytes` or `monitor.log_memory()`.
 
-    The peak is measured since the monitor was created or last entered. torch records the peak of a GPU, and Linux that
-    of a process. If the peak of the process cannot be reset, a thread reads the memory every `interval_s`.
+    The peak is measured since the monitor was created or last entered. torch records the peak of a GPU, and Linux the
+    peak of a process. If the peak of the process cannot be reset, a thread reads the memory every `interval_s`.
     """
 
     def __init__(self, device: str = "auto", interval_s: float = 0.01) -> None:
@@ -98,7 +98,7 @@ class MemoryMonitor:
             current = resident_bytes()
             polled = self._polled_peak
             peak = peak_resident_bytes() if polled is None else polled
-            # The kernel's peak lags behind its current count by some pages per thread.
+            # The kernel updates the peak later than the current count, by some pages per thread.
             self._highest_read = max(self._highest_read, current)
             return MemoryReading("cpu", current, max(peak, self._highest_read), current, host_bytes())
         current = torch.cuda.memory_allocated(self.device)

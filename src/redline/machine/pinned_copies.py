@@ -20,7 +20,7 @@ from torch.cuda import Event
 
 from redline.machine.memory import is_out_of_memory
 
-# Buffers of the shared pools have power-of-two sizes from this one up, so that tensors of many sizes share them.
+# Buffers of the shared pools have power-of-two sizes of at least this, so that tensors of many sizes share them.
 _SMALLEST_BUFFER_BYTES = 4096
 
 
@@ -77,7 +77,7 @@ class CudaDevice:
 
 @dataclass(eq=False)
 class _Buffer:
-    """Pinned host memory and device memory; pinned inputs need only the device memory, results only the host memory.
+    """Pinned host memory and device memory. A pinned input needs only the device memory, a result only the host memory.
 
     `host` may be overwritten after the event `copied`, `device` after the event `last_use`.
     """
@@ -94,7 +94,7 @@ class _Buffer:
 
 
 class _Pool:
-    """Released buffers. If kernels still use all of them, `take` makes a new one, or reuses the oldest of `limit`."""
+    """Released buffers. If kernels still use all of them, `take` allocates one or, at the limit, reuses the oldest."""
 
     def __init__(self, make: Callable[[int], _Buffer], limit: int) -> None:
         self._make, self._limit = make, limit
@@ -150,7 +150,7 @@ class PendingCopy:
 
 
 class PlainCopies:
-    """Synchronous copies; on the CPU, where there is nothing to copy, tensors are passed through."""
+    """The interface of `PinnedCopies` for the CPU: passes tensors through, because there is nothing to copy."""
 
     has_device_memory: ClassVar[bool] = False
 

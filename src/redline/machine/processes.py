@@ -1,4 +1,4 @@
-"""Child processes: start one, send it requests with a time limit, notice that it ended and why, and end it.
+"""Child processes: starts them, sends requests with a time limit, detects that and why a child ended, and ends them.
 
 Each child has its own connection and shares no lock, so killing one affects no other: the parent only sees its
 connection close. Each child leads a process group of its own: Ctrl-C in a terminal reaches the parent alone, and ending
@@ -19,7 +19,7 @@ from typing import IO, Any, Protocol
 
 from redline.errors import RedlineError
 
-# How long a killed process may take to disappear.
+# How long a killed process may take to end.
 _KILL_S = 10.0
 
 
@@ -56,13 +56,13 @@ class Child:
         self.name, self.connection, self.process, self.log = name, connection, process, log
 
     def request(self, message: object, timeout_s: float) -> Any:
-        """Sends a message and returns the answer. Raises ChildTimeout or ChildExited if none comes."""
+        """Sends a message and returns the answer. Raises ChildTimeout or ChildExited if there is no answer."""
         try:
             self.connection.send(message)
             if self.connection.poll(timeout_s):
                 return self.connection.recv()
         except (EOFError, OSError):
-            # The connection closes a moment before the process ends.
+            # Waits, because the connection closes a moment before the process ends.
             code = self.stop(grace_s=2.0)
             raise ChildExited(self.describe_exit(code), code) from None
         self.stop()

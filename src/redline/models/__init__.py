@@ -1,4 +1,4 @@
-"""Architectures and weight loading. The models do not depend on the ladder; it treats them like any user's model."""
+"""Architectures and weight loading. The models do not depend on the ladder, which treats them like users' models."""
 
 # The `model_type` in the config.json of a Titans model; defined here so that reading it does not import torch.compile.
 MEMORY_MODEL = "redline_memory"

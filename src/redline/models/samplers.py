@@ -100,7 +100,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class StepTable:
-    """`start` holds the weights of image and noise at the start of a frame.
+    """The weights of all steps. `start` holds the weights of image and noise at the start of a frame.
 
     If `looks_back` is set, a step needs the clean image of the previous step; if `is_random` is set, it needs fresh
     noise. Both depend on the sampler only, not on the strength, so that a captured CUDA graph works for every strength.
@@ -150,7 +150,7 @@ def clean_weights(process: NoiseProcess, prediction: str, time: int) -> tuple[fl
 
 
 def spaced_timesteps(steps: int, strength: float = 1.0) -> tuple[int, ...]:
-    """Returns evenly spaced time steps, the noisiest first; a lower strength starts with less noise.
+    """Returns evenly spaced time steps, the noisiest first; with a lower strength the first step has less noise.
 
     The number of steps does not depend on the strength, so that a captured CUDA graph works for every strength.
     """

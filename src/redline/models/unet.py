@@ -94,7 +94,7 @@ class UNet(nn.Module):
         self.head = nn.Conv2d(base, channels_out, 3, padding=1)
 
     def forward(self, x: Tensor, timestep: Tensor) -> Tensor:
-        # Looked up before any conversion, because the time step 999 is not exact in bf16.
+        # The sinusoids are looked up before any conversion, because the time step 999 is not exact in bf16.
         film = self.film(self.time(self.sinusoids[timestep]))
         conditions = iter(film.split([2 * width for width in self.widths], dim=1))
         x = self.stem(x)

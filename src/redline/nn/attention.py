@@ -24,7 +24,7 @@ class Past(Protocol):
 
 class GroupedQueryAttention(DispatchedModule):
     op = "rope"
-    # Whether decoding uses `ops.decode_attention`, if `implementation` allows kernels.
+    # Whether decoding uses the kernel `ops.decode_attention`, if `implementation` allows kernels.
     fused_step: bool = True
 
     def __init__(

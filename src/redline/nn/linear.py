@@ -11,7 +11,7 @@ from redline.ops.int8_matmul import weight_only_matmul
 from redline.ops.small_matmul import small_matmul
 from redline.ops.small_matmul.tiles import ALIGNED_BYTES, LARGEST_ROWS, LARGEST_UNALIGNED_ROWS
 
-# The most rows for which the kernels are tried.
+# The largest number of rows for which the kernels are tried.
 _MOST_ROWS = 16
 _MOST_ROWS_OF_INT8 = 64
 

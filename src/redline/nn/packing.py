@@ -61,5 +61,5 @@ class Packing:
 
     @property
     def same_BSS(self) -> Tensor:
-        """Whether two tokens of a row are in the same document."""
+        """A mask (B, S, S): whether two tokens of a row are in the same document."""
         return self.documents_BS[:, :, None] == self.documents_BS[:, None, :]

@@ -13,7 +13,7 @@ from redline.ops.rope import Scaling, rope_tables
 
 
 class RotaryTables(nn.Module):
-    """`cos` and `sin` of every position up to `length`, each (length, head_dim / 2)."""
+    """Buffers with `cos` and `sin` of every position up to `length`, each (length, head_dim / 2)."""
 
     cos: Tensor
     sin: Tensor

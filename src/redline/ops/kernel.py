@@ -1,4 +1,4 @@
-"""Host-side helpers of every Triton kernel: custom ops, device support and limits, block sizes, and launches."""
+"""Host-side functions that all Triton kernels use: custom ops, device support and limits, block sizes, and launches."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence

@@ -33,7 +33,7 @@ def read_key(key: str | None, key_file: Path | None, serves_viewers: bool) -> st
         raise RedlineError("--key and --key-file were both given: give only one.")
     if key_file is not None:
         return _first_line(key_file)
-    # An empty variable counts as unset.
+    # An empty environment variable counts as unset.
     return key if key is not None or not serves_viewers else os.environ.get(KEY_VARIABLE) or None
 
 
@@ -69,7 +69,7 @@ def reachable_hosts(host: str) -> tuple[str, ...]:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Opens a socket that listens on the port; 0 selects a free one."""
+    """Opens a socket that listens on the port; 0 selects a free port."""
     if not 0 <= port < 65_536:
         raise RedlineError(f"invalid port {port}: it must be from 0 to 65535.")
     try:
@@ -82,7 +82,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 @dataclass(frozen=True)
 class Access:
-    """`names` are further allowed host names, such as that of a proxy in front of the page.
+    """Checks requests. `names` are further allowed host names, such as that of a proxy in front of the page.
 
     `token` is the value of the cookie that replaces the key, so that the key does not stay in the address bar.
     """
@@ -100,7 +100,7 @@ class Access:
             )
         if self.key is not None and len(self.key) < SHORTEST_KEY:
             raise RedlineError(f"the key must have at least {SHORTEST_KEY} characters, not {len(self.key)}.")
-        # Bytes that are not UTF-8 are surrogates.
+        # Python decodes command-line bytes that are not UTF-8 to surrogates.
         if self.key is not None and any("\ud800" <= letter <= "\udfff" for letter in self.key):
             raise RedlineError("the key is not valid UTF-8: use letters, digits and punctuation.")
 
@@ -129,7 +129,7 @@ class Access:
         address = _address(name)
         if is_loopback(self.host):
             return is_loopback(name) or name in self._host_names()
-        # DNS cannot redirect a numeric address.
+        # A numeric address is always allowed, because DNS cannot redirect it.
         return address is not None or name in {*self._host_names(), "localhost"}
 
     def _host_names(self) -> set[str]:

@@ -3,8 +3,7 @@
 Broadcast containers can be concatenated (`cat a.ts b.ts`, a camera that restarts), and each recording counts from its
 own start. If the timestamps of a stream decrease, the next recording has begun, and its timestamps are shifted so that
 it starts where the previous one ended. Streams reach the boundary at different packets, but are shifted by the same
-amount. Video and audio may be read separately: both readers must be given all packets, and then compute the same
-shifts.
+amount. Video and audio may be read separately: if both readers are given all packets, they compute the same shifts.
 """
 
 from fractions import Fraction
@@ -13,12 +12,12 @@ from av.packet import Packet
 
 from redline.video.reading import ARBITRARY_START_FORMATS
 
-# After a longer gap, a stream may be in the next recording although its timestamps did not decrease.
+# After a longer gap than this, a stream may be in the next recording although its timestamps did not decrease.
 _LONGEST_PAUSE_S = 1
 
 
 class ContinuousTimestamps:
-    """Must be given every packet of all streams in reading order; `format_name` is that of the container."""
+    """Shifts timestamps. Needs every packet of all streams in reading order; `format_name` is that of the container."""
 
     def __init__(self, format_name: str) -> None:
         self._may_restart = format_name in ARBITRARY_START_FORMATS

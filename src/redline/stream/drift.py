@@ -28,7 +28,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class DriftResult:
-    """`controls` maps each control to its findings. No control may pass: see `controls_that_passed`."""
+    """The result. `controls` maps each control to its findings. No control may pass: see `controls_that_passed`."""
 
     model: Path
     clip: Path

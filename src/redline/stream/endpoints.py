@@ -207,7 +207,7 @@ def _host_and_port(text: str, default: int) -> tuple[str, int]:
     word, _, address = text.partition(":")
     host, _, port = address.rpartition(":")
     if port and not port.isdecimal():
-        raise RedlineError(f"invalid port {address!r}: write one as in {word}:{default} or {word}:HOST:PORT.")
+        raise RedlineError(f"invalid port {address!r}: write a port as in {word}:{default} or {word}:HOST:PORT.")
     return host.strip("[]") or _LOCAL, int(port or default)
 
 
@@ -243,7 +243,7 @@ def _open_with_browser(
             certificate=options.certificate,
         )
         on_error.callback(page.close)
-        # A file waits for the first viewer; a camera does not.
+        # A video file starts with the first viewer; a camera starts at once.
         waits = opened is not None and _is_paced(opened)
         shown = page.source if opened is None else page.preview(opened, waits)
         assert shown is not None

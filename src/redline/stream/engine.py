@@ -88,7 +88,7 @@ class FrameBuffers:
         self.previous.copy_(clean)
         self.is_first.fill_(False)
         cropped = clean[0, :, : self.height, : self.width].permute(1, 2, 0)
-        # 127.5 + 0.5: the conversion to bytes truncates, so adding a half rounds.
+        # 128 is 127.5 + 0.5: the conversion to bytes truncates, so the added half makes it round.
         self.output.copy_((cropped * 127.5 + 128).to(torch.uint8))
 
     def _to_image(self, pixels_HW3: Tensor) -> Tensor:
@@ -144,7 +144,7 @@ class Engine:
         self._transfers: HostTransfers | CudaTransfers | None = None
         self._prepared: dict[int, _Prepared] = {}
         self._nonfinite_before = 0
-        # For each frame in flight: its pixels if it is passed through unchanged, else None.
+        # For each frame in flight: its pixels if the frame is passed through unchanged, else None.
         self._in_flight: deque[Tensor | None] = deque()
         self._was_passed_through = False
         model.check(self._settings)
@@ -195,7 +195,7 @@ class Engine:
             return
         with self._on_stream():
             if self._was_passed_through:
-                # The model did not compute the frame before this one.
+                # The model did not compute the previous frame, so this frame has no predecessor.
                 buffers.reset()
                 self._was_passed_through = False
             prepared = self._for_settings(frame.settings)

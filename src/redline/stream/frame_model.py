@@ -52,7 +52,7 @@ class FrameModel(Protocol):
         ...
 
     def padded_px(self, side_px: int) -> int:
-        """Returns the smallest side that the model supports and that is not smaller than this one."""
+        """Returns the smallest side that the model supports and that is at least this long."""
         ...
 
     def program(self, steps: int, height: int, width: int) -> "FrameProgram":
@@ -95,7 +95,7 @@ class FrameProgram:
 
 
 def copy_async(target: Tensor, values: Tensor) -> None:
-    """Copies to the target in stream order. Pinned memory lets the copy be queued without waiting for running work."""
+    """Copies to the target in stream order. With pinned memory, queueing the copy does not wait for running work."""
     target.copy_(values.pin_memory() if target.is_cuda else values, non_blocking=True)
 
 

@@ -30,7 +30,7 @@ class Clock:
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """`pixels` are uint8 RGB (H, W, 3) on the CPU, shown at `pts` · `time_base` seconds of the source's own time.
+    """A frame: `pixels` are uint8 RGB (H, W, 3) on the CPU, shown at `pts` · `time_base` seconds of the source's time.
 
     `index` counts the frames of the source, so that a gap is a dropped frame. `captured_s` is a time by the stream's
     clock. `duration` is in units of `time_base`; 0 means unknown. `settings` are used to compute the frame.

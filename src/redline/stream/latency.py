@@ -47,7 +47,7 @@ class FrameTimes(NamedTuple):
 
 @dataclass(frozen=True)
 class Distribution:
-    """`mean_s` and `most_s` (the maximum) cover all frames; the percentiles cover the report's window."""
+    """Statistics of a time. `mean_s` and `most_s` (the maximum) cover all frames, percentiles the report's window."""
 
     p50_s: float
     p95_s: float
@@ -58,7 +58,7 @@ class Distribution:
 
 @dataclass(frozen=True)
 class Report:
-    """`jitter_s` is the mean change of latency between successive frames; `frames_per_s` counts shown frames.
+    """Statistics of frames. `jitter_s` is the mean latency change between frames; `frames_per_s` counts shown frames.
 
     Both cover the window (all frames in the final report), and are 0 for fewer than two frames.
     """

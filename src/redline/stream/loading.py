@@ -42,7 +42,7 @@ _VOCABULARY = (("tokenizer.json",), ("vocab.json", "merges.txt"))
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """`steps` and `strength` are the model's defaults; `live_steps` is the default of a live stream on this device."""
+    """A model with its default `steps` and `strength`; `live_steps` is the default for live streams on this device."""
 
     frames: FrameModel
     steps: int
@@ -104,7 +104,7 @@ def load_pipeline(folder: Path, plan: Plan, device: torch.device | str) -> Pipel
 
 
 def _index(folder: Path) -> dict[str, str]:
-    """Returns the class name of each part. Raises ModelError if the pipeline is not supported."""
+    """Returns the class name of each part of the pipeline. Raises ModelError if the pipeline is not supported."""
     found = read_json_object(folder / PIPELINE, "pipeline", ModelError)
     index = {part: str(entry[1]) for part, entry in found.items() if isinstance(entry, list) and len(entry) == 2}
     for part, known in _PARTS.items():

@@ -1,4 +1,4 @@
-"""Adapts an LSD with a sampler to the engine. It computes exactly what training rolled out and evaluated.
+"""Adapts an LSD with a sampler to the engine. A frame is computed exactly as in training rollouts and validation.
 
 The U-Net runs under a plan of the ladder, and everything else runs in fp32.
 """
@@ -22,7 +22,7 @@ CONTROL_NAMES = ("Keep darkness", "Keep colour cast")
 
 
 class LsdFrames:
-    """A `FrameModel`. Takes ownership of the model: the plan moves and converts its weights in place."""
+    """An LSD as a `FrameModel`. Takes ownership of the model: the plan moves and converts its weights in place."""
 
     def __init__(self, model: Lsd, plan: Plan, device: torch.device | str, sampler: str = "distilled") -> None:
         if sampler not in SAMPLERS:

@@ -4,7 +4,7 @@ memory.
 The time of a frame includes all of its sampling steps and both copies, but not the set-up and the warm-up frames. Every
 arm feeds back its own output, which is compared frame by frame with that of the plain fp32 arm, so that growing errors
 are detected. All arms run in one process, and memory is freed between them. If an arm loses the device, its row reports
-it and is the last one.
+this and is the last row.
 """
 
 import copy
@@ -159,7 +159,7 @@ class Row:
 
 
 class _Comparison(NullSink):
-    """Keeps the frames, or compares them with the expected ones."""
+    """A sink that stores the frames of the plain arm, or compares the frames of another arm with them."""
 
     def __init__(self, expected: Sequence[Tensor] = ()) -> None:
         super().__init__()

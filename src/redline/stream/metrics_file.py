@@ -9,11 +9,11 @@ from pathlib import Path
 
 from redline.errors import RedlineError
 
-_NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # Windows has none
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # Windows does not have this flag
 
 
 class MetricsFile:
-    """The file is created with its first line, so that a stream that cannot start leaves an existing file unchanged."""
+    """A metrics file, created with its first line, so that a stream that cannot start does not change an old file."""
 
     def __init__(self, path: Path, others: Mapping[str, str | Path | None] | None = None) -> None:
         check_output_path(path, others or {})
@@ -31,7 +31,7 @@ class MetricsFile:
             while left:
                 left = left[self._file.write(left) :]
         except OSError as error:
-            # Removes the file if nothing was written, for example because the disk is full.
+            # Removes the file if nothing was written to it, for example because the disk is full.
             if self._path.is_file() and not self._path.stat().st_size:
                 self._path.unlink()
             raise RedlineError(f"cannot write {str(self._path)!r}: {error.strerror or error}.") from error

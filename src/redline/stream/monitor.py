@@ -71,7 +71,7 @@ class Monitor:
 
     def __post_init__(self) -> None:
         self.samples: list[Sample] = []
-        # Covers all frames; None until the end, and if there was no frame.
+        # A sample that covers all frames; None until the stream ends, or if there was no frame.
         self.summary: Sample | None = None
         self.error: Exception | None = None
         self._memory, self._ended = MemoryMonitor(str(self.device)), threading.Event()
@@ -92,7 +92,7 @@ class Monitor:
         self._thread.join()
         now_s = self.clock.now_s()
         if self._began_s is None and self.latency.report().frames:
-            # All frames came within one sample interval.
+            # All frames came within one sample interval, so no sample has set the time of the first frame.
             self._began_s, self._began_busy_s = self._last[0], self._last[2]
         # Rates over a few milliseconds are meaningless.
         is_due = not self.samples or now_s - self._last[0] > self.every_s / 4
@@ -116,7 +116,7 @@ class Monitor:
                     if not self.latency.report().frames:
                         self._last = (now_s, 0, self.busy.busy_s)
                         continue
-                    # Time counts from the first frame, without the set-up.
+                    # The time counts from the first frame, so that it does not include the set-up.
                     self._began_s, next_s = now_s, now_s + self.every_s
                     self._last = (now_s, self.latency.report().frames, self.busy.busy_s)
                     self._began_busy_s = self.busy.busy_s

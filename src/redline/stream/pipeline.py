@@ -26,7 +26,7 @@ from redline.stream.sinks import Sink
 from redline.stream.sources import Source, SourceFault
 
 COMPUTE_BUSY, SINK_BUSY = "compute busy", "sink busy"
-# Large enough to keep three threads busy; longer queues would only add latency.
+# The queue length that keeps three threads busy; longer queues would only add latency.
 _QUEUE_SIZE = 1
 _IDLE_S = 0.05
 # How often `is_done` is polled while the next frame is awaited: a small part of the shortest frame time.
@@ -72,7 +72,7 @@ class Reader:
                 if not self._source.is_live:
                     raise
                 self.faults += 1
-                # The exponent is bounded for very long outages.
+                # The exponent is bounded, because it would overflow after a very long outage.
                 delay_s = min(self._backoff.longest_s, self._backoff.first_s * self._backoff.factor ** min(attempt, 64))
                 attempt += 1
                 self._continuous.interrupt()
@@ -119,7 +119,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Outcome:
-    """`complete` is True if the source ended by itself and was not stopped. `faults` counts lost connections."""
+    """How a run ended: `complete` is True if the source ended and was not stopped; `faults` counts lost connections."""
 
     complete: bool
     faults: int
@@ -138,7 +138,7 @@ class _Timed(NamedTuple):
 
 @dataclass(eq=False)
 class Pipeline:
-    """Runs once. `settings`, `stop` and `fail` may be used from any thread while it runs.
+    """Runs one stream, once. `settings`, `stop` and `fail` may be used from any thread while it runs.
 
     `log` receives messages for the user, from the thread in which they arise.
     """
@@ -229,7 +229,7 @@ class Pipeline:
                     self.log(f"the frame size changes from {size[1]}×{size[0]} to {frame.width}×{frame.height}.")
                 size = (frame.height, frame.width)
                 transform.prepare(*size)
-            # Measured after the preparation, which is not part of the computation of this frame.
+            # The time is taken after the preparation, which is not part of the computation of this frame.
             begun_s = self.clock.now_s()
             transform.begin(frame)
             in_flight.append(_Timed(frame, queued.offered_s, begun_s))
@@ -285,7 +285,7 @@ class Pipeline:
             return self._output.take()
         while (computed := self._output.take(_IDLE_S)) is None and not self._output.closed:
             self._idle()
-        # A frame may have come just before the channel was closed.
+        # Tries once more, because a frame may have arrived just before the channel was closed.
         return computed or self._output.take()
 
     def _record(self, computed: _Timed) -> None:

@@ -43,7 +43,7 @@ class HostTransfers:
         sent_s = time.perf_counter()
         work()
         worked_s = time.perf_counter()
-        # Outside of inference mode, so that the caller may modify the result in place.
+        # Copies outside of inference mode, so that the caller may modify the result in place.
         with torch.inference_mode(False):
             made = self._output.clone()
         self._done.append(Fetched(made, sent_s - began_s, worked_s - sent_s, time.perf_counter() - worked_s))
@@ -67,7 +67,7 @@ class _InFlight:
 
 
 class CudaTransfers:
-    """`computing` is the CUDA stream on which the work runs. The host waits only for the last event of a frame.
+    """For a GPU: `computing` is the stream on which the work runs. The host waits only for the last event of a frame.
 
     `begin` copies pixels to the static input, runs the work and starts to copy the static output to the host. `finish`
     waits for the oldest frame that was begun. At most `MAX_IN_FLIGHT` frames may be in flight.
@@ -79,9 +79,9 @@ class CudaTransfers:
         self._copies = PinnedCopies.with_stream_per_direction(self._device, MAX_IN_FLIGHT, self._stage)
         self._copies.preallocate(static_input.nbytes, to_device=True, ring=_RING)
         self._copies.preallocate(static_output.nbytes, to_device=False, ring=_RING)
-        # The next frame's work overwrites the static output while this frame's result is still copied to the host.
+        # Copies of the static output, which the next frame overwrites while a result is still being copied to the host.
         self._results = deque(torch.empty_like(static_output) for _ in range(MAX_IN_FLIGHT))
-        # The results were allocated on the current stream and are used on others.
+        # Waits, because the results were allocated on the current stream but are used on other streams.
         torch.cuda.current_stream(static_input.device).synchronize()
         self._in_flight: deque[_InFlight] = deque()
         self._staging_s = 0.0
@@ -121,7 +121,7 @@ class CudaTransfers:
         )
 
     def _stage(self, target: Tensor, source: Tensor) -> None:
-        """Copies with numpy, which uses one thread: torch would use every core, and decoders need those."""
+        """Copies with numpy, which uses one thread; torch would use all cores, which decoders need."""
         began_s = time.perf_counter()
         np.copyto(target.numpy(), source.numpy())
         self._staging_s = time.perf_counter() - began_s

@@ -1,7 +1,7 @@
 """A web server in a separate thread, so that neither the network nor a viewer delays the stream.
 
 By itself, aiohttp waits for a request without a timeout and accepts any number of connections. Here each connection has
-one deadline for its TLS handshake, its request and the answer, and when too many are pending, the oldest one is closed.
+one deadline for its TLS handshake, its request and the answer, and when too many are pending, the oldest is closed.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class WebServer:
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._app, self._listener, self._work, self._tls = app, listener, work, tls
-        app.middlewares.insert(0, self._release_when_sent)  # the first one is the outermost
+        app.middlewares.insert(0, self._release_when_sent)  # the first middleware is the outermost
         self.stop, self._ready = asyncio.Event(), threading.Event()
         self.loop: asyncio.AbstractEventLoop | None = None
         self._error: BaseException | None = None
@@ -106,7 +106,7 @@ class WebServer:
 
 
 class _Acceptor:
-    """Belongs to one event loop. `protocol` creates the protocol that serves a connection."""
+    """Accepts connections in one event loop. `protocol` creates the protocol that serves a connection."""
 
     def __init__(self, protocol: Callable[[], asyncio.BaseProtocol]) -> None:
         self._protocol = protocol
@@ -129,7 +129,7 @@ class _Acceptor:
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
                 if (oldest := self._pending.add(task, str(address[0]))) is not None:
-                    # Deferred, because a task that is cancelled before it starts would not close its connection.
+                    # Cancelled later, because a task that is cancelled before it starts would not close its connection.
                     loop.call_soon(oldest.cancel)
         finally:
             await asyncio.sleep(0)

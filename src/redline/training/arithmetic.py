@@ -20,7 +20,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 
 
 class Arithmetic:
-    """Computes with the trained weights themselves; subclasses compute with a copy."""
+    """Computes gradients with the trained weights themselves; subclasses compute with a copy of them."""
 
     def backward(self, loss: Tensor) -> None:
         """Accumulates gradients on the trained weights."""

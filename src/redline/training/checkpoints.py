@@ -1,10 +1,10 @@
-"""Writes and reads checkpoints: everything the next training step depends on, in files that are complete or absent.
+"""Writes and reads checkpoints: all data that the next training step depends on, in files that are never incomplete.
 
 A checkpoint holds the weights, their average, the optimizer state, the state of the arithmetic (a loss scale), the
 random generators and the step. The step is also the position in the data: a batch depends on seed and step alone.
 
-A checkpoint is written under a temporary name and renamed once it is on disk; only then are older ones deleted. It
-starts with a checksum, and resuming takes the newest checkpoint whose checksum matches.
+A checkpoint is written under a temporary name and renamed once it is on disk; only then are older checkpoints deleted.
+A checkpoint starts with a checksum, and resuming uses the newest checkpoint whose checksum matches.
 
 A compact checkpoint has 10 bytes per parameter instead of 16, for training states that are transferred. Weights stay
 fp32. The optimizer's moments are stored in bf16. Averaged weights are stored as their difference from the weights, in
@@ -34,12 +34,12 @@ from redline.training.arithmetic import Arithmetic
 from redline.training.ema import Ema
 
 FOLDER = "checkpoints"
-# Settings that may change on resume, with a warning. Users change them if losses or gradients are no longer finite.
+# Settings that may change on resume, with a warning: users lower them if losses or gradients are no longer finite.
 CHANGED_WITH_WARNING = frozenset({"learning_rate", "warmup_steps", "clip_norm", "precision"})
 _MAGIC = b"RLCKPT02"
 _DIGEST_BYTES = 32
 _COMPACT = "compact"
-# Exceptions of torch.load for a damaged file.
+# The exceptions that torch.load raises for a damaged file.
 _TORCH = (RuntimeError, pickle.UnpicklingError, AssertionError, struct.error)
 
 
@@ -113,7 +113,7 @@ class State:
 
 
 def _changed(found: Mapping[str, Any], asked: Mapping[str, Any], names: Iterable[str], origin: Path) -> list[str]:
-    """Returns the names whose values differ. Raises for the first one that must not change on resume."""
+    """Returns the names of changed settings. Raises for the first setting that must not change on resume."""
     changed = [name for name in names if found.get(name) != asked.get(name)]
     for name in changed:
         if name not in CHANGED_WITH_WARNING:
@@ -173,7 +173,7 @@ class Checkpoints:
         return path
 
     def go_back_before(self, step: int) -> int | None:
-        """Deletes the checkpoints from `step` on if there are earlier ones. Returns the step of the newest one left."""
+        """Deletes the checkpoints from `step` on if there are earlier ones. Returns the step of the newest one kept."""
         earlier = [file for file in self.files() if file < self._path(step)]
         for late in self.files()[len(earlier) :] if earlier else ():
             late.unlink(missing_ok=True)
@@ -188,7 +188,7 @@ class Checkpoints:
         return state.restore(content, path)
 
     def read(self, warn: bool = True) -> tuple[Path, dict[str, Any]]:
-        """Returns the newest complete checkpoint. Skips damaged ones, with a warning if `warn`."""
+        """Returns the newest complete checkpoint. Skips damaged checkpoints, with a warning if `warn`."""
         self.check_start(resume=True)
         files = self.files()
         for path in reversed(files):
@@ -310,7 +310,7 @@ def _random_states() -> dict[str, Any]:
 
 def _set_random_states(states: dict[str, Any]) -> None:
     torch.set_rng_state(states["cpu"])
-    # A machine may have fewer GPUs than the one that wrote the checkpoint.
+    # This machine may have fewer GPUs than the machine that wrote the checkpoint.
     for index, state in enumerate(states["cuda"][: torch.cuda.device_count()]):
         torch.cuda.set_rng_state(state, index)
 

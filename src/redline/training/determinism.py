@@ -19,7 +19,7 @@ _NO_KERNEL = re.compile(r"(\S+) does not have a deterministic implementation")
 
 @contextmanager
 def deterministic(wanted: bool) -> Iterator[None]:
-    """Makes torch use deterministic kernels inside the block if `wanted`; operations without one raise."""
+    """Makes torch use deterministic kernels inside the block if `wanted`; operations that have no such kernel raise."""
     if not wanted:
         yield
         return
@@ -28,7 +28,7 @@ def deterministic(wanted: bool) -> Iterator[None]:
     memory: Any = torch.utils.deterministic
     before, filled = torch.are_deterministic_algorithms_enabled(), memory.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True)
-    # By default, torch then also fills all newly allocated memory, a debugging aid that costs an additional write.
+    # In this mode torch also fills newly allocated memory, a debugging aid that costs an additional write.
     memory.fill_uninitialized_memory = False
     try:
         yield

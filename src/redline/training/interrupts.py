@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass
 class StopRequest:
-    """`signal` is the number of the first signal received."""
+    """A request to stop training; `signal` is the number of the first signal received."""
 
     signal: int | None = None
 

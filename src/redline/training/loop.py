@@ -2,7 +2,7 @@
 
 If the optimizer can skip a step on the device, no step waits for the device: losses are summed there and read every
 `log_every` steps. A step whose loss or gradient is not finite changes no weight and is counted; `skip_limit` such steps
-in a row end the run. While steps are being skipped, no periodic checkpoint replaces the last good one.
+in a row end the run. While steps are being skipped, no periodic checkpoint replaces the last good checkpoint.
 """
 
 import math
@@ -112,7 +112,7 @@ def train(
         before = checkpoints.load(state) if resume else Position()
         loop = _Loop(task, settings, state, checkpoints, device, on_progress, clock, before, ceiling_flops_per_s, board)
         with unadvised(), warnings.catch_warnings(), stop_requests() as stop:
-            # This warning prints a page of C++ output, and Redline has already warned about slow dtypes.
+            # Suppresses a warning that prints a page of C++ output; Redline has already warned about slow dtypes.
             warnings.filterwarnings("ignore", "mkldnn_matmul failed")
             interrupted = loop.run(lambda: stop.signal is not None)
         entries = loop.journal.entries
@@ -147,7 +147,7 @@ class _Loop:
         in_a_row = (before.skipped_in_a_row, before.overflowed_in_a_row, before.skipped_in_a_row)
         self._row = torch.tensor(in_a_row, dtype=torch.float32, device=device)
         self._logged, self._saved = before.step - before.unlogged_steps, before.step
-        # The throughput is measured from this step and time on.
+        # The throughput is measured from this step and this time on.
         self._timed, self._timed_s = before.step, before.elapsed_s
         self._saved_s = before.elapsed_s
 
@@ -273,7 +273,7 @@ class _Loop:
     def _check_end(self) -> None:
         """Raises an error if the run has no usable result.
 
-        That is the case if a metric is NaN, or if the last steps were skipped and there are no finite metrics.
+        A result is unusable if a metric is NaN, or if the last steps were skipped and there are no finite metrics.
         """
         is_skipping = bool(self._row[0] > 0)
         is_lost = any(map(math.isnan, self.figures.values()))

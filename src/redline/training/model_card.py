@@ -83,7 +83,7 @@ def write_result(task: PhotoTask, outcome: Outcome, out: Path) -> ImageResult:
 
 @torch.no_grad()
 def as_stored(model: M, dtype: torch.dtype) -> M:
-    """Returns a copy whose weights are rounded to `dtype`, as if stored and read back."""
+    """Returns a copy of the model whose weights are rounded to `dtype`, as if they were stored and read back."""
     result = copy.deepcopy(model).eval()
     for weight in result.parameters():
         weight.copy_(weight.to(dtype).float())

@@ -37,7 +37,7 @@ def build_over(weights: Sequence[nn.Parameter], hidden: Sequence[nn.Parameter], 
     if name == "muon":
         return _muon(weights, hidden, settings)
     if name == "adafactor":
-        # eps makes the steps as large as AdamW's; by default they are relative to the size of each weight.
+        # This eps makes the steps as large as AdamW's; by default steps are relative to the size of each weight.
         return Adafactor(groups, lr=rate, eps=(None, 1.0))
     if name == "adamw8bit":
         return _adamw_8bit()(groups, lr=rate, betas=settings.betas)
@@ -52,7 +52,7 @@ def check_optimizer(model: nn.Module, settings: LoopSettings) -> None:
 
 
 def describe(optimizer: Optimizer) -> str:
-    """Describes the optimizer in a few words."""
+    """Returns a short description of the optimizer."""
     parts = optimizer.parts if isinstance(optimizer, CombinedOptimizer) else [optimizer]
     words = []
     for part in parts:
@@ -71,7 +71,7 @@ def set_rate(optimizer: Optimizer, rate: float) -> None:
 
 
 def step_unless(bad: Tensor, optimizer: Optimizer) -> None:
-    """Steps unless `bad`. Fused optimizers check `bad` on the device; for others the CPU waits for its value."""
+    """Runs the step unless `bad`. Fused optimizers check `bad` on the device; for others the CPU waits for it."""
     if type(optimizer) in (Adam, AdamW) and all(group["fused"] for group in optimizer.param_groups):
         vars(optimizer)["found_inf"] = bad.float()
         optimizer.step()
@@ -136,7 +136,7 @@ def _adamw_8bit() -> Any:
         with quiet():
             from torchao.optim import AdamW8bit
 
-            import_module("torch._inductor.compile_fx")  # its compiled step imports this, with warnings
+            import_module("torch._inductor.compile_fx")  # the compiled optimizer step imports this, with warnings
     except ImportError as error:
         raise RedlineError("adamw8bit needs torchao, which is not installed: pip install torchao.") from error
     return AdamW8bit

@@ -76,7 +76,7 @@ class PhotoTask(Task):
 
     @property
     def photos_identity(self) -> Mapping[str, Any]:
-        """Identifies the photos, independent of their location."""
+        """Returns an identity of the photos that does not depend on their location."""
         return {"photos": self.pairs.photos, "pixels": self.pairs.pixels}
 
     def optimizer(self) -> Optimizer:

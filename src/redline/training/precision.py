@@ -37,7 +37,7 @@ def _why_not(precision: str, device: torch.device) -> str:
         return f"{device} has no {precision} in hardware"
     if machine.is_cuda:
         return ""
-    # A CPU may support a dtype that torch emulates slowly; measuring it takes seconds, once.
+    # torch may emulate a dtype slowly on a CPU; finding out takes a measurement of a few seconds, once per machine.
     measured = machine if machine.ceilings else with_ceilings(machine)
     return measured.why_slow(precision, "matmul")
 

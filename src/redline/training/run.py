@@ -1,4 +1,4 @@
-"""`redline.train`: from a config to trained weights and a page about them."""
+"""`redline.train` trains a model from a config, and writes the weights and a page about them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -37,7 +37,7 @@ StoredDtype = Literal["fp16", "fp32"]
 
 @dataclass(frozen=True)
 class LoopSettings:
-    """How long and with which optimizer to train; the same for every kind of model.
+    """The duration, the optimizer and the schedule of training; the same settings for every kind of model.
 
     `decode` enforces the types and limits of the fields; the constructor does not.
 

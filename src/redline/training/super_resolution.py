@@ -139,7 +139,7 @@ class DrctTask(PhotoTask):
         unused = {name for name, default in _ADDED_LATER.items() if kept[name] == default}
         unused |= set() if settings.loop.frequency_weight else {"frequency_from"}
         kept = {name: value for name, value in kept.items() if name not in unused}
-        # The content of the file counts, not its path.
+        # The file of initial weights is identified by its content, not by its path.
         return {**kept, **self.photos_identity, "start": self.start.sha256 if self.start else None}
 
     def loss(self, step: int, part: int = 0) -> Tensor:

@@ -16,7 +16,7 @@ def is_installed() -> bool:
 
 
 class TensorBoard:
-    """Adds each number of a journal entry to its curve.
+    """Adds each number of a journal entry to the TensorBoard curve of its name.
 
     The file is created with the first entry, so that a run that fails early leaves no folder. After a write error, it
     logs the error once and stops writing; training continues.

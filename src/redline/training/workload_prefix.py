@@ -7,7 +7,7 @@ from redline.ladder.workload_prefixes import WorkloadPrefix, register_prefix
 
 
 def _find_function(config: str) -> Callable[..., Any]:
-    # Imported on use: registering must not import torch.
+    # Imported on use, because registering must not import torch.
     from redline.training.text.workload import training_workload
 
     return training_workload(config)

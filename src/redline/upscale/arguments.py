@@ -1,4 +1,4 @@
-"""Interprets the paths on the command line: which are sources, and whether the last one is the output.
+"""Interprets the paths on the command line: which are sources, and whether the last path is the output.
 
 `redline upscale IN OUT` works as `redline stream IN OUT` does, but a mistyped source must not be taken for an output.
 So the last of several paths is the output only in these cases:
@@ -6,8 +6,8 @@ So the last of several paths is the output only in these cases:
 - There are two paths. The last one does not exist, and the first one does.
 - There are three or more paths. The last one does not exist and ends in a slash, which means a folder to create. A path
   without a slash and without a suffix is refused, because it could be a mistyped source or a new folder.
-- The last path is a folder, or one of only two paths, and a journal says that an earlier run wrote it from one of the
-  other paths.
+- The last path is a folder, or there are only two paths, and a journal says that an earlier run wrote the last path
+  from one of the other paths.
 
 There is no journal for a single image. If the second of two paths has the size of the upscaled first one, repeating
 `redline upscale IN OUT` would upscale OUT: the command is refused, and the error says how to write it.
@@ -77,7 +77,7 @@ def _refuse_possible_output(source: Path, last: Path) -> None:
 def _is_enlarged(image: Path, source: Path) -> bool:
     """Returns whether the width and the height of an image are the same multiple of the source's."""
     try:
-        # Reads headers only. The result of a large source may exceed the limit on sources.
+        # Reads only headers, without a limit on the size, because the result of a large source may exceed the limit.
         with open_image(source, sys.maxsize) as small, open_image(image, sys.maxsize) as large:
             scale = large.width // small.width
             return scale > 1 and (large.width, large.height) == (scale * small.width, scale * small.height)

@@ -29,7 +29,7 @@ class Blender:
         self.carried: Tensor | None = None
 
     def finished_rows(self, row: int) -> int:
-        """Returns how many image rows this row of tiles finishes: those above the next row of tiles."""
+        """Returns how many image rows this row of tiles finishes: the rows above the next row of tiles."""
         starts, tile = self._rows.starts, self._rows.cut.tile
         return (tile if row == len(starts) - 1 else starts[row + 1] - starts[row]) * self._scale
 

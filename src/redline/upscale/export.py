@@ -137,7 +137,7 @@ def tiles_of(folder: Path, tile: int, count: int, seed: int = 0) -> Tensor:
     random = torch.Generator().manual_seed(seed)
     tiles = []
     for index in range(count):
-        # Spread over all images, because folders are often sorted by subject.
+        # Takes tiles from images all over the folder, because folders are often sorted by subject.
         path = images[index * len(images) // count % len(images)]
         with open_image(path, random_access=True) as image:
             top, left = (

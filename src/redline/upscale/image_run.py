@@ -39,7 +39,7 @@ class ImageJob:
 
     def __init__(self, task: Task, tile_runner: TileRunner, settings: ImageSettings) -> None:
         self.task = task
-        # Read before the file is opened, so that a file that is replaced in between is detected as changed.
+        # Read before the file is opened, so that a file that is replaced between the two is detected as changed.
         self.source_state = task.source_state()
         # The time when work on the image began; None while the image waits in the queue.
         self.started: float | None = None
@@ -101,7 +101,7 @@ def _open_source(task: Task, settings: ImageSettings) -> ImageSource | ArraySour
 
 @dataclass(frozen=True)
 class _Band:
-    """The samples of a row of tiles, or its finished rows. `samples` is None if the image has failed."""
+    """The samples of a row of tiles, or the rows that it finishes. `samples` is None if the image has failed."""
 
     image: ImageJob
     row: int = 0
@@ -160,7 +160,7 @@ class ImageRun:
                     samples = image.band(0)
             except (RedlineError, OSError):
                 continue
-            # The planes stay in main memory, where a row of any width fits.
+            # The planes of the whole row stay in main memory, where a row of any width fits.
             colour, _ = self._planes(torch.from_numpy(samples))
             next(iter(self._tiles(colour[None], image.columns)))
             return
@@ -207,7 +207,7 @@ class ImageRun:
             while (rows := self._try_rows(band, samples)) is None:
                 self._make_room(image)
         except OutOfMemory as error:
-            # Restores the batch size and the tiles, because the next images may fit.
+            # Restores the batch size and the tiles, because the next images may fit in memory.
             self._tile_runner.taken_at_once = taken_at_once
             band.samples.release()
             image.has_failed = True

@@ -39,7 +39,7 @@ def from_pil(image: Image.Image) -> tuple[np.ndarray, dict[str, Any]]:
         if mode == "RGB" and "transparency" in image.info:
             mode = "RGBA"
         if image.mode == "CMYK":
-            info.pop("icc_profile", None)  # it describes CMYK
+            info.pop("icc_profile", None)  # the profile describes CMYK, but the result is RGB
         image = image.convert(mode)
     samples = np.asarray(image)
     return samples if samples.ndim == 3 else samples[..., None], info
@@ -65,7 +65,7 @@ def read_file(path: str | Path, pixel_limit: int) -> tuple[np.ndarray, dict[str,
 
 @dataclass(frozen=True, eq=False)
 class ArrayTask(Task):
-    """`samples` is (H, W, 1…4) of uint8 or uint16; the upscaled image is appended to `results`."""
+    """A task for an array: `samples` (H, W, 1…4) of uint8 or uint16; appends the upscaled image to `results`."""
 
     source: Path = _NAME
     target: Path = _NAME

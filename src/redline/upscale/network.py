@@ -22,7 +22,7 @@ PREFIX = "redline."
 _SIZES, _TEXTS = ("scale", "window", "tile"), ("name", "digest", "precision")
 _WHOLE_NUMBER = "-?[0-9]{1,9}"
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider", "tensorrt": "TensorrtExecutionProvider"}
-# The providers in order: a later provider runs the nodes that an earlier one does not support.
+# The providers in order: a later provider runs the nodes that no earlier provider supports.
 _PROVIDER_ORDER = {"cpu": ("cpu",), "cuda": ("cuda", "cpu"), "tensorrt": ("tensorrt", "cuda", "cpu")}
 
 
@@ -66,7 +66,7 @@ def _read_network(path: Path) -> Network:
         model: nn.Module = read_drct(found, str(path))
     except ModelError as refused:
         if "layers.0.swin5.attn.qkv.weight" in found:
-            raise  # it is a DRCT with wrong shapes, which spandrel cannot read either
+            raise  # the file is a DRCT with wrong shapes, which spandrel cannot read either
         return _load_with_spandrel(found, path, digest, refused)
     assert isinstance(model, Drct)
     return Network(model, model.config.scale, model.config.window, str(model.config), digest)

@@ -33,7 +33,7 @@ Finished = Callable[[Outcome, Tiles], None]  # the outcome of a file, and the ti
 
 # One stream computes and one copies.
 _DEFAULT_STREAMS = 2
-# The number of images that workers receive to calibrate on; all workers use the first readable one.
+# The number of images that workers receive to calibrate on; all workers use the first readable image.
 _CALIBRATION_IMAGES = 16
 
 

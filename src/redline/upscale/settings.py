@@ -37,7 +37,7 @@ class ImageSettings:
 
 @dataclass(frozen=True)
 class UpscaleSettings:
-    """`None` means automatic: tile and batch size from the available memory, two streams, a bundled plan."""
+    """None means automatic: tile and batch size from the available memory, two streams, a bundled plan."""
 
     weights: Path | None = None
     # The scale of the weights; it selects the bundled weights, which are ×4 by default.
@@ -50,7 +50,7 @@ class UpscaleSettings:
     # The side of a square tile, or its width and height.
     tile: int | tuple[int, int] | None = None
     tile_batch: int | None = None
-    # CUDA streams: one computes and the others copy. As many batches of tiles are in flight at once.
+    # CUDA streams: one computes and the others copy. Their number is also that of the batches of tiles in flight.
     streams: int | None = None
     memory_bytes: int | None = None
     # Processes that share the files; by default one per GPU. They split images of over `split_pixels`.
@@ -100,7 +100,7 @@ class UpscaleSettings:
 
 
 PRESETS = {
-    # The batch size stays automatic: a fixed one, as in the guide, is filled up with copies.
+    # The preset sets no batch size: with a fixed size, incomplete batches would be filled up with copies.
     "speed": {"margin_px": 8, "ramp_px": 8},
     "balanced": {},
     "memory": {"tile": 256, "tile_batch": 1, "streams": 1},

@@ -32,7 +32,7 @@ from redline.upscale.video.probe import probe
 # Larger tiles gain little. The limit is higher for a GPU, which has more memory and loses more time per batch.
 _LARGEST_TILE_PIXELS = {"cpu": 512**2, "cuda": 1280 * 1024}
 MOST_SHAPES = 6
-# The share of all pixels that one more shape must save; a smaller gain is lost in timing noise.
+# The share of all pixels that an additional shape must save; a smaller gain is lost in timing noise.
 _WORTH_A_SHAPE = 0.01
 # The candidate lengths of a tile: lengths in steps of this size, and the most common lengths of the images.
 _STEP_PX, _MOST_LENGTHS = 16, 64
@@ -41,7 +41,7 @@ _ORDERS: tuple[Callable[[tuple[int, int]], float], ...] = (lambda s: s[0] / s[1]
 _MOST_SPLITS = 16
 _MOST_TILES, _MOST_PIXELS = 8, 8 * 512**2
 _SHARE_OF_FREE = 0.8
-_PROBES = (2, 4)  # side lengths, in windows of the network
+_PROBES = (2, 4)  # sides of the measured tiles, as multiples of the network's window
 # On a CPU, freed memory is kept in fragments that do not always fit the next layer (measured: 1.24 to 1.35).
 _FRAGMENTATION = {"cpu": 1.4, "cuda": 1.0}
 Sizes = tuple[tuple[int, int], ...]
@@ -155,7 +155,7 @@ def with_batch(
 
 @dataclass(frozen=True)
 class _Group:
-    """Images (by index) that share a shape, and how many pixels the network computes for them and for the capture."""
+    """Images (by index) that share a tile shape, and how many pixels the network computes for them and the capture."""
 
     members: tuple[int, ...]
     shape: TileShape

@@ -29,10 +29,10 @@ from redline.upscale.blend import enlarge_by_tiles, enlarge_each_by_tiles
 from redline.upscale.network import Network, first_line
 from redline.upscale.tiling import TileShape, Tiling, smallest_tile
 
-# Below this, the effect of a lower precision could be visible.
+# Below this PSNR, the effect of a lower precision could be visible.
 GATE = Gate("picture_psnr", 40.0)
 _JUDGED, _JUDGED_PX = 2, 64
-# The precision that replaces one that failed; "" is fp32.
+# The precision that replaces each precision if it fails; "" is fp32.
 _SAFER = {"int8": "bf16", "fp8": "bf16", "fp16": "bf16", "autocast": "bf16", "bf16": ""}
 A = TypeVar("A")
 
@@ -144,7 +144,7 @@ class TileRunner:
     def _apply(self, tiles: Tensor) -> Callable[[Tensor], Tensor]:
         self.network.module.to(self.device)
         while True:
-            # The plan is specialized to contiguous batches of this shape.
+            # Makes the batch contiguous, because the plan is specialized to contiguous batches of this shape.
             shared = not self.plan.rungs  # an empty plan changes nothing, so the weights need no copy
             fast = self.plan.apply(
                 self.network.module, samples=tiles.contiguous(), gates=(GATE,), share=shared, check=False

@@ -121,7 +121,7 @@ class Upscaler:
 
     @property
     def scale(self) -> int:
-        """How many times larger results are."""
+        """The factor by which results are larger than their sources."""
         return self._session.network.scale
 
     @property

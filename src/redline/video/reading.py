@@ -77,7 +77,7 @@ def conversion_threads(pixels: int) -> int:
 
 
 def _threads(pixels: int, each: int) -> int:
-    """Limits the threads for small images, where more of them only add jitter."""
+    """Returns the number of threads, with fewer for small images, where more threads only add jitter."""
     return max(1, min(cores(), _MOST_THREADS, pixels // each))
 
 
@@ -89,8 +89,8 @@ def enable_frame_threads(stream: VideoStream) -> int:
         return 1
     stream.thread_type = "FRAME"
     context.thread_count = count
-    # Without this, a reordered frame may be returned before its thread finds the damage, and is then not marked. With
-    # it, an error is raised in packet order, before any spoiled frame.
+    # Without this flag, a reordered frame may be returned, and not marked, before its thread finds the damage. With the
+    # flag, an error is raised in packet order, before any damaged frame.
     context.options = {**context.options, "err_detect": "explode"}
     return count
 
@@ -134,7 +134,7 @@ def side_data(frame: VideoFrame) -> dict[Type, SideData]:
 
 
 def packets(container: InputContainer, stream: VideoStream | None, name: str) -> Iterator[Packet]:
-    """Yields the packets of one stream, or of all. Raises RedlineError if the file cannot be read to its end."""
+    """Yields the packets of one stream or of all streams. Raises RedlineError if the file cannot be read completely."""
     found = container.demux() if stream is None else container.demux(stream)
     while True:
         try:

@@ -99,7 +99,7 @@ def _element_ends(file: BinaryIO, size_bytes: int) -> Iterator[int]:
         first = file.read(1)
         more = 8 - first[0].bit_length()
         if more >= _LONGEST_ID:
-            return  # appended data
+            return  # the rest is data that was appended to the file
         name, length = first + file.read(more), _length(file)
         if length is None and name != _CLUSTER:
             if file.tell() >= size_bytes:

@@ -54,7 +54,7 @@ def trial_output(container: str) -> Iterator[OutputContainer]:
 
 
 def can_hold(container: str, stream: Stream) -> bool:
-    """Tries to write a header with the stream: containers reject more than their documentation says."""
+    """Returns whether a header with this stream can be written; containers reject more than they document."""
     with suppress(ValueError, AttributeError, av.FFmpegError), trial_output(container) as trial:
         trial.add_stream_from_template(stream, opaque=True)
         trial.start_encoding()

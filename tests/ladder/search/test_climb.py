@@ -83,7 +83,7 @@ def test_set_ups_side_by_side_change_no_verdict(
         sampling=1,
         progress=lambda text, row: heard.append(text),
     )
-    assert "setting up 4 plans side by side" in heard
+    assert "setting up 4 plans in parallel" in heard
     alone, side_by_side = verdicts(climbed[0]), verdicts(found)
     assert {rung: side_by_side[rung][0] for rung in names} == {rung: alone[rung][0] for rung in names}
     assert str(found.plan) == "planted_fast"

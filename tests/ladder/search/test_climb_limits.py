@@ -70,7 +70,7 @@ def test_too_small_a_budget_for_the_compiler_is_announced(tmp_path: Path, monkey
         progress=lambda text, row: heard.append(text),
     )
     (advice,) = [text for text in heard if "too small for torch.compile" in text]
-    enough = re.search(r"a budget of (\d+) s would do", advice)
+    enough = re.search(r"a budget of (\d+) s would be enough", advice)
     assert enough is not None and int(enough[1]) >= 620
     assert advice in result.final.notes and str(result.plan) == "planted_fast"
     assert "torch.compile was not measured" in Climb.of(result.measurements).headline()
@@ -206,4 +206,4 @@ def test_fewer_threads_are_kept_beside_other_load(
     monkeypatch.setattr("redline.machine.load.cores", lambda: 2)
     trials = Trials.__new__(Trials)
     trials.load, trials.machine = Load(others), Machine.detect("cpu")
-    assert trials._steadies(Plan.parse(added), Interval(*ratio)) is kept
+    assert trials._reduces_noise(Plan.parse(added), Interval(*ratio)) is kept

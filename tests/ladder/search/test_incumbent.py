@@ -82,7 +82,7 @@ def test_other_plans_are_ended_when_memory_is_short() -> None:
 def test_previous_plan_replaces_one_that_does_not_run_again() -> None:
     plans, _, told = kept("bf16")
     plans.replace_plan(Plan.parse("bf16"))
-    with pytest.raises(WorkerFailed, match="does not run again .* so eager takes its place") as failure:
+    with pytest.raises(WorkerFailed, match="cannot be set up again .* so eager replaces it") as failure:
         plans.arm()
     assert failure.value.kind == "lost" and len(told) == 1
     assert str(plans.plan) == "eager" and str(plans.arm().plan) == "eager"

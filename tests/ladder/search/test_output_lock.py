@@ -17,7 +17,7 @@ def test_two_climbs_cannot_write_into_the_same_folder(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (out / "measurements.jsonl").write_text("earlier\n")
     with locked(out):
-        with pytest.raises(RedlineError, match=rf"another climb \(process {os.getpid()}\) writes into .*--out"):
+        with pytest.raises(RedlineError, match=rf"another climb \(process {os.getpid()}\) is writing to .*--out"):
             climb("resnet", out=out, device="cpu", progress=None)
         assert (out / "measurements.jsonl").read_text() == "earlier\n"
     with locked(out), locked(tmp_path / "other"), locked(None):

@@ -16,7 +16,7 @@ from redline.ladder.job import Job
 from redline.ladder.rungs.bf16 import Bf16
 from redline.ladder.workload import Workload, call
 from redline.ladder.workloads.addresses import load_workload
-from redline.ladder.workloads.random_weights import let_every_layer_count
+from redline.ladder.workloads.random_weights import replace_near_zero_weights
 from redline.quiet import quiet
 
 TINY = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
@@ -78,7 +78,7 @@ def test_timm_models(timm: None) -> None:
 
 
 def test_every_layer_of_random_weights_counts() -> None:
-    model, image = let_every_layer_count(Blocks()).eval(), torch.randn(2, 3, 16, 16)
+    model, image = replace_near_zero_weights(Blocks()).eval(), torch.randn(2, 3, 16, 16)
     with torch.no_grad():
         whole = model(image)
         model.get_parameter("scale").zero_()

@@ -57,7 +57,7 @@ def test_auto_asks_for_it(config: Callable[..., Path], tmp_path: Path, monkeypat
     assert task.training.data.batch == 7 and seen == [(320, max(task.rows.rows // 50, 1))]
     assert task.vocabulary == 320
     assert task.training.loop.learning_rate == pytest.approx(0.07)
-    assert any("batch 7: peak memory 1000 B of 1.95 KiB; a larger one does not fit" in line for line in said)
+    assert any("batch 7: peak memory 1000 B of 1.95 KiB; a larger batch does not fit" in line for line in said)
     assert "learning rate 0.07 for 203 tokens per step (linear scaling)" in said
     # Resumed, it is the batch of before, whatever would be found now.
     train(task, replace(task.training.loop, steps=1), tmp_path / "out", CPU)
@@ -81,7 +81,7 @@ def test_a_text_lasts_for_some_steps(config: Callable[..., Path]) -> None:
     assert batch_limit(training, 1000)[0] == 6 and "fewer than 50 steps" in batch_limit(training, 1000)[1]
     assert batch_limit(training, 20)[0] == 1
     for rows in (None, 10**9):
-        assert batch_limit(training, rows) == (4096, "the largest that is tried")
+        assert batch_limit(training, rows) == (4096, "the largest batch that is tried")
 
 
 @pytest.mark.slow

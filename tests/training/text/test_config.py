@@ -31,7 +31,7 @@ def test_arguments_override_the_config(config: Callable[..., Path]) -> None:
     [
         ("[model]", "[modle]", r"tiny.toml: unknown table \[modle\].*did you mean model"),
         ("width = 16", "widht = 16", r"unknown key 'widht' under \[model\].*did you mean width"),
-        ('kind = "decoder"', 'kind = "encoder"', "unknown kind under .* 'encoder': use one of decoder"),
+        ('kind = "decoder"', 'kind = "encoder"', "unknown kind 'encoder' under .*: use one of decoder"),
         ("width = 16", 'width = "16"', "width = '16' .* must be a whole number"),
         ("heads = 2", "heads = 3", "is not a multiple of heads .3."),
         ("length = 29", "length = 41", "rows of 41 tokens are longer than the model's limit of 40"),

@@ -58,7 +58,7 @@ class Clip:
 
 
 class Clips:
-    """`clip(step, frames)` returns that step's batch of clips; `photos` overrides the folder of the settings."""
+    """Makes clips: `clip(step, frames)` returns the batch of a step; `photos` overrides the folder of the settings."""
 
     def __init__(self, settings: ClipSettings, device: torch.device, seed: int = 0, photos: str | None = None) -> None:
         self.settings, self.device, self.seed = settings, device, seed

@@ -23,7 +23,7 @@ _UNCOMPRESSED = 101.0
 
 @dataclass(frozen=True)
 class Degradation(Drawn):
-    """`light_BC` is the brightness factor of each channel, `read_B` constant noise, `shot_B` signal-dependent noise."""
+    """`light_BC` is the brightness factor of each channel, `read_B` is constant, `shot_B` signal-dependent noise."""
 
     blur_B: Tensor
     light_BC: Tensor

@@ -32,7 +32,7 @@ _TO_YCC = ((0.299, 0.587, 0.114), (-0.168736, -0.331264, 0.5), (0.5, -0.418688, 
 
 
 class JpegArtifacts:
-    """Keeps its tables on the device, so that a call copies nothing."""
+    """Applies the artifacts; keeps its tables on the device, so that a call copies nothing."""
 
     def __init__(self, device: torch.device) -> None:
         side = torch.arange(8, dtype=torch.float64)

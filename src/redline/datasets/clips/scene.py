@@ -27,7 +27,7 @@ _EDGE_PX = 2.0
 
 @dataclass(frozen=True)
 class Scene:
-    """`photos` holds two photos per clip, (2, B, 3, S, S): the second is shown after the cut and on the object."""
+    """A batch of clips with two `photos` each, (2, B, 3, S, S): the second is shown after the cut and on the object."""
 
     settings: ClipSettings
     photos: Tensor

@@ -33,7 +33,7 @@ class ClipSettings:
     cuts: Share = 0.1
     noise: NonNegativeFloat = 0.1
     blur_px: NonNegativeFloat = 1.2
-    # Below 1, because a black image cannot be restored.
+    # The limit is below 1, because a black image cannot be restored.
     dark: ShareBelowOne = 0.5
     cast: ShareBelowOne = 0.1
     quality: Annotated[int, Meta(ge=1, le=100)] = 20

@@ -2,8 +2,8 @@
 
 For clips made from photos, the clean image and every motion are known; for a video, only its frames are known.
 
-The controls must not pass: each does nothing useful, and is perfect in one respect. A constant image never flickers or
-drifts, noise never freezes, and the identity is never far from its input.
+The controls are useless models that must not pass, although each is perfect in one respect: a constant image never
+flickers or drifts, noise never freezes, and the identity is never far from its input.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ Model = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class CaseFrame:
-    """`frame` is the input, (1, 3, H, W) in [0, 1].
+    """One frame of a case. `frame` is the input, (1, 3, H, W) in [0, 1].
 
     If known, `clean` is the frame without the camera's degradations, `came_from` the position of each pixel in the
     previous frame, and `known` a mask of the pixels for which that position is valid.
@@ -35,7 +35,7 @@ class CaseFrame:
 
 @dataclass(frozen=True)
 class Case:
-    """`inputs()` starts again at each call; `cut` is the index of the first frame of a new scene, if there is one."""
+    """A clip. `inputs()` starts again at each call; `cut` is the index of the first frame of a new scene, if any."""
 
     name: str
     frames: int

@@ -27,7 +27,7 @@ class Finding:
     limit: float
     holds: bool
     sentence: str
-    # For drift: the change from the first tenth to the last, including the change of the content.
+    # For drift: the change from the first tenth of the frames to the last, including the change of the content.
     since_first: float | None = None
 
 
@@ -64,7 +64,7 @@ def judge(run: CaseRun) -> list[Finding]:
 def _finding(
     run: CaseRun, name: str, value: float, limit: float, text: str, since_first: float | None = None
 ) -> Finding:
-    # NaN does not hold, because every comparison with it is false.
+    # A finding with the value NaN does not hold, because every comparison with NaN is false.
     return Finding(run.case, name, value, limit, value <= limit, text.format(value), since_first)
 
 
@@ -116,7 +116,7 @@ def _drift(run: CaseRun, name: str) -> tuple[float, float]:
 
 
 def _own_colour(run: CaseRun) -> float:
-    """Returns the colour change due to the feedback. Restarted models miss a change that settles in a few frames."""
+    """Returns the colour change due to the feedback; restarted models would not show a change that settles quickly."""
     differences = []
     for name in ("red", "green", "blue"):
         values = [run.rows[frame][name] - row[name] for frame, row in run.alone.items()]

@@ -22,11 +22,11 @@ from redline.notation import format_bytes
 _TOKENS = 2**16
 # The largest number of tokens of a batch that is processed in pieces.
 _WAITING = 2**24
-# Bytes per token: the token, its target, and a copy while texts are assembled.
+# Bytes of host memory per token: the token, its target, and a copy while texts are assembled.
 _TOKEN_BYTES = 3 * 8
-# The first bucket has positions up to this one.
+# The first bucket of positions ends at this position.
 _FIRST_BUCKET = 64
-# torch generators take seeds below this.
+# Seeds must be below this limit of torch's generators.
 _SEEDS = 2**63
 Status = Callable[[str], None]
 
@@ -118,7 +118,7 @@ def check_tasks(model: Cached, tasks: Sequence[Recall], lengths: Sequence[int], 
             raise ModelError(
                 f"{name_of(task)} has {task.vocabulary:,} symbols, and the model's vocabulary is {model.vocabulary:,}."
             )
-        # Raises now if a question does not fit into the shortest text.
+        # Draws a sample now, which raises if a question does not fit into the shortest text.
         _sample(task, tokenizer, torch.Generator().manual_seed(0), 1, min(lengths), model.vocabulary)
 
 

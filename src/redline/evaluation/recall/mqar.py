@@ -13,7 +13,7 @@ from redline.evaluation.recall.task import IGNORED, Sample
 
 @dataclass(frozen=True)
 class Mqar:
-    """Symbol 0 is the filler; of the others, the lower half are keys and the upper half values."""
+    """The task. Symbol 0 is the filler; the lower half of the other symbols are keys and the upper half values."""
 
     symbols: int = 64
     pairs: int = 6

@@ -18,7 +18,7 @@ from redline.evaluation.recall.task import IGNORED, Sample
 KINDS = ("passkey", "number", "word")
 _REPEATED = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
 _CONSONANTS, _VOWELS = "bcdfglmnprstvz", "aeiou"
-# A first guess of the characters per token.
+# A first estimate of the characters per token.
 _CHARACTERS = 4
 _DIGITS, _LETTERS = "0123456789", "abcdefghijklmnopqrstuvwxyz"
 
@@ -72,7 +72,7 @@ class Passkey:
     def _one(self, generator: torch.Generator, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         story = self.story(generator)
         fixed = len(story.needle) + len(story.question) + len(story.answer)
-        # The last byte of the answer is only a target.
+        # The last byte of the answer is only a target, not an input.
         free = length - fixed + 1
         if free < 0:
             raise ModelError(f"a needle and its question need {fixed - 1} tokens, not {length}: use longer texts.")

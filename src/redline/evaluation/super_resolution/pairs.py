@@ -28,7 +28,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class PairFiles:
-    """The files of a pair. Without `low`, the small image is made by bicubic."""
+    """The files of a pair. Without `low`, the small image is made by bicubic downscaling."""
 
     name: str
     high: Path

@@ -1,4 +1,4 @@
-"""The compiled code of earlier climbs on this machine, which makes the same compilation faster the next time."""
+"""The cache of compiled code from earlier climbs on this machine, which makes the same compilation faster later."""
 
 import shutil
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ _MOST_BYTES = 4 * 2**30
 
 
 def compile_cache(most_bytes: int = _MOST_BYTES) -> Path:
-    """Returns the folder of the cache, after removing the oldest entries if it has become too large."""
+    """Returns the folder of the cache; first removes the oldest entries if the cache has become too large."""
     folder = cache_folder() / "compiled"
     entries = sorted(_entries(folder), reverse=True)
     held = 0
@@ -23,9 +23,9 @@ def compile_cache(most_bytes: int = _MOST_BYTES) -> Path:
 
 
 def _entries(folder: Path) -> Iterator[tuple[float, Path]]:
-    """Yields the folders that the compilers made, with the time of their last change."""
+    """Yields the folders that the compilers made, each with the time of its last change."""
     for path in folder.glob("*/*"):
-        with suppress(OSError):  # another climb may have removed it
+        with suppress(OSError):  # another climb may have removed the folder
             yield path.stat().st_mtime, path
 
 

@@ -1,7 +1,7 @@
-"""Counts floating-point operations with torch's `FlopCounterMode`, extended by the operators that it does not know.
+"""Counts floating-point operations with torch's `FlopCounterMode`, extended by operators that it does not support.
 
-It knows the attention kernels of GPUs, but not those of the CPU or of Redline. It also cannot see into the fast path of
-torch's encoder layers, which runs a whole layer as one operator, so that path is off while it counts.
+The counter supports the attention kernels of GPUs, but not those of the CPU or of Redline. It also cannot see into the
+fast path of torch's encoder layers, which runs a whole layer as one operator, so this path is disabled during counting.
 """
 
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ def _visible_attention(
     products: int = 2,
     **__: Any,
 ) -> int:
-    """Counts the keys that each query of Redline's kernel really attends to; torch's formulas count all keys."""
+    """Counts only the keys that each query of Redline's kernel attends to, whereas torch's formulas count all keys."""
     tokens, heads, dim = query.shape
     begin = (lowest if first is None else first).clamp(min=0)
     visible = torch.arange(1, tokens + 1, device=begin.device) - begin
@@ -45,7 +45,7 @@ def _visible_attention_backward(*given: Any, **__: Any) -> int:
     return _visible_attention(*given, products=5)
 
 
-# The counter passes shapes to a formula, or the tensors themselves if the formula has this attribute.
+# The counter passes shapes to a formula; with this attribute it passes the tensors themselves.
 vars(_visible_attention)["_get_raw"] = vars(_visible_attention_backward)["_get_raw"] = True
 
 
@@ -56,7 +56,7 @@ def _redline_formulas() -> dict[Any, Any]:
 
 
 class OperationCounter(TorchDispatchMode):
-    """Counts the operations that run; the time of a compilation grows with their number."""
+    """Counts the operators that run, because the time of a compilation grows with their number."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class OperationCounter(TorchDispatchMode):
 
 @contextmanager
 def counting_flops(tracker: Any = None) -> Iterator[FlopCounterMode]:
-    """Runs the counter; `tracker` replaces the tracker that assigns operations to modules."""
+    """Counts FLOPs in the block; `tracker` replaces the counter's own tracker, which assigns operations to modules."""
     aten = torch.ops.aten
     also = {
         aten._scaled_dot_product_flash_attention_for_cpu: _cpu_attention,

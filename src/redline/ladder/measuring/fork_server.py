@@ -22,11 +22,11 @@ def _preload() -> None:
 
     import redline.ladder.measuring.worker  # noqa: F401
 
-    gc.freeze()  # keeps the garbage collector of a child from touching, and so copying, the shared pages
+    gc.freeze()  # keeps the garbage collector of a child from writing to shared pages, which would copy them
 
 
 def _import(modules: list[str]) -> None:
-    """Imports what a worker has imported for its model, so that no further worker needs the time for that."""
+    """Imports the modules that a worker imported for its model, so that later workers do not need time for that."""
     for name in modules:
         with contextlib.suppress(Exception, SystemExit):
             importlib.import_module(name)
@@ -35,7 +35,7 @@ def _import(modules: list[str]) -> None:
 
 def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
-    # The parent process decides when workers end, also when a signal is sent to many processes at once.
+    # Ignores signals, because the parent process decides when workers end, even if all processes get a signal.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _preload()
@@ -78,7 +78,7 @@ def _exit_code(pid: int) -> int | None:
 def _become_worker(channel: int, log: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.setsid()  # so that a hung worker can be killed together with the compilers that it started
-    # If the machine runs out of memory, the kernel ends a worker and its compilers, not the user's other programs.
+    # If the machine runs out of memory, the kernel should end a worker and its compilers, not other programs.
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("800")
     os.dup2(log, 1)

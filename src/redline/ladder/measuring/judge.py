@@ -1,4 +1,4 @@
-"""Evaluates the gates on the outputs of a plan, and checks that the workload can be judged at all."""
+"""Evaluates the gates on the outputs of a plan, and checks that the workload's outputs can serve as a reference."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from redline.trees import tree_map
 TRAINING_STEPS = 3
 # The output must change by more than this between two inputs, relative to its norm.
 _SENSITIVITY = 1e-6
-# The difference between the outputs of two inputs must equal that of the reference up to this relative error.
+# The change of the output between two inputs must equal the reference's change up to this relative error.
 _MAX_DIFFERENCE_ERROR = 0.5
 
 
@@ -36,9 +36,9 @@ def judge(gates: Sequence[Gate], expected: Sequence[Any], outputs: Sequence[Any]
 
 
 def _check_reaction(expected: Sequence[Any], outputs: Sequence[Any]) -> None:
-    """Raises Refused if the outputs pass the gates but no longer depend on the input as the reference does.
+    """Raises Refused if the outputs pass the gates but no longer depend on the input as the reference outputs do.
 
-    If outputs hardly differ between inputs, an error within the limits can hide the whole effect of the input.
+    If outputs differ little between inputs, an error within the limits can be as large as the effect of the input.
     """
     changes = []
     for results in (expected, outputs):
@@ -52,13 +52,13 @@ def _check_reaction(expected: Sequence[Any], outputs: Sequence[Any]) -> None:
 
 
 def worst_per_gate(scores: Sequence[Score], shapes: int) -> list[Score]:
-    """Returns the worst score of each gate; `scores` has all gates of the first shape, then of the next."""
+    """Returns the worst score of each gate; `scores` lists all gates for the first shape, then for the next shape."""
     count = len(scores) // shapes
     return [worst(scores[gate::count]) for gate in range(count)] if count else []
 
 
 def check_same_model(workloads: Mapping[str, Workload], device: str) -> None:
-    """Raises WorkloadError if the shapes have models with different weights: one model must run all shapes."""
+    """Raises WorkloadError if the models for the shapes have different weights: one model must run all shapes."""
     if len(workloads) < 2:
         return
     (first, workload), *others = workloads.items()
@@ -76,7 +76,7 @@ def _sizes(model: nn.Module) -> dict[str, torch.Size]:
 
 
 def check_state(workload: Workload, model: nn.Module, run: Callable[..., Any], batches: Sequence[Inputs]) -> str:
-    """Returns what the model keeps between calls, as a sentence; raises WorkloadError if its outputs are random."""
+    """Returns a sentence on the state that a model keeps between calls; raises WorkloadError if outputs are random."""
     state = find_state(model, lambda batch: workload.step(run, batch), batches, workload.gates)
     if state.random:
         raise WorkloadError(
@@ -127,7 +127,7 @@ def _kind(result: Any) -> str:
 
 
 def _check_inputs(workload: Workload, first: int, second: int, results: Sequence[Any]) -> None:
-    """Raises WorkloadError if the inputs are the reason for equal outputs: they are empty, or equal themselves."""
+    """Raises WorkloadError if equal outputs are due to the inputs, because the inputs are empty or equal."""
     device = str(tensors_of(results[0])[0].device)
     one, other = (tensors_of(workload.fresh_inputs(seed, device)) for seed in (first, second))
     if one and not any(tensor.numel() for tensor in one):
@@ -146,7 +146,7 @@ def losses_and_gradients(
     losses: list[Tensor] = []
     gradients: list[Tensor] = []
     for batch in batches:
-        torch.manual_seed(7)  # the same dropout for every arm
+        torch.manual_seed(7)  # every plan gets the same dropout
         losses.append(run(batch).float().clone())
         if not gradients:
             if after_first is not None:

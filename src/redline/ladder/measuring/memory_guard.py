@@ -1,7 +1,7 @@
-"""Keeps trials from exhausting the memory of the machine: ends the largest one before the system stops answering.
+"""Keeps trials from exhausting the memory of the machine: ends the largest trial before the system stops responding.
 
-A limit on a process's address space does not work, because CUDA reserves far more than it uses. So a thread watches the
-memory that is available, and counts a trial together with the compilers that it started.
+A limit on a process's address space does not work, because CUDA reserves far more address space than it uses. So a
+thread monitors the available memory; the memory of a trial includes that of the compilers that it started.
 """
 
 import os
@@ -15,7 +15,7 @@ from redline.machine.host_memory import available_host_bytes, host_bytes
 from redline.notation import format_bytes
 
 _INTERVAL_S = 0.25
-# With less available memory than this, the largest trial is ended.
+# The largest trial is ended when less memory than this is available.
 _LEAST_SHARE, _LEAST_BYTES = 0.05, 768 * 2**20
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -23,7 +23,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 class MemoryGuard:
     """Calls `end(pid, reason)` for the largest of the running workers while too little memory is available.
 
-    `workers` returns the process ids of the running workers, each the leader of a session.
+    `workers` returns the process ids of the running workers, each of which leads its own session.
     """
 
     def __init__(self, workers: Callable[[], Iterable[int]], end: Callable[[int, str], None]) -> None:
@@ -61,7 +61,7 @@ class MemoryGuard:
 
 
 def _bytes_by_session() -> dict[int, int]:
-    """Returns the resident bytes of all processes by their session."""
+    """Returns the resident bytes of each session: the sum over its processes."""
     held: dict[int, int] = defaultdict(int)
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, ValueError, IndexError):

@@ -1,4 +1,4 @@
-"""Runs the untouched model for the outputs that every plan is judged by, and for the facts about its workload."""
+"""Runs the untouched model, to get the reference outputs for judging plans and the facts about its workload."""
 
 import hashlib
 import inspect
@@ -35,10 +35,10 @@ def run_reference(
     dtype: str,
     threads: int = 0,
 ) -> dict[str, Any]:
-    """Runs the untouched model in strict fp32 or fp64 and checks its outputs; saves those of each set of seeds.
+    """Runs the untouched model in strict fp32 or fp64, and checks and saves its outputs for each set of seeds.
 
-    `threads` limits the CPU threads, because many threads wait long beside other load. Returns facts about the
-    workload, such as its FLOPs and its digest.
+    `threads` limits the CPU threads, because on a busy machine many threads wait long for each other. Returns facts
+    about the workload, such as its FLOPs and its digest.
     """
     if threads:
         torch.set_num_threads(min(threads, torch.get_num_threads()))
@@ -80,7 +80,7 @@ def _count_threads() -> int:
 
 
 def _installed(modules: Iterable[str]) -> list[str]:
-    """Returns the modules of installed packages, which, unlike the user's own, have no effect when imported early."""
+    """Returns the modules from installed packages, which can be imported early, unlike the user's own modules."""
     folders = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
     specs = [(name, getattr(sys.modules[name], "__spec__", None)) for name in modules]
     return [name for name, spec in specs if spec and spec.name == name and (spec.origin or "").startswith(folders)]
@@ -122,7 +122,7 @@ def _outputs(
 
 
 def _reference_job(workload: Workload, device: str, dtype: str) -> Job:
-    """Makes the job of the untouched model in fp32 or fp64, even if the workload builds it in half precision."""
+    """Creates the job of the untouched model in fp32 or fp64, even if the workload builds a half-precision model."""
     job = Job.of_workload(workload, workload.fresh_model(device))
     job.model.double() if dtype == "fp64" else job.model.float()
     return job

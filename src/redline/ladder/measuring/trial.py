@@ -1,4 +1,4 @@
-"""Trials: times two or more plans in turns, each in its own process, so that drift of the machine affects all alike."""
+"""Trials: times plans in turns, each in its own process (an arm), so that drift of the machine affects all equally."""
 
 import random
 import time
@@ -15,7 +15,7 @@ from redline.ladder.statistics import Interval, median, ratio_interval
 
 JUDGE_SEEDS = (10, 11, 12)
 FRESH_SEEDS = (20, 21, 22)
-# The time of one turn of an arm, if several repeats fit into it.
+# One turn of an arm repeats short steps for about this time.
 _SAMPLE_S = 0.02
 # Seconds per step by shape.
 Samples = Mapping[str, Sequence[float]]
@@ -34,7 +34,7 @@ class TrialSpec:
     # Seconds of sampling in one comparison, and the minimum and maximum number of turns.
     sampling_s: float = 6.0
     turns: tuple[int, int] = (12, 60)
-    # The name of the workload in messages and measurements, if its address is valid only during this run.
+    # The workload's name in messages and measurements; used if its address is valid only during this run.
     name: str = ""
 
     @property
@@ -44,7 +44,7 @@ class TrialSpec:
 
 @dataclass
 class Arm:
-    """One plan, set up in a worker."""
+    """One arm of a comparison: a plan that is set up in a worker process."""
 
     plan: Plan
     worker: Worker
@@ -67,7 +67,7 @@ class Arm:
 
     @property
     def failed_score(self) -> Score | None:
-        """The first score outside its gate."""
+        """The first score that is outside the limit of its gate, or None."""
         return next((score for score in self.scores if not score.passed), None)
 
     def stop(self) -> None:
@@ -82,7 +82,7 @@ def open_arm(
     timeout_s: float = 0,
     started: Callable[[Worker], None] | None = None,
 ) -> Arm:
-    """Sets up the plan in a new worker, makes the first calls, and evaluates gates and proofs. Raises WorkerFailed.
+    """Sets up the plan in a new worker, runs the first calls, and evaluates gates and proofs. Raises WorkerFailed.
 
     `started` is called with the worker before the set-up.
     """
@@ -117,9 +117,9 @@ def judge_again(arm: Arm, spec: TrialSpec, seeds: tuple[int, ...]) -> None:
 
 
 def take_turns(arms: Sequence[Arm], spec: TrialSpec, sampling_s: float = 0) -> list[dict[str, list[float]]]:
-    """Samples all arms once a turn, in a random order, until the decision is clear or the time is up.
+    """Samples every arm once per turn, in random order, until the decision is clear or the time is over.
 
-    Returns each arm's seconds per step by shape; the same index of every list is the same turn.
+    Returns each arm's seconds per step by shape; in every list, index i is turn i.
     """
     labels = list(spec.shapes)
     steps, warm, repeats = _steps_per_sample(arms, spec)
@@ -135,7 +135,7 @@ def take_turns(arms: Sequence[Arm], spec: TrialSpec, sampling_s: float = 0) -> l
                 taken[index][label].append(seconds[label])
         enough = (
             4 if time.monotonic() > deadline + allowed_s / 2 else 8
-        )  # fewer than 8 turns only if they take very long
+        )  # stops before 8 turns only if the turns take very long
         if done >= enough and time.monotonic() > deadline:
             break
         if done >= least and done % 4 == 0 and _decided(taken, labels):
@@ -148,8 +148,8 @@ def take_turns(arms: Sequence[Arm], spec: TrialSpec, sampling_s: float = 0) -> l
 def _steps_per_sample(arms: Sequence[Arm], spec: TrialSpec) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
     """Returns the steps that are timed together, the untimed steps before them, and the repeats, by shape.
 
-    They are the same for all arms. For latency one step is timed, or more if a step is very short, and repeated for
-    about 20 ms; for throughput at least 50 ms of steps are timed together.
+    The numbers are the same for all arms. For latency one step is timed, or more if a step is very short, repeatedly
+    for about 20 ms; for throughput at least 50 ms of steps are timed together.
     """
     together_s = 0.05 if spec.objective is Objective.THROUGHPUT else 0.0005
     steps, warm, repeats = {}, {}, {}

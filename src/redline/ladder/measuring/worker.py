@@ -40,10 +40,10 @@ from redline.machine.host_memory import peak_resident_bytes, reset_peak_resident
 from redline.machine.machine import Machine
 from redline.machine.memory import is_out_of_memory
 
-# Different seeds, so that no rung is judged on its calibration data.
+# Calibration uses other seeds than judging, so that no rung is judged on its calibration data.
 TIMING_SEEDS = (0, 1, 2, 3)
 SAMPLE_SEEDS = (100, 101, 102, 103)
-# No further repeat is timed after this time.
+# After this time, a turn times no further repeat.
 _LONGEST_S = 0.05
 
 
@@ -104,7 +104,7 @@ class Bench:
         reference: str,
         seeds: Sequence[int],
     ) -> dict[str, Any]:
-        """Builds the model, applies the plan, makes the first calls, and judges the outputs."""
+        """Builds the model, applies the plan, runs the first calls, and judges the outputs."""
         self.device = torch.device(device)
         machine = Machine.detect(device)
         self.workloads = {label: load_workload(address, options) for label, options in shapes.items()}
@@ -130,7 +130,7 @@ class Bench:
             scores, warmups = self._run_and_judge(reference, seeds, setup_s, start)
             proof = {rung.name: rung.proof(self.job) for rung in self.plan.rungs}
             reasons = {rung.name: rung.why_no_proof(self.job) for rung in self.plan.rungs if not proof[rung.name]}
-        # Frees the samples, which would count as memory of the plan.
+        # Frees the samples, which would otherwise count as memory of the plan.
         self.job = replace(self.job, samples=())
         for name, reason in reasons.items():
             raise Refused(f"{name} has no proof that it did anything{f': {reason}' if reason else ''}")
@@ -150,7 +150,7 @@ class Bench:
         }
 
     def judge_again(self, reference: str, seeds: Sequence[int]) -> tuple[Score, ...]:
-        """Judges the running plan on other inputs. A training step starts again from the initial weights."""
+        """Judges the running plan on inputs of other seeds; a training step restarts from the initial weights."""
         if isinstance(self.run, TrainingStep):
             self.run.restart(next(iter(self.workloads.values())).fresh_model(str(self.device)))
         return tuple(self._run_and_judge(reference, seeds, {})[0])
@@ -166,7 +166,7 @@ class Bench:
             batches = [workload.fresh_inputs(seed, str(self.device)) for seed in seeds]
             self.wait()
             if setup_s:
-                start = time.perf_counter()  # a later shape adds only its own set-up, such as a recompilation
+                start = time.perf_counter()  # a later shape adds only additional set-up, such as a recompilation
             mark = functools.partial(self._mark, setup_s, label, start)
             if workload.training and label in expected:
                 scores += judge(
@@ -188,7 +188,7 @@ class Bench:
         setup_s[label] = time.perf_counter() - start
 
     def _one_step_s(self, label: str) -> float:
-        """Estimates the time per step, from which the steps per sample are chosen; also warms up."""
+        """Estimates the time per step, from which the number of steps per sample is chosen; also warms up."""
         workload, batches = self.workloads[label], self.batches[label]
         best = float("inf")
         spent = 0.0
@@ -208,7 +208,7 @@ class Bench:
     ) -> dict[str, float]:
         """Returns seconds per step for every shape in one turn, after a few untimed steps that refill the caches.
 
-        `steps` are timed together; the lower quartile of `repeats` such times is not affected by stalls.
+        `steps` steps are timed together; takes the lower quartile of `repeats` such times, which stalls do not affect.
         """
         seconds = {}
         for label, workload in self.workloads.items():
@@ -227,14 +227,14 @@ class Bench:
                     self.wait()
                     times.append((time.perf_counter() - start) / steps[label])
                     if sum(times) * steps[label] > _LONGEST_S:
-                        break  # the step has become slower since the repeats were chosen
+                        break  # a step now takes longer than when the number of repeats was chosen
             finally:
                 gc.enable()
             seconds[label] = sorted(times)[len(times) // 4]
         return seconds
 
     def peak(self) -> int:
-        """Returns the peak memory of steps after set-up, which includes the memory pools of CUDA graphs."""
+        """Returns the peak memory of steps after set-up, including the memory pools of CUDA graphs."""
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -254,7 +254,7 @@ class Bench:
         self.wait()
 
     def _least_bytes(self, label: str) -> float:
-        """Returns the least number of bytes that a step must move: the inputs, and the weights once.
+        """Returns the smallest number of bytes that a step must move: the inputs and the weights, each once.
 
         A training step reads each weight, writes its gradient, and writes the new weight.
         """

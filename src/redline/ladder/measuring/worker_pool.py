@@ -20,7 +20,7 @@ from redline.machine.cores import cores
 from redline.machine.host_memory import available_host_bytes
 from redline.machine.processes import Child, ChildExited, ChildTimeout, last_line, start_module
 
-# Up to this many workers compile at once, each with several compilers of this size.
+# The largest number of workers that compile in parallel, and the host memory that each of their compilers needs.
 _PARALLEL_SETUPS, _COMPILER_BYTES = 4, 2**30
 
 
@@ -48,7 +48,7 @@ class Worker(Child):
     def __init__(self, process: ForkedProcess, connection: Connection, log: Path) -> None:
         super().__init__("the process", connection, process, log)
         self.pid = process.pid
-        # Why the memory guard ended it, if it did.
+        # The reason for which the memory guard ended the worker, if it did.
         self.ended = ""
 
     def ask(self, request: str, timeout_s: float, **arguments: Any) -> Any:
@@ -95,9 +95,9 @@ class WorkerPool:
         environment = {
             "TORCHINDUCTOR_COMPILE_THREADS": str(_compile_threads()),
             **os.environ,
-            # torch asks NVML whether there is a GPU, so the fork server does not start CUDA, which no fork inherits.
+            # Makes torch look for a GPU with NVML, because CUDA, once started, does not work in forked processes.
             "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-            # A row whose set-up used compiled code of an earlier run is marked as cached.
+            # The cache holds compiled code of earlier runs; a row whose set-up used such code is marked as cached.
             "TORCHINDUCTOR_CACHE_DIR": str(compiled / "inductor"),
             "TRITON_CACHE_DIR": str(compiled / "triton"),
             # A killed worker leaves temporary files, which are deleted with this folder.
@@ -149,13 +149,13 @@ class WorkerPool:
             self._requests += 1
             number = self._requests
             socket.send_fds(self._control, [json.dumps([number, request]).encode() + b"\n"], descriptors)
-            # An interrupted request leaves its answer unread.
+            # Skips the answers of interrupted requests, which nobody has read.
             while (answer := json.loads(self._reader.readline()))[0] != number:
                 pass
         return answer[1]
 
     def import_early(self, modules: Sequence[str]) -> None:
-        """Imports modules in the parent of all further workers."""
+        """Imports modules in the fork server, so that all later workers have them."""
         if modules:
             path = self.scratch / "modules.json"
             path.write_text(json.dumps(modules))

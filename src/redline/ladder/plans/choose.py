@@ -1,4 +1,4 @@
-"""The plan of an application: the one that was given, or the bundled one for this kind of machine."""
+"""Chooses the plan of an application: the given plan, or the bundled plan for this kind of machine."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from redline.ladder.plan import Plan, parse_rung
 from redline.machine.machine import Machine
 
 _PRECISION_RUNGS = ("bf16", "fp16", "autocast", "int8", "fp8", "tf32")
-# The rung that gives each precision, by application; "" if the weights are loaded in that precision.
+# By application, the rung that sets each precision; "" if the weights are loaded in that precision already.
 _PRECISIONS: Mapping[str, Mapping[str, str]] = {
     "generate": {"fp32": "", "bf16": "", "fp16": "", "int8": "int8", "fp8": "fp8(mode=weight_only)"},
     "stream": {"fp32": "", "tf32": "tf32", "bf16": "bf16", "fp16": "fp16"},
@@ -24,7 +24,7 @@ _PRECISIONS: Mapping[str, Mapping[str, str]] = {
 
 @dataclass(frozen=True)
 class ChosenPlan:
-    """A plan; `left_out` holds the bundled rungs that cannot run here, with the reason for each."""
+    """A plan; `left_out` has the rungs of the bundled plan that cannot run here, with the reason for each."""
 
     plan: Plan
     left_out: Mapping[str, str] = field(default_factory=dict)
@@ -41,7 +41,7 @@ def choose_plan(
     given: Plan | None = None,
     model: nn.Module | None = None,
 ) -> ChosenPlan:
-    """Returns the given plan, or the bundled one for this machine with the rung of `precision`.
+    """Returns the given plan, or the bundled plan for this machine with the rung for `precision`.
 
     Leaves out bundled rungs that cannot run on this machine, or on `model` if it is given. Raises RedlineError if the
     precision is unknown or cannot run here, or if both a plan and a precision are given.

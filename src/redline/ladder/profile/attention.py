@@ -64,7 +64,7 @@ class AttentionLayer:
 
 @dataclass(frozen=True)
 class Attention:
-    """`share` and `core_share` are relative to the step; `counted` describes what counts as attention."""
+    """The shares of attention and of its core in a step's time; `counted` says which layers or kernels were counted."""
 
     layers: tuple[AttentionLayer, ...]
     kernels: tuple[str, ...]
@@ -84,7 +84,7 @@ def measure_attention(subject: Subject, times: LayerTimes) -> Attention:
         core_s = row.self_s + sum(part.self_s for part in parts)
         kernel = ", ".join(sorted(kernels))
         layers.append(AttentionLayer(name, row.type, kernel, sum(kernels.values()), row.total_s, core_s))
-    # The time of a layer inside another attention layer is included there.
+    # Counts only outermost attention layers, whose times include those of the layers inside them.
     outermost = [layer for layer in layers if not any(_inside(layer.name, other.name) for other in layers)]
     kernels = tuple(sorted({kernel for kernels in found.values() for kernel in kernels}))
     with_mlp = "; the time of torch's fused encoder layer includes its MLP" if _WITH_MLP in kernels else ""
@@ -118,7 +118,7 @@ def find_attention(subject: Subject) -> dict[str, dict[str, int]]:
 
 @dataclass(frozen=True)
 class _Trail:
-    """The origin of a tensor: a product, optionally followed by a softmax, and the layers that ran them."""
+    """The origin of a tensor: a product, a softmax after it (if any), and the layers that ran these operations."""
 
     path: tuple[str, ...]
     softmax: str = ""
@@ -174,7 +174,7 @@ class _Follower(TorchDispatchMode):
         return self._trails.get(tensor.untyped_storage()) if _has_storage(tensor) else None
 
     def _is_weight(self, tensor: Tensor) -> bool:
-        # Wrapped tensors are quantized weights.
+        # Tensors without storage of their own wrap others: they are quantized weights.
         return not _has_storage(tensor) or tensor.untyped_storage() in self._weights
 
     def _count(self, path: tuple[str, ...], kernel: str) -> None:
@@ -182,7 +182,7 @@ class _Follower(TorchDispatchMode):
 
 
 def _common(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the longest common beginning."""
+    """Returns the longest common prefix of two paths."""
     return tuple(a for a, b in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 

@@ -1,4 +1,4 @@
-"""The time of each kernel of a step (of each operator on a CPU). Works for compiled models."""
+"""Measures the time of each kernel of a step (on a CPU, of each operator). Also works for compiled models."""
 
 import os
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ def profiled(subject: Subject, **options: Any) -> Iterator[profile]:
     cuda = [ProfilerActivity.CUDA] if subject.device.type == "cuda" else []
     before = os.environ.get("KINETO_LOG_LEVEL")
     if before is None:
-        os.environ["KINETO_LOG_LEVEL"] = "6"  # otherwise it prints to stderr at every start and stop
+        os.environ["KINETO_LOG_LEVEL"] = "6"  # otherwise the profiler prints to stderr at every start and stop
     try:
         with profile(activities=[ProfilerActivity.CPU, *cuda], acc_events=True, **options) as seen:
             yield seen

@@ -1,4 +1,4 @@
-"""Time per layer, with and without the layers inside it, in the forward pass and (for training) the backward pass.
+"""Times each layer, with and without its inner layers, in the forward pass and (for training) the backward pass.
 
 On a GPU a pair of CUDA events is recorded around each layer and read after the step, so the time includes waiting for
 Python. On a CPU the clock is `perf_counter`, and the time spent in hooks is not attributed to any layer. Steps with and
@@ -24,7 +24,7 @@ REPEATS = 7
 
 @dataclass(frozen=True)
 class LayerTime:
-    """One layer; `self_s` excludes the layers inside it, `total_s` includes them. `flops` excludes them."""
+    """The times of one layer; `total_s` includes the layers inside it, `self_s` and `flops` exclude them."""
 
     name: str
     type: str
@@ -83,7 +83,7 @@ class LayerTimes:
 
     @property
     def measuring_cost(self) -> str:
-        """A sentence about the overhead of the measurement, for the terminal and the page."""
+        """A sentence that states the overhead of the measurement, for the terminal and the page."""
         return (
             f"The layers add up to {format_seconds(self.self_sum_s)}; a step takes {format_seconds(self.step_s)} "
             f"without hooks and {format_seconds(self.watched_step_s)} with hooks ({self.overhead:+.0%}), medians of "
@@ -160,7 +160,7 @@ class _Span:
 
 @dataclass
 class _StepTimes:
-    """Times of one step by (layer, phase): seconds without and with inner layers, and calls."""
+    """The times of one step by (layer, phase): seconds without and with inner layers, and the number of calls."""
 
     own: dict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
     total: dict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))

@@ -1,7 +1,7 @@
-"""Memory per layer and in total: weights, activations, gradients, optimizer state, workspace and the peak.
+"""Measures memory per layer and in total: weights, activations, gradients, optimizer state, workspace and the peak.
 
-One step runs with a ledger of all tensors, which breaks the peak down by layer and by kind. A second step without the
-ledger reads the peak of the CUDA allocator; the difference to the tensors is workspace (scratch buffers of libraries,
+One step runs with a ledger of all tensors, which splits the peak by layer and by kind. A second step without the ledger
+reads the peak of the CUDA allocator; the part that exceeds the tensors is workspace (scratch buffers of libraries,
 rounding). On a CPU the resident size of the process is reported instead.
 """
 
@@ -24,7 +24,7 @@ from redline.machine.host_memory import peak_resident_bytes, reset_peak_resident
 
 @dataclass(frozen=True)
 class LayerMemory:
-    """The bytes of one layer without the layers inside it. Activations: see `Memory.activations_are`."""
+    """The bytes of one layer without its inner layers. `Memory.activations_are` says what counts as activations."""
 
     name: str
     type: str
@@ -201,7 +201,7 @@ def _rows(subject: Subject, kept: dict[str, dict[str, int]], ledger: Ledger | No
 
 
 def _device_bytes(subject: Subject) -> dict[str, Any]:
-    """Runs a step without a ledger, and returns what the CUDA allocator or the operating system says about it."""
+    """Runs a step without a ledger, and returns the memory that the CUDA allocator or the operating system reports."""
     device = subject.device
     if device.type == "cuda":
         subject.wait()

@@ -21,7 +21,7 @@ from redline.ladder.profile.tracker import Place, Tracker, Watcher
 
 @dataclass(frozen=True)
 class Deeper:
-    """Shell commands: a timeline of the whole step (nsys), and all counters of one layer's kernels (ncu)."""
+    """Shell commands for a timeline of the whole step (nsys), and for all counters of one layer's kernels (ncu)."""
 
     nsys: str
     ncu: str

@@ -34,7 +34,7 @@ class Profile:
     attention: Attention | None
     kernels: tuple[KernelTime, ...]
     trace: str
-    # None on a CPU.
+    # Commands for profiling a GPU in more detail; None on a CPU.
     deeper: Deeper | None
 
     def as_dict(self) -> dict[str, Any]:

@@ -24,7 +24,7 @@ WARMUPS = 2
 
 @dataclass(eq=False)
 class WatchedLoss:
-    """The loss of a workload, which a tracker can wrap by setting `around`."""
+    """The loss function of a workload, which a tracker can wrap by setting `around`."""
 
     loss: LossFunction
     around: Callable[[LossFunction, Any, Inputs], Tensor] | None = None
@@ -37,7 +37,7 @@ class WatchedLoss:
 
 @dataclass(frozen=True)
 class Subject:
-    """Use `prepare(workload, plan, machine)`; `step()` runs the workload once."""
+    """A workload that is ready to be profiled; made by `prepare(workload, plan, machine)`. `step()` runs it once."""
 
     workload: Workload
     plan: Plan

@@ -21,9 +21,9 @@ from redline.ladder.profile.subject import Subject
 from redline.ladder.workload import Inputs, LossFunction
 
 FORWARD, BACKWARD = "forward", "backward"
-# Parts of a step outside of layers.
+# Names for the parts of a step outside of layers.
 LOSS, OPTIMIZER, OUTSIDE = "(loss)", "(optimizer)", "(outside)"
-# The work of the tracker, which is not attributed to a layer.
+# The name for the tracker's own work, which is not attributed to a layer.
 WATCHING = "(watching)"
 
 
@@ -57,7 +57,7 @@ class Tracker:
         self._names = {id(module): name for name, module in subject.layers.items()}
         self._owners = owner_paths(subject.layers)
         self._stack: list[Place] = []
-        # The autograd sequence number at which each path started.
+        # The autograd sequence numbers at which the paths in `_paths` started.
         self._numbers: list[int] = []
         self._paths: list[tuple[str, ...]] = []
         self._handles: list[RemovableHandle] = []
@@ -69,8 +69,8 @@ class Tracker:
 
     @property
     def parents(self) -> set[str]:
-        """The current layer in the form that torch's counter of FLOPs reads from its own tracker of modules."""
-        # The prefix keeps names of layers apart from `Global`, which the counter uses for the total.
+        """The current layer, in the form in which torch's FLOP counter expects it from a module tracker."""
+        # The prefix distinguishes names of layers from `Global`, which the counter uses for the total.
         return {"Global", f"layer:{self.current.layer}"}
 
     def __enter__(self) -> "Tracker":

@@ -1,4 +1,4 @@
-"""A climb sorted into its parts: baseline, trials, ablations, final plan, and a headline."""
+"""The measurements of a climb, sorted into its parts: baseline, trials, ablations and final plan; and a headline."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ _SAME = 0.02
 TRIED = ("opening", "trial", "second look")
 # Verdicts of rungs that did not run.
 UNTRIED = ("unavailable", "unmeasured")
-# The color classes of roles; a trial has one that depends on its verdict.
+# The CSS color class of each role; the class of a trial depends on its verdict.
 KINDS = {"baseline": "base", "compile": "compiled", "final": "final"}
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A measurement with its row and label."""
+    """A measurement with its table row and its label."""
 
     measurement: Measurement
     row: Row
@@ -99,7 +99,7 @@ class Climb:
 
     @property
     def subject(self) -> Measurement:
-        """The measurement that describes the workload and the machine of the climb."""
+        """The measurement from which a report takes the workload and the machine of the climb."""
         return (self.final or self.baseline or self.entries[0]).measurement
 
     @property
@@ -113,7 +113,7 @@ class Climb:
         return tuple(e for e in steps if e is not None and e.timed)
 
     def _without_compile(self) -> str:
-        """Returns a clause if no plan with torch.compile was measured."""
+        """Returns a clause for the headline that says so if no plan with torch.compile was measured."""
         compiled = [e for e in self.entries if "compile" in rung_names(e.row.plan)]
         return "" if any(e.timed for e in compiled) else "; torch.compile was not measured"
 
@@ -145,7 +145,7 @@ class Climb:
 
 
 def _is_plain_compile(entry: Entry) -> bool:
-    """Whether a trial measured what `torch.compile` does to the untouched model."""
+    """Returns whether a trial measured plain `torch.compile` on the untouched model."""
     plan = entry.row.plan
     return entry.row.role in TRIED and (plan == "compile" or plan.startswith("compile(mode=")) and "," not in plan
 
@@ -164,7 +164,7 @@ def choose_run(measurements: Sequence[Measurement], run: str | None = None) -> l
 
 
 def find_final(rows: Sequence[Row]) -> int | None:
-    """Returns the index of the row of the final plan; other final rows are the plans it was compared with."""
+    """Returns the index of the final plan's row; the other rows with role "final" are plans it was compared with."""
     finals = [index for index, row in enumerate(rows) if row.role == "final"]
     rivals = {row.plan for row in rows if row.role in ("baseline", "compile")}
     kept = [i for i in finals if rows[i].verdict == "kept"]
@@ -182,7 +182,7 @@ def row_label(row: Row, final: bool) -> str:
         return "final plan"
     name = row.plan
     if row.plan.startswith("compile") and "+" not in row.plan:
-        # Shown as `torch.compile (max-autotune)`.
+        # Plain compile is shown as, for example, `torch.compile (max-autotune)`.
         options = row.plan.removeprefix("compile").strip("()").removeprefix("mode=")
         name = f"torch.compile ({options})" if options else "torch.compile"
     return f"{name}, in the final race" if row.role == "final" else name

@@ -1,4 +1,4 @@
-"""The ladder as rows: one per measurement, with all derived values.
+"""Computes the rows of the ladder table: one row per measurement, with all derived values.
 
 Rows whose gates failed or whose proof is empty have no speed.
 """
@@ -92,7 +92,7 @@ def speedup(measurement: Measurement) -> Interval | None:
 
 
 def against_s(measurement: Measurement, shape: str | None = None) -> float | None:
-    """Returns the median time of the plan measured alternately with this one; None if `speedup` is None."""
+    """Returns the median time of the plan that was measured alternately with this plan; None if `speedup` is None."""
     if speedup(measurement) is None:
         return None
     samples = measurement.against_samples.get(measurement.shapes[0] if shape is None else shape)
@@ -100,7 +100,7 @@ def against_s(measurement: Measurement, shape: str | None = None) -> float | Non
 
 
 def shapes_sentence(measurement: Measurement) -> str:
-    """Returns a sentence about the input shapes of the figures; empty for the default shape."""
+    """Returns a sentence that says which input shapes the figures are for; empty for the default shape."""
     shapes = [shape or "as given" for shape in measurement.shapes]
     if shapes in ([], ["as given"]):
         return ""
@@ -110,7 +110,7 @@ def shapes_sentence(measurement: Measurement) -> str:
 
 
 def load_sentence(measurements: Sequence[Measurement]) -> str:
-    """Returns a warning if other processes used the machine while the rows were timed; empty if they did not."""
+    """Returns a warning if other processes used the machine while the rows were timed, else an empty string."""
     loads = [
         (m.load["other_cores"], m.load.get("preemptions_per_s", 0.0)) for m in measurements if "other_cores" in m.load
     ]
@@ -135,7 +135,7 @@ def worst_score(scores: Sequence[Score]) -> Score | None:
             return (True, True, 0.0)
         spent, allowed = score.value, score.limit
         if score.better == "higher":
-            # A similarity is perfect at 1, so distances from 1 are compared.
+            # The perfect score of a similarity is 1, so distances from 1 are compared.
             similarity = score.limit < 1
             spent, allowed = (1 - spent, 1 - allowed) if similarity else (allowed, spent)
         return (False, not score.passed, spent / allowed if allowed > 0 else 0.0)
@@ -202,7 +202,7 @@ def _row(m: Measurement, over_start: float | None, baseline: Measurement | None,
 def _break_even(
     m: Measurement, over_start: float | None, baseline: Measurement | None, cold_s: Mapping[str, float]
 ) -> float | None:
-    """Returns the number of calls that repay a set-up without compiler cache, which is the cost of first use."""
+    """Returns the number of calls that repay the set-up time, which is that of a set-up without compiler cache."""
     if baseline is None or over_start is None or over_start <= 1 or m.role == "baseline":
         return None
     shape = m.shapes[0]

@@ -9,7 +9,7 @@ from redline.ladder.report.climb import KINDS, TRIED, UNTRIED, Climb, Entry, for
 from redline.ladder.report.ladder import Row
 from redline.notation import format_bytes, format_seconds
 
-# An image in a README cannot use the style sheet of a page, so it has its own colors for light and for dark mode.
+# An image in a README cannot use the style sheet of a page, so it defines its colors for light and for dark mode.
 _STYLE = """
 text { font: 13px -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; fill: #1c1b1a; }
 .title { font-size: 19px; font-weight: 680; } .subtitle, .quiet { fill: #6b6761; }
@@ -27,7 +27,7 @@ _WIDTH, _MARGIN, _ROW, _TOP, _BAR = 900, 28, 28, 96, 14
 
 @dataclass(frozen=True)
 class _Step:
-    """One row: it has a bar if `gain` is set; otherwise it shows a rung that was not kept, with the reason."""
+    """One row: a bar if `gain` is set; otherwise a rung that was not kept, with the reason."""
 
     label: str
     kind: str

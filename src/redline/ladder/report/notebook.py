@@ -1,4 +1,4 @@
-"""The ladder as a small HTML table, for a notebook."""
+"""Renders the result of a climb as a small HTML table for a notebook."""
 
 from collections.abc import Sequence
 from html import escape

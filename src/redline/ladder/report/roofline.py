@@ -1,8 +1,8 @@
 """The roofline: how close a measurement comes to the ceilings of its machine.
 
-A step needs a number of floating-point operations and moves a number of bytes. Dividing them by the measured peak rate
-and by the measured copy bandwidth gives two lower bounds of the time. The larger one is the floor, and the floor
-divided by the measured time is the share of the roofline.
+A step performs a number of floating-point operations and moves a number of bytes. Dividing these numbers by the
+measured peak rate and by the measured copy bandwidth gives two lower bounds of the time. The larger bound is the floor,
+and the floor divided by the measured time is the share of the roofline.
 """
 
 import math
@@ -12,13 +12,13 @@ from typing import Any
 
 from redline.ladder.measurement import Measurement
 
-# If the floor exceeds the measured time by more than this factor, the ceilings do not apply; less can be noise.
+# If the floor exceeds the measured time by more than this factor, the ceilings do not apply; a smaller excess is noise.
 _MAX_SHARE = 1.2
 
 
 @dataclass(frozen=True)
 class RecordedMachine:
-    """The recorded facts that a report shows. Files may lack any of them: a missing rate is NaN."""
+    """The recorded facts about a machine that a report shows. A file may lack any of them: a missing rate is NaN."""
 
     name: str = "unknown machine"
     device: str = "?"
@@ -36,7 +36,7 @@ class RecordedMachine:
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> "RecordedMachine":
-        """Reads `Measurement.machine`."""
+        """Reads the facts from `Measurement.machine`."""
         ceilings = record.get("ceilings") or {}
         plain = ("name", "device", "device_bytes", "host_bytes", "cores", "system", "driver", "cuda", "python")
         return cls(

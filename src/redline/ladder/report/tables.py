@@ -17,7 +17,7 @@ NONE = "–"
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text. A second line in a cell is shown in small print; `why` contains one sentence per row."""
+    """A table of text cells. A second line in a cell is shown in small print; `why` has a sentence for each row."""
 
     name: str
     title: str
@@ -201,7 +201,7 @@ def final_over_start(climb: Climb) -> Interval | None:
 
 
 def _options(options: Mapping[str, Any]) -> str:
-    """Formats options as `size=64`; omits the options of single shapes, which are in their labels."""
+    """Formats options as `size=64`; omits options that differ between shapes, because the labels contain them."""
     return ", ".join(f"{key}={value}" for key, value in options.items() if not isinstance(value, Mapping))
 
 
@@ -210,7 +210,7 @@ def _or_none(value: Any, form: Callable[[Any], str]) -> str:
 
 
 def _span(low: float | None, high: float | None) -> str:
-    """Returns an interval as the second line of a cell: `14.1–14.2`, without the unit if both ends share it."""
+    """Returns an interval as the second line of a cell: `14.1–14.2`; omits the unit if both ends have the same unit."""
     if low is None or high is None:
         return ""
     first, last = format_seconds(low), format_seconds(high)

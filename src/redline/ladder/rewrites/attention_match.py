@@ -16,7 +16,7 @@ from torch import fx, nn
 
 from redline.ladder.rewrites.attention import MINUS_INFINITY, PRODUCTS, attend
 
-# A finite fill may be at most this: then adding it to a score and overwriting the score give the same fp32 softmax.
+# The largest finite fill value of a mask: adding a lower value to a score has the same effect as overwriting the score.
 _LOWEST_FILL = -1e8
 _CASTS = frozenset({"float", "to", "type_as", "type", "half", "bfloat16", "double", "contiguous"})
 
@@ -313,7 +313,7 @@ def _blocked(graph: fx.Graph, scores: Scores) -> Any:
 
 
 def _folded(graph: fx.Graph, function: Callable[..., Any], values: Iterable[Any]) -> Any:
-    """Returns a node that combines the values from left to right; None if there are none."""
+    """Returns a node that combines the values from left to right; None if there are no values."""
     nodes = iter(values)
     return functools.reduce(lambda total, one: graph.call_function(function, (total, one)), nodes, next(nodes, None))
 

@@ -36,7 +36,7 @@ def prove(
     twin.__class__ = original
     try:
         old, new = _without_dropout(untouched, matches), _without_dropout(graph, [])
-        # With dropout no two runs agree, so the comparison uses the traced code without dropout as the original.
+        # With dropout no two runs agree, so the rewritten code is compared with the traced code without dropout.
         random = len(old.nodes) != len(untouched.nodes) or _uses_dropout(untouched)
         plain = function_of(module, old) if random else original.forward
         rewritten = function_of(module, new)

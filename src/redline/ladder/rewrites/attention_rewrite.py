@@ -89,7 +89,7 @@ def _replacement(
 
 
 def _constants(original: type[nn.Module], module: nn.Module, site: Site) -> dict[str, Any]:
-    """Returns the non-tensor arguments, for which the trace is specialized."""
+    """Returns the non-tensor arguments, whose values the trace assumes to be constant."""
     bound = _bound(original, module, site)
     constants = {}
     for name, value in list(bound.arguments.items())[1:]:

@@ -20,7 +20,7 @@ from redline.ladder.rewrites.sample_run import state_preserved
 from redline.ladder.workload import call
 
 _PLAIN, _FUSED = "eager", "sdpa"
-# Larger than for a single module, because rounding errors accumulate over the layers of the model.
+# This limit is larger than that for a single module, because rounding errors accumulate over the layers.
 TOLERANCE = 1e-4
 
 

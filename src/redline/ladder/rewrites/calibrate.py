@@ -42,7 +42,7 @@ class Limit(NamedTuple):
 
 
 def outputs_on_samples(job: Job) -> list[Any]:
-    """Returns the output of the model for each sample under the contexts of the job."""
+    """Returns the output of the model for each sample, with the job's context managers (such as autocast) entered."""
     outputs = []
     for batch in job.samples:
         if job.host_inputs:
@@ -53,7 +53,7 @@ def outputs_on_samples(job: Job) -> list[Any]:
 
 
 def observe(job: Job, layers: Mapping[str, nn.Linear]) -> dict[str, Seen]:
-    """Runs the samples and returns input statistics of every layer that ran."""
+    """Runs the samples and returns the input statistics of every layer that ran."""
     seen: dict[str, Seen] = {}
 
     def note(name: str, args: Any, kwargs: Any) -> None:

@@ -19,13 +19,13 @@ from redline.errors import RungError
 from redline.ladder.rewrites.per_shape import FlatModel, flat_tensors
 from redline.quiet import quiet
 
-# Called after the export with the exported file, the file to write instead, and the names of the inputs.
+# Called after the export with the exported file, the file to write, and the names of the inputs.
 Rewrite = Callable[[Path, Path, Sequence[str]], None]
 
 
 @dataclass(frozen=True)
 class Node:
-    """A node of the optimized graph that ran."""
+    """A node of the optimized graph that ran, with its operator and its provider."""
 
     name: str
     operator: str

@@ -21,7 +21,7 @@ E = TypeVar("E", bound=Callable[[tuple[Any, ...], dict[str, Any]], Any])
 
 
 class PerShape(nn.Module, Generic[E]):
-    """A module that is called like the model and runs the engine of the input form."""
+    """A module that is called like the model, and runs the engine for the input form of the call."""
 
     def __init__(self, model: nn.Module, build: Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], E]) -> None:
         super().__init__()
@@ -93,12 +93,12 @@ class FlatModel(nn.Module):
         return tuple(output[i] for i in self._outputs.places)
 
     def restore(self, results: Sequence[Tensor]) -> Any:
-        """Returns the results of an engine in the form that the model returns."""
+        """Returns the results of an engine in the structure of the model's output."""
         return results[0] if self._single else self._outputs.filled(results)
 
 
 class _Form:
-    """The structure of nested values. `filled` replaces the tensors in it by other tensors."""
+    """The structure of nested values. `filled` returns it with its tensors replaced by other tensors."""
 
     def __init__(self, values: Any) -> None:
         leaves, self.structure = tree_flatten(values)

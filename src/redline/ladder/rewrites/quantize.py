@@ -117,7 +117,7 @@ def weights_before(model: nn.Module) -> int:
 def quantized_job(job: Job, dtype: str, mode: str, bytes_before: int, remarks: Iterable[str]) -> Job:
     """Returns the job of a model whose layers the rung `dtype` has quantized, with the evidence for its proof."""
     job = job.with_evidence(dtype, (mode, bytes_before, tuple(remarks)))
-    # Without the parameters that the model no longer has, so that their memory is freed.
+    # Drops the parameters that the model no longer has, so that their memory is freed.
     alive = {id(p) for p in job.model.parameters()}
     parameters = {name: p for name, p in job.parameters.items() if id(p) in alive}
     return replace(job, precision=job.precision if mode == "weight_only" else dtype, parameters=parameters)

@@ -1,4 +1,4 @@
-"""Determines which layers can be quantized with all gates passing, in order of measured sensitivity."""
+"""Determines how many layers can be quantized while all gates pass, in order of measured sensitivity."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,9 +45,9 @@ def least_sensitive_first(job: Job, layers: Mapping[str, nn.Linear], quantize: Q
 def longest_passing(job: Job, order: Sequence[str], layers: Mapping[str, nn.Linear], quantize: Quantize) -> int:
     """Returns how many layers, taken in order, can be quantized together with all gates passing.
 
-    Compares with the outputs of the user's original model, so the errors of earlier rungs count, and reserves a margin
-    of each limit for other inputs. Uses bisection, which assumes that quantizing more layers does not improve the
-    output; the returned count itself was tested.
+    Compares with the outputs of the user's original model, so the errors of earlier rungs are included, and reserves a
+    margin of each limit for other inputs. Uses bisection, which assumes that quantizing more layers does not improve
+    the output; the returned count itself was tested.
     """
     reference = job.expected or outputs_on_samples(job)
     gates = [_with_margin(gate, reference) for gate in gates_for(job.gates, reference)]

@@ -1,6 +1,6 @@
 """Finds what makes a model's output depend on more than its input: state kept between calls, and random operations.
 
-A graph that was exported once cannot keep such state, and the output of a random model cannot be compared.
+An exported graph cannot keep such state, and the output of a model with random operations cannot be compared.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ from redline.ladder.workload import Inputs
 def find_state(
     model: nn.Module, run: Callable[[Inputs], Any], batches: Sequence[Inputs], gates: Sequence[Gate]
 ) -> CallState:
-    """Runs the model a few times, and restores its state; an output has changed if it no longer passes the gates."""
+    """Runs the model a few times and restores its state; an output counts as changed if it fails the gates."""
     module = unwrapped(model)
     first, between = batches[0], batches[-1]
 
@@ -47,7 +47,7 @@ def find_state(
 
 
 def _draws(model: nn.Module, before: Tensor) -> bool:
-    """Returns whether a call drew random numbers; on a GPU that is not known here."""
+    """Returns whether a call may have drawn random numbers; always True for a model on a GPU, where this is unknown."""
     return any(p.is_cuda for p in model.parameters()) or not torch.equal(before, torch.get_rng_state())
 
 
@@ -63,7 +63,7 @@ def active_dropout(model: nn.Module) -> list[str]:
 
 
 def training_layers(model: nn.Module) -> list[str]:
-    """Returns the names of layers that compute something else in training mode than after `eval()`."""
+    """Returns the names of layers whose results in training mode differ from those after `eval()`."""
     norms = [n for n, m in model.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]
     return [*active_dropout(model), *(f"batch norm {name!r} in train mode" for name in norms)]
 
@@ -79,7 +79,7 @@ def _differ(gates: Sequence[Gate], one: list[Tensor], other: list[Tensor]) -> bo
     try:
         return not all(gate.judge(one, other).passed for gate in gates_for(gates, one))
     except GateError:
-        return True  # another number of outputs, or other shapes
+        return True  # the number or the shapes of the outputs have changed
 
 
 def _snapshot(model: nn.Module) -> Mapping[str, Any]:

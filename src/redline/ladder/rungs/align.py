@@ -17,7 +17,7 @@ from redline.ladder.job import Job
 from redline.ladder.rung import Rung, Stage, option
 from redline.machine.machine import Machine
 
-# Elementwise modules: extra channels do not mix with the others, and the next layer has zero weights for them.
+# Elementwise modules: they do not mix the extra channels with others, and the next layer has zero weights for them.
 _ELEMENTWISE = (
     nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish,
     nn.Hardswish, nn.Hardtanh, nn.Hardsigmoid, nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Softsign, nn.Dropout,
@@ -72,7 +72,7 @@ class Padded(nn.Module):
             x = F.pad(x, (0, self.extra_inputs) if self.is_linear else (0, 0, 0, 0, 0, self.extra_inputs))
         x = self.layer(x)
         if self.extra_outputs and not keep_padding:
-            # Channels are the third dimension from the end, with or without a batch. The clone keeps `.view` working.
+            # Channels are the third dimension from the end, with or without a batch. Clones, so that `.view` works.
             x = x.narrow(-1 if self.is_linear else -3, 0, self.outputs).clone()
         return x
 
@@ -139,7 +139,7 @@ def find_unaligned(model: nn.Module, multiple: int) -> list[nn.Conv2d | nn.Linea
     """Returns the layers that padding would change; skips subclasses and grouped, quantized or hooked layers."""
     found = []
     for module in model.modules():
-        # Exact types, because a subclass may use its weight differently.
+        # Compares exact types, because a subclass may use its weight differently.
         if type(module) not in (nn.Conv2d, nn.Linear) or getattr(module, "groups", 1) != 1:
             continue
         assert isinstance(module, (nn.Conv2d, nn.Linear))

@@ -54,7 +54,7 @@ class Autocast(Rung):
 
     @classmethod
     def variants(cls, machine: Machine, training: bool = False) -> tuple[Rung, ...]:
-        """Returns the first dtype that is fast on this machine; bf16 before fp16, because bf16 does not overflow."""
+        """Returns the variant with the first dtype that is fast here: bf16, which does not overflow, or fp16."""
         return (next((cls(dtype) for dtype in DTYPES if not machine.why_slow(dtype)), cls()),)
 
     def why_not(self, machine: Machine, job: Job | None = None) -> str:

@@ -88,7 +88,7 @@ def _checkpointed(cls: type[nn.Module], record: _Record, selective: bool) -> typ
     if selective:
         options["context_fn"] = contexts
 
-    # Takes one tuple and one dict, so that argument names cannot collide with options of `checkpoint`.
+    # Passes arguments as one tuple and one dict, so that their names cannot collide with options of `checkpoint`.
     def run(self: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not torch.compiler.is_compiling():
             record.runs += 1
@@ -137,7 +137,7 @@ class Checkpoint(Rung):
         record = _Record()
         subclasses: dict[type[nn.Module], type[nn.Module]] = {}
         targets = self._targets(job.model)
-        # By the module's id, because a block that is used twice is wrapped once.
+        # Keyed by the module's id, because a block that is used twice is wrapped once.
         for module in {id(module): module for module in targets.values()}.values():
             cls = type(module)
             if cls not in subclasses:

@@ -39,7 +39,7 @@ _COMPILATIONS_PER_REGION = 8
 
 @dataclass(frozen=True)
 class Compiled:
-    """The evidence for the proof; other rungs read `uses_cuda_graphs`."""
+    """What the compiler did, as evidence for the proof; other rungs read `uses_cuda_graphs`."""
 
     uses_cuda_graphs: bool
     regions: int
@@ -105,7 +105,7 @@ class Compile(Rung):
         if job is not None and job.training and self.freeze:
             return "freeze=true treats weights as constants, and training changes them"
         if job is not None and self.regional and not _repeated_blocks(job.model):
-            return f"regional=true compiles repeated blocks, and none is in a list of modules {_MIN_REPEATS} times"
+            return f"regional=true compiles repeated blocks, and no list of modules has {_MIN_REPEATS} of one class"
         return ""
 
     def apply(self, job: Job) -> Job:
@@ -113,10 +113,10 @@ class Compile(Rung):
         with quiet():
             compiler = importlib.import_module("torch._inductor.compile_fx")  # its imports emit deprecation warnings
             if cuda:
-                # Triggers the once-per-process advice to enable TF32 while `quiet` hides it: TF32 is the rung tf32.
+                # Triggers torch's one-time advice to enable TF32 while `quiet` hides it; TF32 is a rung of its own.
                 getattr(compiler, "_warn_tf32_disabled", bool)()
         if type(job.model).__module__.startswith("torch."):
-            # Dynamo skips a root module that is one of torch's own classes and would compile nothing.
+            # Wraps the model, because Dynamo does not compile a root module whose class belongs to torch.
             job = replace(job, model=Boundary(job.model))
         regions = _repeated_blocks(job.model) if self.regional else [job.model]
         for region in regions:
@@ -198,7 +198,7 @@ def _compiler_settings(freeze: bool, regions: int) -> Iterator[None]:
     from torch._dynamo import config as tracer
     from torch._inductor import config as inductor
 
-    # Sets the attribute itself, because `config.patch` takes ten times as long, and every training step enters this.
+    # Sets the attribute directly, because every training step runs this, and `config.patch` takes ten times as long.
     before = tracer.recompile_limit
     tracer.recompile_limit = max(before, regions * _COMPILATIONS_PER_REGION)
     try:

@@ -70,7 +70,7 @@ class Packed:
         return self.values.nbytes + (0 if self.scale is None else self.scale.nbytes)
 
 
-# A saved tensor as a view of packed elements: shape and stride.
+# A saved tensor, described as a view of the packed elements by its shape and stride.
 _View = tuple[Packed, torch.Size, tuple[int, ...]]
 
 

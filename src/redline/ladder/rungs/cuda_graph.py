@@ -37,7 +37,7 @@ class CudaGraph(Rung):
 
     clone: bool = option(True, "copy outputs out of the graph's memory; with false the next call overwrites them")
     limit: int = option(
-        8, "maximum number of graphs (one per combination of input shapes); further ones run eagerly", at_least=1
+        8, "maximum number of graphs (one per combination of input shapes); other shapes run eagerly", at_least=1
     )
     rehearsals: int = option(3, "warm-up calls before the capture", at_least=1)
 

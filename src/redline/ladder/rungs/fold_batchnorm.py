@@ -24,7 +24,7 @@ from redline.ladder.rung import Rung, Stage
 from redline.ladder.workload import Inputs, call
 from redline.machine.machine import Machine
 
-# Exact types, because a subclass may use its weight differently.
+# Compares exact types, because a subclass may use its weight differently.
 _PARTNERS: dict[type[nn.Module], type[nn.Module]] = {
     nn.Linear: nn.BatchNorm1d,
     nn.Conv1d: nn.BatchNorm1d,
@@ -92,7 +92,7 @@ def find_pairs(job: Job) -> tuple[list[Pair], str]:
 
 
 def _traced_pairs(job: Job) -> tuple[list[Pair] | None, str]:
-    """Returns pairs that run once and in which only the BatchNorm uses the layer's output; None if tracing fails."""
+    """Returns pairs that run once and whose layer output only the BatchNorm uses; None if tracing fails."""
     in_sequentials = "inside nn.Sequential only"
     # Traces a copy that shares the weights, because user code may store the tracer's proxies.
     weights = [*job.model.parameters(), *job.model.buffers()]

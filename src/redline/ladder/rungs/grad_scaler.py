@@ -5,9 +5,9 @@ the optimizer step. If a gradient overflows, the step is skipped and the scale d
 without overflow it increases. After `switch_after` overflows in a row, the model is converted to bf16 with a warning
 and training continues without a scale.
 
-torch's GradScaler rejects fp16 gradients, which a model converted to fp16 has; this one accepts them. The divided
+torch's GradScaler rejects fp16 gradients, which a model converted to fp16 has; this scaler accepts them. The divided
 gradients are fp16 again, so in this case the scale protects only the backward pass. Under `autocast(dtype=fp16)`, where
-weights and gradients are fp32, it protects the gradients as well.
+weights and gradients are fp32, the scale protects the gradients as well.
 """
 
 import warnings
@@ -36,12 +36,12 @@ class AdaptiveGradScaler:
         self.steps = self.skipped = 0
         self.switched = self._overflowed = False
         self._overflows_in_a_row = self._clean_in_a_row = 0
-        # Whether the unscaled gradients of an optimizer overflowed, until its step.
+        # For each optimizer between `unscale_` and `step`: whether its gradients overflowed.
         self._unscaled: dict[Optimizer, bool] = {}
         self._optimizers: list[Optimizer] = []
 
     def scale(self, loss: Tensor) -> Tensor:
-        # In fp32, because a scaled fp16 loss would overflow.
+        # Converts the loss to fp32, because a scaled fp16 loss would overflow.
         return loss if self.switched else loss.float() * self.current
 
     def unscale_(self, optimizer: Optimizer) -> None:
@@ -102,7 +102,7 @@ class AdaptiveGradScaler:
         with torch.no_grad():
             self.model._apply(_fp16_to_bf16)
         for module in self.model.modules():
-            # `Boundary` and `Autocasting` store the dtype that they convert to.
+            # Also changes the dtype to which `Boundary` and `Autocasting` modules convert.
             if vars(module).get("dtype") is torch.float16:
                 vars(module)["dtype"] = torch.bfloat16
         for parameter in self.model.parameters():

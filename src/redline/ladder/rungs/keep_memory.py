@@ -2,11 +2,11 @@
 
 glibc requests every block above 32 MiB from the kernel and returns it as soon as it is freed. The activations of a
 large image are such blocks, so in each layer the kernel maps and clears their pages again, which can take as long as
-the layer itself. Keeping them costs memory: the process keeps its peak memory between calls, and fragmentation adds to
-it.
+the layer itself. Keeping the blocks costs memory: the process keeps its peak memory between calls, and fragmentation
+adds to it.
 
-Unlike all other rungs, this one changes the process beyond its own calls: glibc has no way to read the previous
-setting, so it cannot be restored.
+Unlike all other rungs, this rung changes the process beyond its own calls: glibc cannot report the previous setting,
+so the setting cannot be restored.
 """
 
 import resource

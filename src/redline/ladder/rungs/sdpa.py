@@ -62,7 +62,7 @@ class _Prefer:
 
 
 def _context(backend: str) -> Context:
-    # torch uses the math kernel only if no other can run, so for `math` the others are disabled.
+    # torch uses the math kernel only if no other kernel can run, so `math` disables the others.
     return (lambda: sdpa_kernel(SDPBackend.MATH)) if backend == "math" else (lambda: _Prefer(backend))
 
 

@@ -78,7 +78,7 @@ class Pipeline:
 
 
 def _pieces(tensors: list[Tensor], chunks: int) -> Iterator[tuple[int, list[Tensor]]]:
-    """Yields chunks of the inputs along dimension 0, each with its row count; a single one if they cannot be split."""
+    """Yields chunks of the inputs along dimension 0, each with its row count; one chunk if no split is possible."""
     rows = {tensor.shape[0] if tensor.ndim else -1 for tensor in tensors}
     count = rows.pop() if len(rows) == 1 else -1
     if count < chunks or chunks == 1:
@@ -125,7 +125,7 @@ class Streams(Rung):
         return replace(job, wrappers=(*job.wrappers, wrap), host_inputs=False).with_evidence(self.name, tally)
 
     def _check(self, job: Job) -> None:
-        """Raises `RungError` unless split batches give the same output as whole ones on every sample."""
+        """Raises `RungError` unless split batches give the same output as whole batches on every sample."""
         wrap = functools.partial(Pipeline, copies=PlainCopies(job.device), chunks=self.chunks, tally={})
         # Eager mode is enough to see whether rows depend on each other.
         with torch.compiler.set_stance("force_eager"):

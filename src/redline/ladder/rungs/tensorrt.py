@@ -1,7 +1,7 @@
 """tensorrt: compiles the model with torch-tensorrt into TensorRT engines for fixed input shapes.
 
-Operators that TensorRT does not support run in PyTorch between the engines; the proof counts them. The first call with
-a new shape compiles another engine, and therefore takes longer.
+Operators that TensorRT does not support run in PyTorch between the engines; the proof counts these operators. The first
+call with a new shape compiles another engine, and therefore takes longer.
 """
 
 import importlib.util

@@ -69,7 +69,7 @@ def _old_cudnn_switch() -> bool:
         return torch._C._get_cudnn_allow_tf32()
     except RuntimeError:
         convolution, recurrence = (_read("cuda", op) == "tf32" for op in ("conv", "rnn"))
-        # If the two differ, the old value is unknown; True is the default of torch.
+        # If the two settings differ, the old value cannot be read; True is the default of torch.
         return not convolution if convolution == recurrence else True
 
 
@@ -137,7 +137,7 @@ def _is_product(module: nn.Module) -> bool:
 
 
 def _look_at(model: nn.Module) -> Seen:
-    """Counts the layers of the model that TF32 affects."""
+    """Counts the layers of the model that TF32 can speed up."""
     convolutions = sum(isinstance(m, _ConvNd) and m.weight.dtype == torch.float32 for m in model.modules())
     return Seen(sum(map(_is_product, model.modules())), convolutions, _read("cuda", "conv") == "tf32")
 

@@ -25,7 +25,7 @@ from redline.machine.machine import Machine
 
 @dataclass
 class Seen:
-    """The number of threads outside of the calls and inside of the last one, and the number of cores inside."""
+    """The number of threads outside of calls, and the number of threads and cores inside the last call."""
 
     outside: int
     inside: int = 0
@@ -70,7 +70,7 @@ class Threads(Rung):
         counts = dict.fromkeys((1, max(1, machine.cores // 2), machine.cores))
         counts.pop(torch.get_num_threads(), None)
         physical = len(physical_cores())
-        # Pinning changes something only if some cores stay free.
+        # Pinning makes a difference only if some cores stay unused.
         pinned = (cls(physical, pin=True),) if 1 < physical < machine.cores else ()
         return (*map(cls, counts), *pinned)
 
@@ -90,7 +90,7 @@ class Threads(Rung):
     def apply(self, job: Job) -> Job:
         seen = Seen(torch.get_num_threads())
         context = partial(_threads, self.count, self.pin, seen)
-        # First, so that the engines and compilers of later rungs see this number of threads.
+        # Set before any other call context, so that engines and compilers of later rungs use this number of threads.
         return replace(job, contexts=(context, *job.contexts)).with_evidence(self.name, seen)
 
     def proof(self, job: Job) -> str:

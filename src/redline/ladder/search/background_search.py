@@ -1,7 +1,7 @@
-"""A search for kernels (`max-autotune`) that runs while other plans are set up, and pauses while plans are timed.
+"""Runs the kernel search of `max-autotune` while other plans are set up, and pauses it while plans are timed.
 
-A search takes minutes and uses the GPU only now and then. Its processes are stopped by a signal during every
-comparison, so they need no cores of their own and cannot change a measurement.
+A search takes minutes and uses the GPU only now and then. During every comparison its processes are suspended with
+SIGSTOP, so the search needs no cores of its own and cannot change a measurement.
 """
 
 import os
@@ -16,7 +16,7 @@ from redline.ladder.plan import Plan
 
 
 class BackgroundSearch:
-    """At most one search at a time; `take` waits for its end."""
+    """Runs at most one search at a time; `take` waits until the search has ended."""
 
     def __init__(self, pool: WorkerPool, spec: TrialSpec) -> None:
         self._pool, self._spec = pool, spec
@@ -39,7 +39,7 @@ class BackgroundSearch:
         threads.shutdown(wait=False)
 
     def take(self) -> Arm:
-        """Waits for the end of the search, and returns the arm. Raises `WorkerFailed`."""
+        """Waits until the search has ended, and returns the plan's running process. Raises `WorkerFailed`."""
         assert self._future is not None
         future, self._future, self._worker, self.plan = self._future, None, None, None
         return future.result()
@@ -57,7 +57,7 @@ class BackgroundSearch:
             self._signal(worker, signal.SIGCONT)
 
     def stop(self) -> None:
-        """Ends the search; its result is lost."""
+        """Ends the search and discards its result."""
         future, worker = self._future, self._worker
         self._future = self._worker = self.plan = None
         if future is None:

@@ -2,7 +2,7 @@
 
 import time
 
-# A trial is stopped after this many times the time that it was expected to take, or after this many seconds.
+# A trial is stopped when it has taken this multiple of its expected time, and at least this many seconds.
 _PATIENCE = 4.0
 _LEAST_S = 15.0
 

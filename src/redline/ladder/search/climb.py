@@ -40,13 +40,13 @@ def climb(
     out: str | os.PathLike[str] | None = None,
     progress: Progress | None = print_progress,
 ) -> Climbed:
-    """Tries optimizations one at a time, measures and judges each, and returns the plan that is best in the end.
+    """Tries optimizations one at a time, measures and judges each, and returns the best plan.
 
     Args:
         workload: A `Workload`, or the address of a function that returns one (`module:function`, `file.py:function`,
             `train:CONFIG` or a bundled name). A `Workload` is sent to the trial processes with cloudpickle.
         budget: Time for the whole climb with its final race, such as `"10m"` or a number of seconds. A trial that
-            cannot end within it is not started.
+            cannot end within this time is not started.
         objective: `"latency"`, `"throughput"` or `"memory"`.
         target: A time per step (`"16ms"`) or a peak size (`"8GiB"`); the climb stops trying when it is reached. A size
             sets the objective to memory.
@@ -56,11 +56,11 @@ def climb(
         device: `"cpu"`, `"cuda"`, `"cuda:1"`; `"auto"` takes a GPU if there is one.
         reference: Precision of the reference outputs that the gates compare with: `"fp32"` or `"fp64"`.
         timeout: Time limit of one trial.
-        sampling: Time for the timed turns of one comparison.
+        sampling: Time for timing the two plans of one comparison.
         ablation: Whether to measure the plan without each of its rungs at the end. Rungs without a gain are removed.
         resume: Whether to continue the climb whose measurements are in `out`.
         out: Folder for `measurements.jsonl` (written as the climb runs), `plan.toml`, `report.html` and `report.md`.
-            Nothing is written if it is None.
+            Nothing is written if `out` is None.
         progress: Called with each event's text and, for a measurement, with the measurement. By default a line per
             trial is printed to stderr; None prints nothing.
     """

@@ -16,13 +16,13 @@ class Climbed:
     """The result of a climb: the plan that won the final race, and every measurement.
 
     `climbed.plan.apply(model, samples=batch)` applies the plan; `climbed.report("report.html")` writes the report. In
-    a notebook the result shows itself as a table of the rungs that were tried.
+    a notebook the result is displayed as a table of the rungs that were tried.
     """
 
     plan: Plan
     measurements: tuple[Measurement, ...]
     machine: Machine
-    # Sentences that say whether the plan reached the target, and what was resumed; empty without a target or `resume`.
+    # `target` says whether the plan reached the target, and `resumed` what was resumed; empty if neither was asked for.
     target: str = ""
     missed_target: bool = False
     resumed: str = ""
@@ -31,7 +31,7 @@ class Climbed:
 
     @property
     def final(self) -> Measurement:
-        """The measurement of the winner in the final race; it is always the last one."""
+        """The measurement of the winner in the final race, which is always the last measurement."""
         return self.measurements[-1]
 
     def report(self, path: str | os.PathLike[str]) -> Path:

@@ -1,7 +1,7 @@
-"""The order of a climb: eager, the openings, one change at a time, ablation, torch.compile for the table, final race.
+"""The steps of a climb: eager, openings (plans an expert would type), single rungs, ablation, compile, final race.
 
-Whenever it stops, the best plan so far goes into the final race. Every measurement is written to disk as it is made, so
-that a climb that was killed can be resumed.
+Whenever the climb stops, the best plan so far goes into the final race. Every measurement is written to disk as it is
+made, so that a killed climb can be resumed.
 """
 
 import time
@@ -27,16 +27,16 @@ from redline.ladder.search.settings import Settings
 from redline.ladder.search.trials import Trials
 from redline.notation import format_seconds
 
-# torch.compile as it is typed by hand, for the table.
+# torch.compile as a user would type it, which the table of results shows for comparison.
 _COMPILE_BASELINE = {"cuda": "compile(mode=reduce-overhead)", "cpu": "compile"}
 # The shares of the budget for the timed turns of one comparison and of the final race.
 _SAMPLING_SHARE, _RACE_SHARE = 0.04, 0.06
-# Estimates are rough: this share of the expected time is enough to start an opening that takes little time, or, with
-# nothing else to try, a compilation.
-_HOPE = 0.6
-# Time to end all processes and to write the files, and a share of the budget for what was not foreseen.
+# Estimates are rough, so an opening without compilation is started if at least this share of its expected time is
+# left; the same holds for a compilation at the end, when there is nothing else to try.
+_START_SHARE = 0.6
+# Time to end all processes and to write the files, and a share of the budget as a reserve for delays.
 _END_S, _END_SHARE = 1.5, 0.02
-# A slow model is timed in at least this many steps, half of them untimed.
+# Even a slow model runs at least this many steps in the final race, half of them untimed.
 _LEAST_TURNS = 8
 
 
@@ -59,7 +59,7 @@ class Climber:
         if self.resumed:
             self.trials.announce(self.resumed)
         self.advice = ""
-        # The plans that were compared with an incumbent, as they were asked for and as they were resolved.
+        # The plans that were compared with an incumbent, both with the requested options and with the resolved ones.
         self._tried: set[Plan] = set()
 
     @property
@@ -105,7 +105,7 @@ class Climber:
         missing = [plan for plan in {Plan(), self.plan} if not incumbent.is_alive(plan)]
         open_s = sum(map(estimates.trial_s, missing))
         judging_s = racers * estimates.open_s / 2
-        # Eager is usually the slowest by far.
+        # The untouched model is usually the slowest by far, so its time determines how long the race takes.
         sampling_s = max(racers * self._race_sampling_s / 2, _LEAST_TURNS * geometric_mean_s(self.log.rows[0].samples))
         end_s = _END_S + _END_SHARE * (self.budget.total_s or 0.0)
         self.budget.reserved_s = end_s + open_s + judging_s + sampling_s
@@ -145,7 +145,7 @@ class Climber:
     # The openings
 
     def _try_threads(self) -> None:
-        """Tries the numbers of CPU threads first: they cost no time, and beside other load nothing gains as much."""
+        """Tries numbers of CPU threads first: this takes little time, and gains most on a busy machine."""
         if not self.trials.machine.is_cuda and may_try("threads", self.settings, self.trials.training):
             for rung in variants("threads", self.settings, self.trials.machine, self.trials.training):
                 self._try("trial", Plan((rung,)), self.trials.candidate(Plan((rung,))))
@@ -170,13 +170,13 @@ class Climber:
         trials.setups.discard()
 
     def _openings(self) -> list[Plan]:
-        """Returns the openings with the number of threads that was kept, the shortest trial first."""
+        """Returns the openings with the number of threads that was kept, sorted by the expected time of each trial."""
         found = openings(self.settings, self.trials.machine, self.trials.training)
         threads = [rung for rung in self.plan.rungs if rung.name == "threads"]
         return sorted((Plan.of((*threads, *plan.rungs)) for plan in found), key=self.trials.expected_s)
 
     def _advise(self, plans: list[Plan]) -> None:
-        """Says at the start if the budget is too small for torch.compile, and which one would do."""
+        """Reports at the start if the budget is too small for torch.compile, and which budget would be enough."""
         compiled = [plan for plan in plans if "compile" in plan]
         if self.budget.total_s is None or not compiled:
             return
@@ -184,20 +184,20 @@ class Climber:
         expected_s = min(map(self.trials.expected_s, compiled))
         if expected_s <= self.budget.left_s or any(self.log.knows_plan(str(plan)) for plan in compiled):
             return
-        # Other openings run first, and estimates are rough.
+        # The openings that are tried first take time too, and the estimates are rough.
         enough_s = 1.25 * (self.budget.total_s - self.budget.left_s + sum(map(self.trials.expected_s, plans)))
         self.advice = (
             f"the budget of {format_seconds(self.budget.total_s)} is too small for torch.compile, which takes about "
-            f"{expected_s:.0f} s here: a budget of {10 * -(-enough_s // 10):.0f} s would do"
+            f"{expected_s:.0f} s here: a budget of {10 * -(-enough_s // 10):.0f} s would be enough"
         )
         self.trials.announce(self.advice)
 
     def _try_plans(self, plans: list[Plan]) -> None:
-        """Tries whole plans, of which the next few are set up side by side."""
+        """Tries whole plans in turn, and sets up the next few in parallel."""
         for index, plan in enumerate(plans):
             if self._is_new("opening", plan) and not self.trials.setups.has(plan):
                 self.trials.prepare([p for p in plans[index:] if self._is_new("opening", p)])
-            self._try("opening", plan, plan, hope=1.0 if "compile" in plan else _HOPE)
+            self._try("opening", plan, plan, start_share=1.0 if "compile" in plan else _START_SHARE)
 
     def _is_new(self, role: str, plan: Plan) -> bool:
         return not self.log.knows(role, str(plan), str(self.plan)) and not self._why_untried(plan)
@@ -227,10 +227,10 @@ class Climber:
                 left += self._second_looks()
         trials.setups.discard()
         if searched is not None and (plan := trials.setups.search.plan) is not None:
-            self._try("trial", Plan((searched,)), plan, hope=0.0)
+            self._try("trial", Plan((searched,)), plan, start_share=0.0)
 
     def _start_search(self, left: list[tuple[str, Rung]]) -> Rung | None:
-        """Starts one search for kernels in the background of the other trials, and returns its rung."""
+        """Starts one kernel search that runs in the background of the other trials, and returns its rung."""
         trials = self.trials
         peak_bytes = max(row.peak_bytes for row in self.log.rows)
         for role, rung in left:
@@ -240,7 +240,7 @@ class Climber:
                 continue
             if trials.setups.at_once(peak_bytes, trials.incumbent.alive_count) < 2:
                 return None
-            trials.announce(f"searching kernels for {candidate} in the background")
+            trials.announce(f"searching for the fastest kernels of {candidate} in the background")
             trials.setups.search.start(candidate, trials.limit_s(candidate))
             left.remove((role, rung))
             return rung
@@ -251,7 +251,7 @@ class Climber:
 
         def seconds(rung: Rung) -> float:
             candidate = trials.candidate(Plan((rung,)))
-            # What costs no time comes first: rungs that cannot run here, and plans that are set up already.
+            # Rungs that cannot run here and plans that are set up already come first, because they take no time.
             instant = rung.why_not(trials.machine) or trials.setups.has(candidate)
             return 1e-3 if instant else trials.expected_s(candidate)
 
@@ -271,7 +271,7 @@ class Climber:
         )
 
     def _was_tried(self, candidate: Plan) -> bool:
-        """Whether the plan was compared with the incumbent or with a plan before it, which was no better."""
+        """Returns whether the plan was compared with this incumbent or with an earlier one."""
         return candidate == self.plan or candidate in self._tried
 
     def _second_looks(self) -> list[tuple[str, Rung]]:
@@ -284,7 +284,7 @@ class Climber:
         rungs = [rungs[0] for rungs in early.values() if len(rungs) == 1]
         return [("second look", r) for r in rungs if r.stage < Stage.COMPILE and r.name not in self.plan]
 
-    def _try(self, role: str, added: Plan, candidate: Plan, hope: float = 1.0) -> Measurement | None:
+    def _try(self, role: str, added: Plan, candidate: Plan, start_share: float = 1.0) -> Measurement | None:
         """Tries a plan against the incumbent; if a single rung fails, tries the fallbacks that it suggests."""
         trials = self.trials
         if self._was_tried(candidate):
@@ -295,7 +295,9 @@ class Climber:
             if known is not None:
                 return trials.report(known)
             return trials.record(role, candidate, "unavailable", reason, **about)
-        if not self.log.knows(role, str(added), str(self.plan)) and (reason := self._why_untried(candidate, hope)):
+        if not self.log.knows(role, str(added), str(self.plan)) and (
+            reason := self._why_untried(candidate, start_share)
+        ):
             said = any(row.plan == str(candidate) and row.verdict == "unmeasured" for row in self.log.rows)
             return None if said else trials.record(role, candidate, "unmeasured", reason, rung=str(added))
         row = trials.measure(role, added, candidate)
@@ -310,11 +312,11 @@ class Climber:
                     self._try(role, group, trials.candidate(group))
         return row
 
-    def _why_untried(self, candidate: Plan, hope: float = 1.0) -> str:
+    def _why_untried(self, candidate: Plan, start_share: float = 1.0) -> str:
         if self.trials.is_target_reached():
             return "the target was reached"
         self._reserve_race()
-        return "" if self.trials.setups.has(candidate) else self.trials.why_too_long(candidate, hope)
+        return "" if self.trials.setups.has(candidate) else self.trials.why_too_long(candidate, start_share)
 
     # Ablation
 
@@ -341,16 +343,16 @@ class Climber:
     # What is left of the budget
 
     def _use_what_is_left(self) -> None:
-        """Tries the compiler once if the estimate was against it, and torch.compile on the untouched model last.
+        """Tries a compiled opening if the estimates ruled out all of them so far, and plain torch.compile last.
 
-        Beating eager alone proves nothing, so the table has torch.compile as it is typed by hand.
+        A plan that only beats eager proves nothing, so the table also has torch.compile on the untouched model.
         """
         trials = self.trials
         trials.setups.discard()
         baseline = Plan.parse(_COMPILE_BASELINE[trials.machine.device.partition(":")[0]])
         compiled = [row for row in self.log.rows if row.samples and "compile" in Plan.parse(row.plan)]
         for plan in self._openings():
-            if not compiled and "compile" in plan and not self._why_untried(plan, _HOPE):
-                self._try("opening", plan, plan, _HOPE)
+            if not compiled and "compile" in plan and not self._why_untried(plan, _START_SHARE):
+                self._try("opening", plan, plan, _START_SHARE)
                 break
         self._try("compile", baseline, baseline)

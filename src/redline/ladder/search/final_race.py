@@ -1,4 +1,4 @@
-"""The final race: the climbed plan against its rivals, timed in turns, on inputs that no trial has used."""
+"""The final race: times eager, the climbed plan and other plans in turns, on inputs that no trial has used."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -39,13 +39,13 @@ def run_race(
     sampling_s: float = 0.0,
     notes: tuple[str, ...] = (),
 ) -> Measurement:
-    """Records a row per racer, and returns the winner's, whose verdict is "kept". Eager and the climbed plan race.
+    """Times eager, the climbed plan and its rivals; records a row for each, and returns the winner's (verdict "kept").
 
-    `alive` are running processes, which are judged on fresh inputs and race too; they are closed in the end.
-    `barred` lists rungs that may not be used, by name or with options: a rival with one is measured, but cannot win.
+    `alive` are running processes of other plans, which are judged on fresh inputs, race too, and are then closed. A
+    rival that contains one of the `barred` rungs (names, or rungs with options) is timed but cannot win.
     """
     others = [rival for rival in alive if rival not in (Plan(), plan)]
-    # The climbed plan is opened before its rivals, so that a rival is dropped if memory is short.
+    # The climbed plan is set up before its rivals, so that a rival and not this plan is dropped if memory is short.
     plans = [Plan(), *([plan] if plan.rungs else []), *others]
     arms, failures = _open_racers(setups, spec, log, plans, dict(alive))
     try:
@@ -57,7 +57,7 @@ def run_race(
         gains = [row.speedup() for row in log.rows if row.plan == str(plan) and row.verdict == "kept"]
         verified = any(gain is not None and gain.low > 1 for gain in gains)
         winner = _winner(arms, taken, allowed, spec.objective, plan, verified)
-        # The winner is written last, so that a file always ends with its result.
+        # The winner's row is written last, so that the last line of a file is the result of the climb.
         for index in sorted(range(len(arms)), key=lambda index: index == winner):
             about = {"load": load} | ({"against": "eager", "against_samples": taken[0]} if index else {})
             verdict, reason, row_notes = "baseline", "raced against the final plan", ()
@@ -98,7 +98,7 @@ def _drift_note(log: RunLog, eager: Samples) -> tuple[str, ...]:
 def _take_turns(
     arms: list[Arm], spec: TrialSpec, sampling_s: float
 ) -> tuple[list[dict[str, list[float]]], tuple[str, ...]]:
-    """Times all racers. If one fails, it is removed with a note, and the others start again."""
+    """Times all racers. A racer that fails is removed with a note, and the timing of the others starts again."""
     notes: tuple[str, ...] = ()
     while True:
         try:
@@ -115,7 +115,7 @@ def _take_turns(
 def _open_racers(
     setups: ParallelSetups, spec: TrialSpec, log: RunLog, plans: Sequence[Plan], alive: dict[Plan, Arm]
 ) -> tuple[list[Arm], tuple[str, ...]]:
-    """Opens the racers, eager first, and drops those that cannot run or that fail a gate on the fresh inputs."""
+    """Sets up the racers, eager first, and drops those that cannot run or that fail a gate on the fresh inputs."""
     arms: list[Arm] = []
     notes: tuple[str, ...] = ()
     try:
@@ -146,9 +146,9 @@ def _open_racers(
 
 
 def _judged_again(arm: Arm, spec: TrialSpec) -> Arm | None:
-    """Judges a running process on the fresh inputs; returns None if it has to be set up again.
+    """Judges a running process on the fresh inputs; returns None if the plan needs a new process.
 
-    A model that keeps state between its calls no longer gives the outputs of a new one.
+    A model that keeps state between calls no longer gives the outputs of a newly built model.
     """
     try:
         judge_again(arm, spec, FRESH_SEEDS)
@@ -179,10 +179,10 @@ def _winner(
     favourite: Plan,
     verified: bool,
 ) -> int:
-    """Returns the index of eager, unless the climbed plan is better beyond the noise, or a rival beats both.
+    """Returns the winner's index: eager, unless the climbed plan is better beyond the noise, or a rival beats both.
 
-    A climbed plan that a trial has `verified` to be better beyond the noise only has to be faster again: on a busy
-    machine the interval of one race alone may include 1.
+    If a trial has already `verified` that the climbed plan is better beyond the noise, the plan wins if it is faster at
+    all: on a busy machine the confidence interval of one race may include 1.
     """
     order = sorted(range(1, len(arms)), key=lambda i: arms[i].plan != favourite)
     best = 0

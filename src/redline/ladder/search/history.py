@@ -24,17 +24,17 @@ class Record:
     rung: str
     plan: str
     training: bool
-    # Operations in a step of the model, and the seconds of the set-up; `finished` is false if it was stopped then.
+    # Operations in a step of the model, and the seconds of the set-up; `finished` is false if the set-up was stopped.
     operations: int
     setup_s: float
     finished: bool
     gain: float
-    # Identifies the workload.
+    # The digest of the workload.
     digest: str
 
 
 class History:
-    """The trials of earlier climbs and of this one; `save` adds those of this one to the file."""
+    """The trials of earlier climbs and of this climb; `save` adds those of this climb to the file."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
@@ -50,7 +50,7 @@ class History:
         self._new.append(record)
 
     def save(self) -> None:
-        """Writes the file if it can be written; another climb may have added to it meanwhile."""
+        """Writes the file, if possible; first reads it again, because another climb may have added records."""
         if self._path is None or not self._new:
             return
         records = [*_read(self._path), *self._new][-_MOST:]

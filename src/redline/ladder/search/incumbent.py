@@ -1,6 +1,6 @@
-"""The incumbent: the best plan so far, the plans before it, and the processes in which they run.
+"""The incumbent: the best plan so far, the earlier incumbents, and the processes in which these plans run.
 
-The processes of earlier plans stay alive while memory allows, because the final race times them again.
+The processes of earlier incumbents stay alive while memory allows, because the final race times them again.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from redline.ladder.measuring.worker_pool import WorkerFailed
 from redline.ladder.plan import Plan
 from redline.ladder.search.parallel_setups import ParallelSetups
 
-# The most processes that stay alive, and their share of the memory.
+# The largest number of processes that stay alive, and the largest share of memory that they may use.
 _MOST_ALIVE = 4
 _SHARE_OF_MEMORY = 0.4
 
@@ -33,10 +33,10 @@ class Incumbent:
         self.plan = plan
 
     def arm(self) -> Arm:
-        """Returns the running plan, and sets it up first if necessary.
+        """Returns the process in which the incumbent runs; sets it up first if necessary.
 
-        If the plan does not run again, the plan before it becomes the incumbent, and `WorkerFailed` is raised, because
-        the caller compares with the plan that was lost.
+        If the plan cannot be set up again, the previous plan becomes the incumbent, and `WorkerFailed` is raised,
+        because the caller wants to compare with the lost plan.
         """
         if self.plan in self._alive:
             return self._alive[self.plan]
@@ -49,17 +49,17 @@ class Incumbent:
             if not self._earlier:
                 raise WorkloadError(f"{self._spec.label} under {self.plan}: {failure}.") from failure
             lost, self.plan = self.plan, self._earlier.pop()
-            text = f"the kept plan {lost} does not run again ({failure}), so {self.plan} takes its place"
+            text = f"the kept plan {lost} cannot be set up again ({failure}), so {self.plan} replaces it"
             self._announce(text)
             raise WorkerFailed("lost", text) from failure
         self.keep_alive(arm)
         return arm
 
     def keep_alive(self, arm: Arm) -> None:
-        """Adopts a running process, and ends those that are least worth their memory."""
+        """Adds a running process, and ends the oldest processes if there are too many or they use too much memory."""
         close(self._alive.pop(arm.plan, None))
         self._alive[arm.plan] = arm
-        # Eager and the latest plans stay; the incumbent always does.
+        # The untouched model and the latest plans are kept first, and the incumbent always.
         others = [plan for plan in self._alive if plan not in (arm.plan, self.plan)]
         for plan in sorted(others, key=lambda plan: plan == Plan()):
             held = sum(alive.peak_bytes for alive in self._alive.values())
@@ -68,7 +68,7 @@ class Incumbent:
             close(self._alive.pop(plan))
 
     def lost_process(self, failure: WorkerFailed) -> bool:
-        """Returns whether the incumbent's process failed; if so, closes it, and `arm()` will start a new one."""
+        """Returns whether the incumbent's process failed; if so, closes it. `arm()` will then start a new process."""
         arm = self._alive.get(self.plan)
         if arm is None or failure.pid != arm.worker.pid:
             return False

@@ -9,7 +9,7 @@ from redline.ladder.search.search_order import may_try
 from redline.ladder.search.settings import Settings
 from redline.machine.machine import Machine
 
-# A plan without one of these is no opening: its rungs are tried one by one.
+# An opening must contain one of these rungs; the rungs of any other plan are tried one by one.
 ENGINES = ("compile", "onnxruntime", "tensorrt", "cuda_graph")
 _GPU = (
     "bf16 + compile(mode=reduce-overhead)",
@@ -44,6 +44,6 @@ def _usable(plan: Plan, settings: Settings, machine: Machine, training: bool) ->
 
 
 def _is_asked(rung: Rung, settings: Settings) -> bool:
-    """Whether this variant may be tried: options that the user gave with a rung's name exclude its other variants."""
+    """Returns whether this variant may be tried: a rung that the user gave with options excludes its other variants."""
     named: Sequence[Rung] = [one for one in settings.only if one.name == rung.name]
     return rung not in settings.without and (not named or rung in named or named == [RUNGS[rung.name]()])

@@ -14,7 +14,7 @@ _NAME = ".climb.lock"
 
 @contextmanager
 def locked(folder: Path | None) -> Iterator[None]:
-    """Holds the lock of the folder, which is made if necessary; the system releases it if the process is killed."""
+    """Creates the folder if necessary and holds its lock; the system releases the lock if the process is killed."""
     if folder is None:
         yield
         return
@@ -43,11 +43,11 @@ def _lock(path: Path, folder: Path) -> int:
             os.close(file)
             process = f" (process {owner})" if owner else ""
             raise RedlineError(
-                f"another climb{process} writes into {str(folder)!r}: wait until it has ended, or choose another "
+                f"another climb{process} is writing to {str(folder)!r}: wait until it has ended, or choose another "
                 "folder with --out."
             ) from None
         with suppress(FileNotFoundError):
-            # The climb before may have deleted the file between opening and locking it.
+            # An earlier climb may have deleted the file after this process opened it and before this process locked it.
             if os.path.samestat(os.fstat(file), path.stat()):
                 os.ftruncate(file, 0)
                 os.write(file, str(os.getpid()).encode())

@@ -1,8 +1,8 @@
-"""Sets up several plans at once, because a compiler keeps one core busy while the GPU idles.
+"""Sets up several plans in parallel, because a compiler keeps one core busy while the GPU idles.
 
-Nothing is timed meanwhile: `prepare` returns when every plan is set up or has failed. A plan with a rung that searches
-for the fastest kernel by timing is set up alone. Plans that turn out not to be needed, because the incumbent has
-changed, are discarded.
+No plan is timed during this: `prepare` returns when every plan is set up or has failed. A plan with a rung that times
+kernels to find the fastest is set up alone. Plans that are no longer needed, because the incumbent has changed, are
+discarded.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from redline.machine.host_memory import available_host_bytes
 from redline.machine.machine import Machine
 
 _MOST = 4
-# A compiler runs several threads: with fewer cores per set-up than this, parallel set-ups only slow each other down.
+# A compiler uses several threads: with fewer cores per set-up than this, parallel set-ups only slow each other down.
 _CORES_EACH = 4
 # Host memory of a process with torch, CUDA, a compiler and a copy of a large model.
 _HOST_BYTES_EACH = 12 * 2**30
@@ -25,7 +25,7 @@ _SHARE_OF_MEMORY = 0.8
 
 
 class ParallelSetups:
-    """Opens the arms of a climb, several at once if the machine has the cores and the memory for it."""
+    """Sets up the plans of a climb, several in parallel if the machine has enough cores and memory."""
 
     def __init__(self, pool: WorkerPool, spec: TrialSpec, machine: Machine) -> None:
         self._pool, self._spec, self._machine = pool, spec, machine
@@ -33,13 +33,13 @@ class ParallelSetups:
         self.search = BackgroundSearch(pool, spec)
 
     def at_once(self, peak_bytes: int, alive: int = 1) -> int:
-        """Returns how many plans can run beside those that are alive if each needs `peak_bytes` of device memory."""
+        """Returns how many more plans can run while `alive` plans run, if each needs `peak_bytes` of device memory."""
         if not self._machine.is_cuda:
             return 1  # on a CPU, parallel set-ups would compete for the same cores
         machine, peak_bytes = self._machine, max(peak_bytes, 1)
         alive += self.search.is_running
         on_device = int(_SHARE_OF_MEMORY * machine.device_bytes // peak_bytes) - alive
-        # The processes that are alive already hold their part of it.
+        # The available memory already excludes what the running processes use.
         on_host = int(_SHARE_OF_MEMORY * available_host_bytes() // _HOST_BYTES_EACH)
         return max(1, min(_MOST, machine.cores // _CORES_EACH, on_device, on_host))
 
@@ -60,7 +60,7 @@ class ParallelSetups:
             arm.notes += note if others else ()
             return arm
 
-        # A `with` block would wait for the threads after an interrupt; they end by themselves when their workers end.
+        # No `with` block, which would wait for the threads after an interrupt; they end when their workers end.
         threads = ThreadPoolExecutor(max(1, len(timeouts_s)))
         try:
             self._ready = dict(zip(timeouts_s, threads.map(set_up, timeouts_s), strict=True))
@@ -68,7 +68,7 @@ class ParallelSetups:
             threads.shutdown(wait=False, cancel_futures=True)
 
     def open(self, plan: Plan, seeds: tuple[int, ...] = JUDGE_SEEDS, timeout_s: float = 0) -> Arm:
-        """Returns the plan's arm if it is ready, and otherwise sets it up now. Raises `WorkerFailed`."""
+        """Returns the plan's process if it is ready, and otherwise sets the plan up now. Raises `WorkerFailed`."""
         if plan == self.search.plan:
             return self._with_step_time(self.search.take())
         found = self._ready.pop(plan, None)
@@ -77,8 +77,8 @@ class ParallelSetups:
         if isinstance(found, WorkerFailed) and found.kind not in ("oom", "crash", "error"):
             raise found
         if found is not None:
-            self.discard()  # it may have failed for lack of memory, so it is set up alone
-        # A plan that times kernels must not see those of the search.
+            self.discard()  # the plan may have failed for lack of memory, so it is set up again alone
+        # The background search must not run kernels while this plan times its own.
         with nullcontext() if may_run_in_parallel([plan]) else self.search.paused():
             try:
                 return open_arm(self._pool, self._spec, plan, seeds, timeout_s)
@@ -90,12 +90,12 @@ class ParallelSetups:
             return open_arm(self._pool, self._spec, plan, seeds, timeout_s)
 
     def discard(self) -> None:
-        """Ends the processes of the plans that are ready."""
+        """Ends the processes of the prepared plans."""
         close(*(arm for arm in self._ready.values() if isinstance(arm, Arm)))
         self._ready.clear()
 
     def _with_step_time(self, arm: Arm) -> Arm:
-        """Measures the rough time of a step again, because the first one was taken while others compiled."""
+        """Measures the rough step time again, because other plans were compiling during the first measurement."""
         once = dict.fromkeys(self._spec.shapes, 1)
         try:
             arm.step_s = arm.worker.ask("sample", self._spec.timeout_s, steps=once, warm=once)

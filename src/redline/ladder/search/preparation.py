@@ -1,4 +1,4 @@
-"""Prepares a run: reads the machine, and runs the untouched model for the reference outputs that all trials share."""
+"""Prepares a run: detects the machine, and runs the untouched model for the reference outputs of all trials."""
 
 import hashlib
 import tempfile
@@ -28,11 +28,11 @@ class WorkloadFacts:
     flops: Mapping[str, float]
     # The number of operations in a step, from which the time of a compilation is estimated.
     operations: int
-    # Changes with the workload's sources, its gates, its FLOPs and the precision of the reference.
+    # A digest of the workload's sources, its gates, its FLOPs and the precision of the reference.
     digest: str
     # A digest per source file, to tell which one has changed.
     sources: Mapping[str, str]
-    # What the model keeps between calls, as a sentence.
+    # A sentence on the state that the model keeps between calls; empty if it keeps none.
     state: str = ""
 
 
@@ -44,7 +44,7 @@ def address_of(workload: str | Workload, pool: WorkerPool) -> str:
 
 
 def ask_machine(pool: WorkerPool, device: str = "auto", measure: bool = True, again: bool = False) -> Machine:
-    """Reads the machine in a worker, so that this process does not initialize CUDA; `measure` adds the ceilings."""
+    """Detects the machine in a worker, so that this process does not initialize CUDA; `measure` adds the ceilings."""
     worker = pool.start()
     try:
         answer = worker.ask("machine", 300, device=device, measure=measure, again=again)

@@ -1,4 +1,4 @@
-"""The log of a run: creates its measurements, writes each to disk, and recalls those of a run that is resumed."""
+"""The log of a run: creates the measurements, writes each to disk, and reuses those of a run that is resumed."""
 
 import shlex
 import sys
@@ -31,9 +31,9 @@ class RunLog:
         self._known: dict[tuple[str, str, str], Measurement] = {}
 
     def open(self, resume: bool) -> str:
-        """Resumes the climb in the same file, or renames the file; an earlier climb is never overwritten.
+        """Resumes the climb in the file, or renames the existing file, so that an earlier climb is never overwritten.
 
-        Returns a sentence about what is resumed; empty if `resume` is false.
+        Returns a sentence that says what is resumed; empty if `resume` is false.
         """
         if self.path is None or not self.path.exists():
             return "there is nothing to resume: starting anew" if resume else ""
@@ -46,7 +46,7 @@ class RunLog:
             if self._is_reusable(row):
                 self._known[(row.role, row.rung, row.against)] = row
                 self.run = row.run
-        # Removes the rows that are measured again: the final race, failures, and trials that the budget left out.
+        # Removes the rows that are measured again: the final race, failures, and trials that did not fit in the budget.
         kept = [row for row in rows if row.run != self.run or self._is_reusable(row)]
         write_text(self.path, "".join(row.to_json() + "\n" for row in kept))
         if self._known:
@@ -83,7 +83,7 @@ class RunLog:
         return any(row.plan == plan and row.samples for row in self._known.values())
 
     def recall(self, role: str, rung: str = "", against: str = "") -> Measurement | None:
-        """Returns the row that the resumed climb has measured, and adds it to this run; None if there is none."""
+        """Returns the row of this trial in the resumed climb, and adds it to this run; None if there is no such row."""
         row = self._known.get((role, rung, against))
         if row is not None:
             self.rows.append(row)
@@ -107,7 +107,7 @@ class RunLog:
         notes: tuple[str, ...] = (),
         **values: Any,
     ) -> Measurement:
-        """Creates a measurement from what the arm reported; `samples` are left out if a gate failed."""
+        """Creates a measurement from the worker's results; omits `samples` if a gate failed."""
         if arm is not None:
             values |= {
                 "setup_s": arm.setup_s,
@@ -146,7 +146,7 @@ class RunLog:
 
 
 def command_line(words: Sequence[str]) -> str:
-    """Returns the command as it was typed, without the folders of this machine."""
+    """Returns the command as the user typed it, without the names of this machine's folders."""
     program, *others = (Path(word).name if word.startswith("/") else word for word in words or ("-c",))
     is_redline = Path(program).stem in ("redline", "__main__", "-c")
     return shlex.join([*(["redline"] if is_redline else ["python", program]), *others])

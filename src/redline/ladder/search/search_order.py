@@ -11,14 +11,14 @@ from redline.ladder.search.settings import Settings
 from redline.ladder.workload_prefixes import runs_steps_in_parts
 from redline.machine.machine import Machine
 
-# How many times faster a rung is expected to make a model on a machine that has no history of it.
+# The expected speed-up of a rung on a machine where no earlier climb has tried the rung.
 EXPECTED_GAIN = {
     "threads": 1.4, "bf16": 1.5, "fp16": 1.5, "fused_ops": 1.2, "onnxruntime": 1.5, "compile": 1.5, "tensorrt": 1.3,
     "cuda_graph": 1.3, "autocast": 1.2, "channels_last": 1.1, "fused_optimizer": 1.1, "fold_batchnorm": 1.08,
     "sdpa": 1.05, "tf32": 1.2, "cudnn_benchmark": 1.05, "keep_memory": 1.05,
 }  # fmt: skip
 _EXPECTED = 1.02
-# The expectation counts as much as this many trials, and a trial of the same workload as much as several of others.
+# The weight of the expected speed-up, and of a trial of the same workload; a trial of another workload has weight 1.
 _PRIOR_TRIALS, _SAME_WORKLOAD = 2.0, 4.0
 
 
@@ -36,7 +36,7 @@ def by_gain_per_second(
 
 
 def _expected_gain(rung: Rung, history: History, training: bool, digest: str) -> float:
-    """Returns the logarithm of the expected gain: the mean over earlier trials on this machine and the expectation."""
+    """Returns the logarithm of the expected gain: the weighted mean of earlier trials here and `EXPECTED_GAIN`."""
     weights, total = _PRIOR_TRIALS, _PRIOR_TRIALS * math.log(EXPECTED_GAIN.get(rung.name, _EXPECTED))
     for record in history.records:
         if record.rung == str(rung) and record.training == training:
@@ -47,7 +47,7 @@ def _expected_gain(rung: Rung, history: History, training: bool, digest: str) ->
 
 def may_try(name: str, settings: Settings, training: bool) -> bool:
     chosen = {rung.name for rung in settings.only}
-    # `without` excludes every variant of a rung that it lists without options, and otherwise only the listed variant.
+    # An entry of `without` that has no options excludes every variant of the rung; one with options, only this variant.
     left_out = {rung.name for rung in settings.without if rung == RUNGS[rung.name]()}
     return not _why_unfit(name, settings, training) and name not in left_out and (not chosen or name in chosen)
 

@@ -1,7 +1,7 @@
-"""Digests of a workload's sources: its own file, and what that file imports from its own folder or package.
+"""Digests of a workload's source files: its own file, and the files that it imports from its own folder or package.
 
-Import statements are read, not run, so a module that is imported inside a function counts too. Installed packages (the
-standard library, site-packages) and Redline itself are not followed.
+Import statements are parsed, not run, so a module that is imported inside a function counts too. Imports of installed
+packages (the standard library, site-packages) and of Redline itself are not followed.
 """
 
 import ast
@@ -15,7 +15,7 @@ from redline.ladder.workload_prefixes import find_prefix
 
 
 def digest_sources(address: str) -> dict[str, str]:
-    """Returns a digest by file, with paths relative to the import root; empty for a bundled workload."""
+    """Returns the digest of each file by its path relative to the import root; empty for a bundled workload."""
     if prefix := find_prefix(address):
         settings = Path(prefix.rest_of(address))
         settings = settings / "config.json" if settings.is_dir() else settings
@@ -47,7 +47,7 @@ def _digest(content: bytes) -> str:
 
 
 def _find(place: str) -> tuple[Path, list[Path]]:
-    """Returns the import root (the entry of `sys.path`), and the files that run when the workload is imported."""
+    """Returns the import root (an entry of `sys.path`), and the files that run when the workload is imported."""
     if place.endswith(".py"):
         file = Path(place).resolve()
         return file.parent, [file]
@@ -77,7 +77,7 @@ def _imported(source: bytes, file: Path, base: Path) -> Iterator[Path]:
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
-        return  # importing the workload raises a better error
+        return  # importing the workload will raise a better error
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             wanted = [(base, alias.name.split(".")) for alias in node.names]

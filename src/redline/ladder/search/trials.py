@@ -1,4 +1,4 @@
-"""Trials: sets up a candidate plan beside the incumbent, times both in turns, and records the verdict."""
+"""Trials: sets up a candidate plan, times it in turns with the incumbent (best plan so far), records the verdict."""
 
 import time
 from collections.abc import Sequence
@@ -22,18 +22,18 @@ from redline.ladder.search.settings import Settings
 from redline.ladder.statistics import Interval
 from redline.machine.load import LoadMeter, current_load
 
-# With less time left than this, no trial is started.
+# No trial is started with less time left than this.
 _OVERHEAD_S = 2.0
-# The time for the turns of a trial that has used up the time before the final race.
+# The minimum time for timing a trial, even if only the time reserved for the final race is left.
 _LEAST_SAMPLING_S = 0.5
-# The ratio from which fewer threads are probably faster, if the interval does not exclude it.
+# Fewer threads count as probably faster if the measured ratio exceeds this value, and the interval contains it.
 _PROBABLY = 1.1
 
 
 class Trials:
-    """Measures plans against the incumbent. Every failure becomes a row with its reason.
+    """Measures plans against the incumbent. Every failure is recorded as a row with its reason.
 
-    The parameter `added` is a plan of the rungs to add to the incumbent plan: one, or a few that only work together.
+    The parameter `added` is a plan of the rungs to add to the incumbent: one rung, or a few that only work together.
     """
 
     def __init__(self, settings: Settings, pool: WorkerPool, budget: Budget, progress: Progress) -> None:
@@ -43,14 +43,14 @@ class Trials:
         if contended:
             self.announce(f"{self.load}: intervals will be wide, and every trial takes longer")
         self.announce("running the untouched model for reference")
-        # Runs before the ceilings are measured, which takes seconds, so that a wrong address fails at once.
+        # Comes before the measurement of the ceilings, which takes seconds, so that a wrong address fails at once.
         found = ask_machine(pool, settings.device, measure=False)
         threads = max(1, int(found.cores - self.load.other_cores)) if contended else 0
         self.spec, facts = prepare_trials(pool, settings, found, threads)
         if facts.state:
             self.announce(facts.state)
-        self.announce("reading the machine")
-        # Ceilings that were measured beside other load are wrong; without them the hardware's features decide.
+        self.announce("reading the machine's properties")
+        # Ceilings measured under other load are wrong; without ceilings, the hardware's features decide what to try.
         self.machine = ask_machine(pool, settings.device, measure=not contended)
         self.training = facts.training
         self.log = RunLog(self.spec, self.machine, facts, settings.measurements_path)
@@ -96,16 +96,16 @@ class Trials:
 
     def expected_s(self, candidate: Plan) -> float:
         """Returns the time that a trial of this plan is expected to take."""
-        # Most decisions are clear before the time for sampling is over.
+        # On average a decision is clear after about half of the sampling time.
         return self.estimates.trial_s(candidate) + self.spec.sampling_s / 2
 
-    def why_too_long(self, candidate: Plan, hope: float = 1.0) -> str:
+    def why_too_long(self, candidate: Plan, start_share: float = 1.0) -> str:
         """Returns why the trial is not started if it cannot end within the budget, else "".
 
-        `hope` is the share of the expected time that suffices to start it.
+        `start_share` is the share of the expected time that must be left to start the trial.
         """
         expected_s, left_s = self.expected_s(candidate), max(0.0, self._budget.left_s)
-        if hope * expected_s <= left_s:
+        if start_share * expected_s <= left_s:
             return ""
         if left_s < _OVERHEAD_S:
             return "the budget was spent"
@@ -124,7 +124,7 @@ class Trials:
         next_ones = [plan for plan in plans if plan in parallel][:room]
         if len(next_ones) < 2 or plans[0] not in parallel or self._budget.is_spent or self.is_target_reached():
             return
-        self.announce(f"setting up {len(next_ones)} plans side by side")
+        self.announce(f"setting up {len(next_ones)} plans in parallel")
         try:
             self.incumbent.arm()  # first, so that another plan fails if memory is short
         except WorkerFailed:
@@ -132,7 +132,7 @@ class Trials:
         self.setups.prepare({plan: self.limit_s(plan) for plan in next_ones})
 
     def limit_s(self, candidate: Plan) -> float:
-        """The first compilation may take all the time that is left, because nothing else gains as much."""
+        """Returns the time limit; the first compilation may use all the time left, because it often gains the most."""
         first = "compile" in candidate and not self.estimates.has_seen(candidate)
         return self._budget.limit_s(self.estimates.trial_s(candidate), to_the_end=first)
 
@@ -163,10 +163,10 @@ class Trials:
                 close(arm)
                 incumbent = self.incumbent.arm()
                 (old,) = self.take_turns([incumbent], about)
-                notes = ("timed one after the other, because both plans do not fit in memory together",)
+                notes = ("timed one after the other, because the two plans do not fit in memory together",)
             comparison = compare_arms(incumbent, arm, old, new)
             better, reason = self.spec.objective.judge(comparison)
-            if not better and self._steadies(added, comparison.ratio):
+            if not better and self._reduces_noise(added, comparison.ratio):
                 better, reason = True, f"{reason}; kept because plans with more threads wait for other processes"
             verdict = "kept" if better else "dropped"
             self.estimates.record(
@@ -183,7 +183,7 @@ class Trials:
             close(arm)
             if self.incumbent.lost_process(failure) and retry:
                 return self.measure(role, added, candidate, retry=False)
-            # If there is no arm yet, the set-up was too slow. Otherwise the plan hangs, whatever the budget.
+            # A timeout during the set-up may be due to the budget. After the set-up it means that the plan hangs.
             out_of_budget = arm is None and failure.kind == "timeout" and limit_s < self._settings.timeout_s
             if arm is None:
                 self.estimates.record_failure(str(added), candidate, failure, limit_s)
@@ -191,10 +191,10 @@ class Trials:
         finally:
             close(arm)
 
-    def _steadies(self, added: Plan, ratio: Interval) -> bool:
-        """Whether the rung is a smaller number of threads, probably faster beside the present load.
+    def _reduces_noise(self, added: Plan, ratio: Interval) -> bool:
+        """Returns whether the rung is a smaller number of threads that is probably faster under the present load.
 
-        With one thread per core the times of a busy machine vary so much that no later trial could be decided.
+        With one thread per core, times on a busy machine vary so much that no later trial could be decided.
         """
         is_threads = [rung.name for rung in added.rungs] == ["threads"]
         return is_threads and self.load.is_contended(self.machine.is_cuda) and ratio.middle > _PROBABLY > ratio.low
@@ -214,7 +214,7 @@ class Trials:
                 return self.record("ablation", smaller, "kept", "the gate fails without it", arm, **about)
             measure_peak(arm, self.spec)
             old, new = self.take_turns([whole, arm], about)
-            # The plan with the rung is the candidate here: it has to be better than the plan without it.
+            # The plan with the rung is the candidate: it has to be better than the plan without the rung.
             worth, gain = self.spec.objective.judge(compare_arms(arm, whole, new, old))
             reason = f"{'improves the whole plan' if worth else 'redundant beside the other rungs'}: {gain}"
             row = self.record("ablation", arm.plan, "kept" if worth else "dropped", reason, arm, new, old, **about)
@@ -233,7 +233,7 @@ class Trials:
             close(arm)
 
     def _open_beside(self, candidate: Plan, timeout_s: float) -> tuple[Arm | None, Arm]:
-        """Returns both arms; if a GPU has too little memory for both, None in place of the incumbent's arm."""
+        """Returns the processes of both plans; None for the incumbent if the GPU has too little memory for both."""
         incumbent = self.incumbent.arm()
         try:
             return incumbent, self.setups.open(candidate, timeout_s=timeout_s)
@@ -251,7 +251,7 @@ class Trials:
 
 
 def _describe_failure(failure: WorkerFailed, out_of_budget: bool) -> tuple[str, str]:
-    """Returns the verdict and the reason."""
+    """Returns the verdict and the reason that are recorded for a failure."""
     if out_of_budget:
         return "unmeasured", f"{failure} to stay within the budget"
     verdict = failure.kind if failure.kind in ("unavailable", "refused") else "failed"

@@ -1,4 +1,4 @@
-"""Loads a workload by its address: a bundled name, `module:function`, `file.py:function`, or a registered kind."""
+"""Loads a workload by its address: a bundled name, `module:function`, `file.py:function`, or a registered prefix."""
 
 import importlib
 import importlib.util
@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-# Each registers its kind of address.
+# Each of these modules registers its kind of address, such as `timm:` or `.onnx`, when it is imported.
 import redline.ladder.workloads.exported_program
 import redline.ladder.workloads.onnx_file
 import redline.ladder.workloads.pickled
@@ -22,10 +22,10 @@ from redline.ladder.workloads import BUNDLED
 
 
 def load_workload(address: str, options: Mapping[str, Any] | None = None) -> Workload:
-    """Calls the function at an address: `module:function`, `file.py:function`, a bundled name, or of a kind such as
-    `timm:NAME`, `hf:FOLDER`, `model.onnx`, `model.pt2` and `train:CONFIG`.
+    """Calls the function at an address: `module:function`, `file.py:function`, a bundled name, or a registered form
+    such as `timm:NAME`, `hf:FOLDER`, `model.onnx`, `model.pt2` and `train:CONFIG`.
 
-    `options` are its arguments, such as the input shape.
+    `options` are the arguments of the function, such as the input shape.
     """
     options = dict(options or {})
     function = find_function(address)

@@ -1,11 +1,11 @@
 """`drct` and `drct_l`: ×4 super-resolution of one tile by DRCT and by DRCT-L.
 
-The random weights are drawn so that every part affects the output: products preserve the scale of their input, queries,
-keys and position biases are large enough for attention to be selective, and norms are not the identity. With the usual
-small initial weights the body adds almost nothing to the image, and a rung could break it unnoticed.
+The random weights are drawn so that every part affects the output: products preserve the scale of their input; queries,
+keys and position biases are large enough for attention to be selective; and norms are not the identity. With the usual
+small initial weights the blocks would add almost nothing to the image, so no gate would notice if a rung broke them.
 
-Meaning of the limits, on a DRCT of two groups: bf16 weights and arithmetic reach 61 dB, a model without position biases
-43 dB, and one whose windows are never shifted 42 dB. The limit is 44 dB.
+How the limit was chosen: on a DRCT of two groups, bf16 weights and arithmetic reach 61 dB, but a model without position
+biases only 43 dB, and a model whose windows are never shifted 42 dB. The limit is 44 dB.
 """
 
 import torch
@@ -53,7 +53,7 @@ def draw(model: Drct) -> Drct:
 
 
 def smooth_images(batch: int, size: int) -> Tensor:
-    """Returns images of waves with edges, in [0, 1], different in every batch."""
+    """Returns images of waves with sharp edges, with values in [0, 1]; every batch has different images."""
     y, x = torch.meshgrid(torch.arange(size) / 16, torch.arange(size) / 16, indexing="ij")
     down, right = 6.28 * torch.rand(2, batch, 3, 1, 1)
     colour = torch.arange(1, 4).view(1, 3, 1, 1)

@@ -1,4 +1,4 @@
-"""The address `model.pt2`: a file that `torch.export.save` wrote. Its example inputs are the samples."""
+"""The address `model.pt2`: a file that `torch.export.save` wrote, whose example inputs are used as samples."""
 
 import inspect
 import zipfile
@@ -18,7 +18,7 @@ from redline.trees import tree_leaves, tree_map_only
 
 
 class ExportedModel(nn.Module):
-    """Runs an exported program, whose own module has no `train()` and `eval()`, and takes arguments by any name."""
+    """Runs an exported program; adds `train()` and `eval()`, which its module lacks, and accepts keyword arguments."""
 
     def __init__(self, program: Any) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ def _find_function(path: str) -> Callable[..., Workload]:
     sizes = [leaf.shape[0] for leaf in tree_leaves(example) if isinstance(leaf, Tensor) and leaf.ndim]
 
     def model(batch: int = 0) -> Workload:
-        """`batch` is the size of the first axis, if the program was exported with a dynamic one."""
+        """Returns the workload; `batch` is the size of the first axis if that axis is dynamic in the program."""
 
         def resized(tensor: Tensor) -> Tensor:
             alike = batch and tensor.ndim and len(tensor) == sizes[0]

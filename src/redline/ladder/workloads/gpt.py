@@ -1,11 +1,11 @@
 """`gpt` and `gpt_124m`: training steps (forward, backward, AdamW) of a small GPT and of one the size of GPT-2.
 
 Token frequencies follow Zipf's law, as in real text. So the loss falls from the first step, and an optimizer that does
-nothing is detected within a few steps; with uniform tokens the loss would not change either way.
+nothing is detected within a few steps. With uniformly drawn tokens even a correct optimizer could not reduce the loss.
 
-Meaning of the limits: on a tiny GPT, bf16 gradients are off by less than 1%, and gradients without the causal mask by
-more than 20%; without optimizer steps the loss is 4% too high after one step. The limits are 5% for gradients and 1%
-for the loss of every judged step.
+How the limits were chosen: on a tiny GPT, bf16 gradients have an error below 1%, and gradients without the causal mask
+above 20%; without optimizer steps the loss is 4% too high after one step. The limits are 5% for gradients and 1% for
+the loss of every judged step.
 """
 
 import math
@@ -49,7 +49,7 @@ def gpt_124m(batch: int = 16, length: int = 1024) -> Workload:
 
 
 def next_token_loss(logits: Tensor, batch: dict[str, Any]) -> Tensor:
-    """Returns the cross-entropy of the next token; the last position is masked, so that logits are not copied."""
+    """Returns the cross-entropy of the next token; masks the last position, because slicing would copy the logits."""
     targets = F.pad(batch["tokens"][:, 1:], (0, 1), value=_NO_TARGET)
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=_NO_TARGET)
 

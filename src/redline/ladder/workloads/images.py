@@ -1,8 +1,8 @@
 """Random images that a network with random weights can tell apart.
 
-Plain noise is the wrong test input: averaged over an image, all noise is alike, so a random network gives nearly the
-same output for every image, and an error of a few percent is as large as everything that the input contributes. These
-images differ in overall color, in coarse shapes and in grain.
+Plain noise is unsuitable as a test input: its average over an image is always the same, so a random network gives
+nearly the same output for every image, and an error of a few percent can be as large as the whole effect of the input.
+The images made here differ in overall color, in coarse shapes and in grain.
 """
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def random_images(batch: int, size: int | tuple[int, int], channels: int = 3) -> Tensor:
-    """Returns images of this size or (height, width), scaled like normalized photographs."""
+    """Returns square images of this size, or of (height, width), scaled like normalized photographs."""
     height, width = (size, size) if isinstance(size, int) else size
     color = F.normalize(torch.randn(batch, channels, 1, 1), dim=1)
     shapes = F.interpolate(torch.randn(batch, channels, 4, 4), size=(height, width), mode="bicubic")

@@ -23,14 +23,14 @@ from redline.ladder.workloads.images import random_images
 from redline.ladder.workloads.onnx_operators import OPERATORS
 from redline.ladder.workloads.optional import import_for
 
-# Attributes that do not change a result here: of an output that is not computed, or of the precision of a sum.
+# Attributes without effect here: they concern an output that is not computed, or the precision of a sum.
 _UNUSED = ("storage_order", "stash_type", "training_mode", "momentum")
-# The default size of a variable axis, by its place: the batch, the channels or positions, height and width.
+# The default size of a variable axis by its position: the batch, the channels or sequence positions, height and width.
 _SIZES = (1, 64, 224, 224)
 
 
 class _Apply(nn.Module):
-    """An operator that has no layer in torch."""
+    """A module that runs an ONNX operator for which torch has no layer."""
 
     def __init__(self, function: Callable[..., Any], attributes: Mapping[str, Any]) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Conversion:
         self.onnx, self.opset = onnx, model.opset_import
         self.root, self.graph = nn.Module(), fx.Graph()
         self.values: dict[fx.Node, Any] = {}
-        # What each name of the ONNX graph stands for: a node of the new graph, or a constant.
+        # The value of each name in the ONNX graph: a node of the new graph, or a constant.
         self.names: dict[str, Any] = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}
         for name, tensor in example.items():
             self.names[name] = self.graph.placeholder(_identifier(name))
@@ -141,7 +141,7 @@ class Conversion:
         return self._operand(self.names[name])
 
     def _operand(self, value: Any) -> Any:
-        """Returns a node for a value; a constant becomes a buffer."""
+        """Returns the graph node of a value; a constant is registered as a buffer."""
         if value is None or isinstance(value, fx.Node):
             return value
         tensor = _tensor(value)
@@ -203,7 +203,7 @@ def _find_function(path: str) -> Callable[..., Workload]:
             if isinstance(axis, str):
                 sizes.setdefault(axis, _SIZES[min(place, 3)])
     rows = {tensor.name: tensor.dims[0] for tensor in head.graph.initializer if len(tensor.dims) == 2}
-    # The number of embeddings that an input selects from.
+    # The number of embeddings in the table that an input indexes.
     counts = {n.input[1]: rows[n.input[0]] for n in head.graph.node if n.op_type == "Gather" and n.input[0] in rows}
 
     def model(**options: int) -> Workload:

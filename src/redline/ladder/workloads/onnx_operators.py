@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Values that decide on shapes are known when a graph is converted, and are passed as lists of integers.
+# Values that determine shapes are known when a graph is converted, and are passed as lists of integers.
 Ints = Sequence[int]
 _ONES = (1, 1, 1)
 _ZEROS = (0, 0, 0)
@@ -17,7 +17,7 @@ _ZEROS = (0, 0, 0)
 
 @dataclass(frozen=True)
 class Operator:
-    """A function, and the places of its inputs that decide on shapes."""
+    """The function of an operator, and the positions of those inputs that determine shapes."""
 
     function: Callable[..., Any]
     static: tuple[int, ...] = ()
@@ -68,7 +68,7 @@ def _depth_to_space(x: Tensor, blocksize: int, mode: str = "DCR") -> Tensor:
 
 
 def _around(pads: Ints) -> list[int]:
-    """Returns ONNX's pads in the order of `F.pad`, which begins with the last axis."""
+    """Converts ONNX's pads to the order of `F.pad`, which starts with the last axis."""
     half = len(pads) // 2
     return [amount for axis in reversed(range(half)) for amount in (pads[axis], pads[axis + half])]
 

@@ -2,7 +2,7 @@
 
 cloudpickle writes classes and functions by value if a new process cannot import them, for example those of a script's
 `__main__`, of a notebook, or of a file that was loaded by its path. So a trial process never runs the user's script.
-torch.compile imports the module of each function that it traces, so reading creates these modules.
+torch.compile imports the module of each function that it traces, so modules of these names are created when reading.
 """
 
 import functools
@@ -36,7 +36,7 @@ class SavedModel:
 
 
 def save_model(model: nn.Module, path: Path) -> SavedModel:
-    """Writes the model with its weights, so that a workload that refers to it stays small."""
+    """Writes the model with its weights to its own file, so that a workload that refers to the file stays small."""
     _save(model, path)
     return SavedModel(str(path))
 
@@ -66,7 +66,7 @@ register_prefix(_PREFIX)
 
 
 def _save(value: Any, path: Path) -> None:
-    """Writes `value`, and by value what it uses of loaded modules that a new process cannot import."""
+    """Writes `value`, including the code that it uses from loaded modules which a new process cannot import."""
     modules = [module for name, module in sorted(sys.modules.items()) if not _is_importable(name)]
     for module in modules:
         cloudpickle.register_pickle_by_value(module)
@@ -84,7 +84,7 @@ def _save(value: Any, path: Path) -> None:
 
 @functools.cache
 def _is_importable(name: str) -> bool:
-    """Returns whether a new process finds the module; also True for `__main__`, which cloudpickle writes by value."""
+    """Returns whether a new process can import the module; True for `__main__` too, which cloudpickle always writes."""
     package = name.partition(".")[0]
     finders = [finder.find_spec for finder in sys.meta_path if hasattr(finder, "find_spec")]
     return package == "__main__" or any(find(package, None) is not None for find in finders)
@@ -95,7 +95,7 @@ def _load(path: Path) -> Any:
 
 
 class _WithModules:
-    """A pickle module for `torch.load` that reads functions back into modules of their names."""
+    """A pickle module for `torch.load` that puts the functions it reads into modules with their original names."""
 
     class Unpickler(pickle.Unpickler):
         def find_class(self, module_name: str, global_name: str, /) -> Any:
@@ -118,7 +118,7 @@ def _make_function(code: Any, namespace: dict[str, Any], *rest: Any) -> Function
 def _exists(name: str) -> bool:
     try:
         return name in sys.modules or importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:  # its package does not exist
+    except ModuleNotFoundError:  # the package of the module does not exist
         return False
 
 

@@ -11,8 +11,8 @@ _SMALL = 1e-3
 
 
 @torch.no_grad()
-def let_every_layer_count(model: nn.Module) -> nn.Module:
-    """Replaces weights that are constant and almost zero; biases stay as they are."""
+def replace_near_zero_weights(model: nn.Module) -> nn.Module:
+    """Replaces weight tensors whose values are all close to zero; biases are not changed."""
     for module in model.modules():
         norm = isinstance(module, (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm))
         for name, weight in module.named_parameters(recurse=False):

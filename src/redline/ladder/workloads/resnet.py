@@ -1,16 +1,16 @@
 """`resnet`: a ResNet-18 classifier whose gates detect a wrongly folded batch normalization.
 
-Its weights are random, but it resembles a trained network in what matters for judging:
-- batch normalization has random scales and shifts, and running statistics of real activations, so that folding it
-  wrongly is far outside the gate;
-- the second scale of each block is small, as in trained networks, where a block adds a small correction;
+The weights are random, but the network resembles a trained one in the properties that matter for judging:
+- batch normalization has random scales and shifts, and running statistics of real activations, so that the error of
+  folding it wrongly is far outside the gate;
+- the last batch-norm scale of each block is small, as in trained networks, where a block adds a small correction;
 - the logits are centered over images. Otherwise nine tenths of every output would not depend on the input, and a
   relative error of 3% could hide the loss of nearly all information about the input.
 
-Meaning of the limits: correct static int8 (weights per channel, activations per tensor) has a relative error of 5–6% on
-these logits, because eight bits round each of twenty layers by about 1%. Six bits give 19%, and one lost batch-norm
-shift 33%. The limit is 8%; weights and limit were chosen together (see docs/workloads.md). There is no gate on the
-top-1 class, because the two largest of a thousand random logits are so close that correct int8 sometimes swaps them.
+How the limit was chosen: correct static int8 (weights per channel, activations per tensor) has a relative error of 5–6%
+on these logits, because eight bits round each of twenty layers by about 1%. Six bits give 19%, and one missing
+batch-norm shift 33%. The limit is 8%; weights and limit were chosen together (see docs/workloads.md). No gate checks
+the top-1 class: the two largest of a thousand random logits are so close that correct int8 sometimes swaps them.
 """
 
 import torch
@@ -25,7 +25,7 @@ from redline.models.resnet import ResNet
 def resnet(batch: int = 4, size: int = 128, classes: int = 1000) -> Workload:
     """ResNet-18 inference on `batch` images of `size` × `size`."""
     return Workload(
-        build=lambda: _settle(ResNet(classes=classes)),
+        build=lambda: _init_batch_norms(ResNet(classes=classes)),
         inputs=lambda seed: random_images(batch, size),
         gates=(Gate("relative_error", 0.08), Gate("kl_divergence", 0.01)),
         items=batch,
@@ -34,12 +34,12 @@ def resnet(batch: int = 4, size: int = 128, classes: int = 1000) -> Workload:
 
 
 @torch.no_grad()
-def _settle(model: ResNet) -> ResNet:
+def _init_batch_norms(model: ResNet) -> ResNet:
     """Draws batch-norm scales and shifts, then sets running statistics and centers the logits accordingly."""
     norms = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.BatchNorm2d)]
     for name, norm in norms:
-        closes_a_block = name.endswith("norm2")
-        nn.init.uniform_(norm.weight, *((0.1, 0.3) if closes_a_block else (0.5, 1.5)))
+        is_last_in_block = name.endswith("norm2")
+        nn.init.uniform_(norm.weight, *((0.1, 0.3) if is_last_in_block else (0.5, 1.5)))
         nn.init.normal_(norm.bias, std=0.2)
         norm.momentum = None  # use the statistics of this one batch
     nn.init.normal_(model.head.weight, std=0.15)

@@ -1,4 +1,4 @@
-"""Batches that are derived from a few samples of the user: the samples themselves, and random variations of them."""
+"""Makes the batches of a workload from the user's samples: the samples themselves, and random variations of them."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ _SHIFT, _SCALE, _NOISE = 0.3, 0.3, 0.3
 
 
 class SampleInputs:
-    """Returns the batch of a seed: for the first seeds of calibration, judging and timing, the samples themselves.
+    """Returns the batch of a seed: the samples themselves for the first seeds of calibration, judging and timing.
 
     All other batches are variations. The final race judges plans on variations alone, which no trial has seen.
     """
@@ -51,7 +51,7 @@ def random_like(tensor: Tensor) -> Tensor:
         return torch.randn(tensor.shape, dtype=tensor.dtype)
     if tensor.dtype in (torch.int32, torch.int64) and not tensor.any():
         return torch.randint(2, tensor.shape, dtype=tensor.dtype)
-    return tensor.to(device)  # a mask, or positions
+    return tensor.to(device)  # for example a mask or positions, which must not be varied
 
 
 def _varies(tensor: Tensor) -> bool:
@@ -65,7 +65,7 @@ def _varies(tensor: Tensor) -> bool:
 
 @torch.no_grad()
 def _vary(tensor: Tensor) -> Tensor:
-    """Returns a tensor of the same shape and range: integers are permuted; floats are shifted, scaled and noised."""
+    """Returns a tensor of the same shape and range: permutes integers; shifts and scales floats, and adds noise."""
     if not _varies(tensor):
         return tensor
     if not tensor.is_floating_point():

@@ -11,7 +11,7 @@ from redline.ladder.workload import Workload
 from redline.ladder.workload_prefixes import WorkloadPrefix, register_prefix
 from redline.ladder.workloads.images import random_images
 from redline.ladder.workloads.optional import import_for
-from redline.ladder.workloads.random_weights import let_every_layer_count
+from redline.ladder.workloads.random_weights import replace_near_zero_weights
 
 
 def _find_function(name: str) -> Callable[..., Workload]:
@@ -23,13 +23,13 @@ def _find_function(name: str) -> Callable[..., Workload]:
     channels, height, width = config.input_size
 
     def model(batch: int = 1, size: int = 0) -> Workload:
-        """`size` is the height and width of the images; by default the one that the model was trained with."""
+        """Returns the workload; `size` is the height and width of the images, by default as in the model's training."""
         shape = (size, size) if size else (height, width)
 
         def build() -> nn.Module:
-            # Only models whose weights depend on the size of the image take it as an argument.
+            # Only models whose weights depend on the image size accept `img_size`.
             options = {"img_size": size} if size and config.fixed_input_size else {}
-            return let_every_layer_count(timm.create_model(name, pretrained=False, **options))
+            return replace_near_zero_weights(timm.create_model(name, pretrained=False, **options))
 
         def inputs(seed: int) -> torch.Tensor:
             return random_images(batch, shape, channels)

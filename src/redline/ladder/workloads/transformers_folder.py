@@ -15,7 +15,7 @@ from redline.ladder.workload import Inputs, Workload
 from redline.ladder.workload_prefixes import WorkloadPrefix, register_prefix
 from redline.ladder.workloads.images import random_images
 from redline.ladder.workloads.optional import import_for
-from redline.ladder.workloads.random_weights import let_every_layer_count
+from redline.ladder.workloads.random_weights import replace_near_zero_weights
 
 
 def _tokens(config: Any, batch: int, length: int) -> Tensor:
@@ -37,10 +37,10 @@ def _spectrogram(config: Any, batch: int, length: int) -> Tensor:
 def _waveform(config: Any, batch: int, _: int) -> Tensor:
     if hasattr(config, "num_mel_bins"):
         return torch.randn(batch, config.max_length, config.num_mel_bins)
-    return torch.randn(batch, 16_000)  # one second
+    return torch.randn(batch, 16_000)  # one second of audio
 
 
-# How to make each kind of input, by the name of the argument.
+# A function that makes each kind of input, by the name of the model's argument.
 _INPUTS: dict[str, Callable[[Any, int, int], Tensor]] = {
     "input_ids": _tokens,
     "decoder_input_ids": _tokens,
@@ -70,12 +70,12 @@ def _find_function(folder: str) -> Callable[..., Workload]:
         )
 
     def model(batch: int = 1, length: int = 128, padding: float = 0.0) -> Workload:
-        """`padding` masks this share of the tokens at the end of every second row."""
+        """Returns the workload; `padding` is the share of tokens that is masked at the end of every second row."""
 
         def build() -> nn.Module:
             if any(True for pattern in _WEIGHTS for _ in Path(folder).glob(pattern)):
                 return cls.from_pretrained(folder, config=config, local_files_only=True)
-            return let_every_layer_count(cls._from_config(config))
+            return replace_near_zero_weights(cls._from_config(config))
 
         def inputs(seed: int) -> Inputs:
             parts = {"pixel_values": "vision_config", "input_ids": "text_config"}

@@ -3,9 +3,9 @@
 The inputs are a noisy frame, its time step and the previous frame; the output is the next frame. The weights are
 random, but no layer starts at zero, so the output depends on all three inputs.
 
-Meaning of the limits: bf16 has a relative error of about 1.5%. Losing one attention layer gives 5%, and losing a bottom
-convolution 15%. The limit is 2.5%; the limit of 48 dB also keeps the error below one step of an 8-bit image (1/255 of
-the output's range).
+How the limits were chosen: bf16 has a relative error of about 1.5%. Removing one attention layer gives 5%, and removing
+a convolution at the lowest resolution 15%. The limit is 2.5%; the limit of 48 dB also keeps the error below one step of
+an 8-bit image (1/255 of the output's range).
 """
 
 import torch
@@ -18,17 +18,17 @@ _CHANNELS = 3
 
 
 def unet_100m(batch: int = 1, size: int = 64) -> Workload:
-    """The U-Net pair with base width 64: 98.6M parameters."""
+    """Two U-Nets with base width 64: 98.6M parameters."""
     return video_unet(64, batch, size)
 
 
 def unet_390m(batch: int = 1, size: int = 64) -> Workload:
-    """The U-Net pair with base width 128: 394M parameters."""
+    """Two U-Nets with base width 128: 394M parameters."""
     return video_unet(128, batch, size)
 
 
 def unet_880m(batch: int = 1, size: int = 64) -> Workload:
-    """The U-Net pair with base width 192: 887M parameters."""
+    """Two U-Nets with base width 192: 887M parameters."""
     return video_unet(192, batch, size)
 
 
@@ -38,7 +38,7 @@ def video_unet(base: int, batch: int, size: int) -> Workload:
 
     def inputs(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         frame, previous_frame = torch.randn(2, batch, _CHANNELS, size, size).unbind(0)
-        # Integers, because a half-precision model would round floats.
+        # Time steps are integers, because floats would be rounded in the inputs of a half-precision model.
         timestep = torch.randint(STEPS, (batch,))
         return frame, timestep, previous_frame
 

@@ -1,11 +1,11 @@
 """`vit`: a ViT-S/16 encoder with hand-written attention.
 
-With the usual small initial weights every attention map is nearly uniform, and a rung could replace attention by an
-average unnoticed. So position embeddings are as large as patch embeddings, and queries and keys are large enough for
-selective attention: uniform attention in all blocks has an error of 20%, in the first block alone 11%, and in the last
-alone 2%, which passes.
+With the usual small initial weights every attention map is nearly uniform, and no gate would notice a rung that
+replaces attention by an average. So position embeddings are as large as patch embeddings, and queries and keys are
+large enough for selective attention: uniform attention in all blocks has an error of 20%, in the first block alone 11%,
+and in the last alone 2%, which passes.
 
-Meaning of the limits: weights rounded to bf16 have a relative error of 0.4%, weights and activations (per token)
+How the limit was chosen: weights rounded to bf16 have a relative error of 0.4%, weights and activations (per token)
 rounded to eight bits 2%, and to six bits 7%. The limit is 3%.
 """
 

@@ -33,7 +33,7 @@ SHARD_BYTES = 5 * 10**9
 _TEMPORARY = ".saving"
 _SHARDS = "model-?????-of-?????.safetensors"
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
-# Buffers in files of early transformers versions; they are derived from the config.
+# Buffers in files of early transformers versions, which are not read because they follow from the config.
 _COMPUTED = "rotary_emb.inv_freq"
 
 

@@ -98,7 +98,7 @@ _ARITHMETIC = re.compile(
 )
 # Names of sizes. These match `_ARITHMETIC`, but a wrong size is found by comparing the shapes of the weights.
 _SIZE = re.compile(r"(attn|attention)_head(s|_size|_dim)?$|(ffn|mlp|dim|size|width)_multiplier$")
-# Other names of settings that are read; accepted if the value equals that of the setting.
+# Alternative names of settings that are read, accepted if their value equals that of the setting.
 _SAME = {
     other: name
     for name, others in (
@@ -110,7 +110,7 @@ _SAME = {
     for other in others.split()
 }
 _NEUTRAL_AT_ONE = re.compile(r"scal(e|ing)|multiplier|factor|coef|pct|percent|(^|_)ratio|temperature|(^|_)loops?(_|$)")
-# Attention scales have no neutral number, because attention is scaled by the square root of the head dimension.
+# No number is neutral for an attention scale, because the default scale depends on the head dimension.
 _NEVER_NEUTRAL_NUMBER = re.compile(r"att(n|ention).*(scale|scaling|scalar|multiplier)")
 
 

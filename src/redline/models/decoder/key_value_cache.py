@@ -41,7 +41,7 @@ class LayerCache:
 
 @dataclass
 class KeyValueCache:
-    """`lengths_B` is the number of tokens in each row; `room` is the capacity of a row."""
+    """The buffers of all layers. `lengths_B` is the number of tokens in each row; `room` is the capacity of a row."""
 
     layers: tuple[LayerCache, ...]
     lengths_B: Tensor

@@ -2,8 +2,7 @@
 
 Only attention mixes tokens, so all other layers work on any order of rows; blocks with shifted windows reorder the
 rows. Heads are zero-padded to multiples of 16 channels: with 46 or 122 channels, torch's fused attention in bf16 takes
-two to three times as long. As in `gpu_inference.py`, the MLP's second layer is folded into the 1×1 convolution after
-it.
+two to three times as long. As in `gpu_inference.py`, the MLP's second layer is folded into the next 1×1 convolution.
 
 All layers remain `nn.Linear` and `nn.LayerNorm` modules, so that rungs that rewrite such modules still find them.
 """

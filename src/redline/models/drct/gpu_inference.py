@@ -75,7 +75,7 @@ class PackedLinear(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "PackedLinear":
         super()._apply(fn, recurse)
-        # Recomputed, because the sums must match the weights after a change of dtype.
+        # Recomputes the sums, which must match the weights after a change of dtype.
         self.weight_sums = self.weight.float().sum(1)
         return self
 

@@ -58,7 +58,7 @@ class Drct(SwitchableModule):
         return enlarged.contiguous()  # the convolutions may return channels_last
 
     def pack(self, device: torch.device) -> None:
-        """Replaces the body by one that is faster on this kind of device, but supports inference only."""
+        """Replaces the body by an implementation that is faster on this kind of device, but supports inference only."""
         config = self.config
         if not isinstance(self.layers[0], Group):
             raise ModelError("this DRCT is packed already.")

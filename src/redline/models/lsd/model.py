@@ -30,7 +30,7 @@ PROCESS, PREDICTION = "flow", "sample"
 
 
 class _Recomputing(nn.Module):
-    """If `recomputes` is set, backward recomputes the activations of the parts and autocast's weight copies."""
+    """A list of modules. If `recomputes` is set, backward recomputes their activations and autocast's weight copies."""
 
     recomputes: bool = False
 
@@ -55,7 +55,7 @@ class Level(_Recomputing):
 
 
 class Lsd(_Recomputing):
-    """`forward(noisy, frame, previous, timestep, control)` returns the clean image of `frame`."""
+    """The U-Net: `forward(noisy, frame, previous, timestep, control)` returns the clean image of `frame`."""
 
     sinusoids: Tensor
 

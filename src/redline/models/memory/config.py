@@ -1,4 +1,4 @@
-"""The hyper-parameters of a Titans model, a decoder with neural memory; shared ones are named as in `DecoderConfig`."""
+"""The hyper-parameters of a Titans model, a decoder with neural memory; common names are those of `DecoderConfig`."""
 
 import math
 from dataclasses import dataclass, fields

@@ -96,7 +96,7 @@ UPDATES = {"gated_delta": GatedDelta, "titans": Titans}
 
 @dataclass(frozen=True)
 class NeuralState:
-    """`recent_BTC` holds the last inputs of the convolution, which the next tokens need."""
+    """The state of a layer. `recent_BTC` holds the last inputs of the convolution, which the next tokens need."""
 
     recent_BTC: Tensor
     memory: UpdateState

@@ -151,7 +151,7 @@ class SlotAttention(SwitchableModule):
         keys, values = (torch.cat(pair, 1) for pair in zip(ordered, (key, value), strict=True))
         held_positions = torch.cat((held_BL, positions_BS), 1)
         out = attention_of_last_tokens(query, keys, values, held_positions, self.config.segment, span)
-        last_BT = positions_BS[:, -span:] % span  # of the tokens that share a row, the ring keeps the last
+        last_BT = positions_BS[:, -span:] % span  # the ring keeps only the last token of those that share a row
         state = replace(
             state,
             recent_BTC=recent,

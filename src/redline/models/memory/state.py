@@ -25,8 +25,7 @@ from redline.models.memory.neural_memory import NeuralState
 from redline.models.memory.slot_attention import WindowState
 
 LayerState = NeuralState | WindowState
-# The number of values per weight that are stored to identify the model, and the relative error that another dtype may
-# cause.
+# The number of values stored per weight to identify the model, and the relative error that another dtype may cause.
 _FINGERPRINT_VALUES = 64
 _ROUNDING = 0.01
 
@@ -105,7 +104,7 @@ def _sampled(weight: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class MemoryState:
-    """`position_B` is the position of each sequence's next token in its document."""
+    """The state of all layers. `position_B` is the position of each sequence's next token in its document."""
 
     position_B: Tensor
     layers: tuple[LayerState, ...]

@@ -28,9 +28,9 @@ class BlockMasks:
     """Which blocks of keys each block of queries attends to in flex attention.
 
     `create_block_mask` evaluates the mask for every pair of tokens and cannot be compiled inside a checkpointed region.
-    This looks at the first and last token of each block only. Positions increase within a document and document numbers
-    increase along a row, so a block with a visible token is never skipped. A block without a visible token may be
-    listed, which only costs time.
+    This class reads only the first and last token of each block. Positions increase within a document and document
+    numbers increase along a row, so a block with a visible token is never skipped. A block without a visible token may
+    be listed, which only costs time.
 
     `near` covers the tokens of a document inside the window, `beyond` the tokens that have left it.
 
@@ -147,7 +147,7 @@ class Rotation:
 
 @dataclass(frozen=True)
 class TokenPositions:
-    """`segment_starts` are the offsets at which a segment begins, the same for all sequences.
+    """The positions of all tokens. `segment_starts` are the offsets where segments begin, the same for all sequences.
 
     `block_masks` are the masks for flex attention, built on a GPU only.
     """

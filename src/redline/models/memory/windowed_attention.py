@@ -151,7 +151,7 @@ def _deterministic_beyond(
     mixed, lse = _flex(query, key, (weight_BS11 * value).to(value.dtype), mask, None)
     weights = (weight_BS11 * torch.ones_like(value[..., :LEAST_CHANNELS])).to(value.dtype)
     total = _flex(query, key, weights, mask, None)[0][..., 0].to(lse.dtype)
-    # The total is 0 for queries without a token beyond the window.
+    # The sum of weights is 0 for queries without a token beyond the window.
     sees = total > 0
     total = torch.where(sees, total, 1)
     lse = torch.where(sees, lse + total.log() + most_B1[:, None], -torch.inf)

@@ -1,8 +1,8 @@
 """Causal attention of each token over a span of tokens that ends with itself, with deterministic gradients.
 
-All sequences are concatenated, and `lowest_T` holds the first token that each token sees: packed documents and sliding
-windows are both expressed by it. Tokens before the span may be seen through separate queries and keys (`Far`) in the
-same softmax.
+All sequences are concatenated, and `lowest_T` holds the first token that each token sees, which expresses both packed
+documents and sliding windows. Tokens before the span may be seen through separate queries and keys (`Far`) in the same
+softmax.
 
 T: tokens of all sequences, H: query heads, G: key and value heads, D: head dimension.
 """
@@ -41,7 +41,7 @@ def causal_attention(
 
 
 def auto_implementation(like: Tensor, head_dim: int) -> str:
-    """Returns the implementation that `auto` takes for queries with this device, dtype and head dimension."""
+    """Returns the implementation that `auto` selects for queries with this device, dtype and head dimension."""
     return select("causal_attention", "auto", like, head_dim)
 
 

@@ -23,7 +23,7 @@ class Far(NamedTuple):
 
 
 def causal_attention(q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, lowest_T: Tensor, far: Far | None = None) -> Tensor:
-    """Returns (T, H, D). Softmax is at least fp32, and all T × T scores are stored."""
+    """Returns (T, H, D). The softmax is computed in fp32 or higher, and all T × T scores are stored."""
     scores_HTT = _scores(q_THD, k_TGD)
     index = torch.arange(len(q_THD), device=q_THD.device)
     sees_TT = (index <= index[:, None]) & (index >= lowest_T[:, None])

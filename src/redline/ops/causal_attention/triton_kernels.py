@@ -1,8 +1,8 @@
 """Triton kernels of causal attention: forward, the gradients of queries, and the gradients of keys and values.
 
 Softmax uses base 2: `logs` is the base-2 logarithm of each denominator. Tiles in which every query sees every key are
-computed without a mask, tiles at the ends of a span with one. No two programs write the same element, and each program
-adds in a fixed order, so results are deterministic.
+computed without a mask, and tiles at the ends of a span with a mask. No two programs write the same element, and each
+program adds in a fixed order, so results are deterministic.
 
 Far keys are processed after the near keys, so that every softmax has at least one term by then. They have their own
 queries, keys and bias, and the bias is added before scaling. A query sees the far keys from `first` up to, but not
@@ -111,7 +111,7 @@ def causal_attention_forward_kernel(
     HEADS: tl.constexpr, SHARED: tl.constexpr, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """`scale` is 1 / √D / ln 2, which converts scores to base-2 exponents."""
+    """Computes the outputs of a query tile. `scale` is 1 / √D / ln 2, which makes the scores base-2 exponents."""
     # The last tokens of a sequence see the most keys, so they are scheduled first.
     start = (tl.num_programs(0) - 1 - tl.program_id(0)) * M
     head = tl.program_id(1)

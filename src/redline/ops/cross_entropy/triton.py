@@ -33,14 +33,14 @@ class Tiles:
     warps: int
 
 
-# Keyed by element size in bytes. With 4 warps each thread holds 32 logits of 2 bytes or 16 of 4 bytes, and many
+# The tiles by element size in bytes. With 4 warps each thread holds 32 logits of 2 bytes or 16 of 4 bytes, and many
 # programs fit a multiprocessor.
 FORWARD_TILES = {2: Tiles(4096, 4), 4: Tiles(2048, 4)}
 GRADIENT_TILES = {2: Tiles(4096, 4), 4: Tiles(2048, 4)}
 
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
-# Finite, so that blocks of -inf (classes that are excluded) give 0 instead of NaN.
+# The initial maximum is finite, so that blocks of -inf (classes that are excluded) give 0 instead of NaN.
 _LOWEST = tl.constexpr(-3.4028234663852886e38)
 
 

@@ -60,7 +60,7 @@ def fused_linear(
 
 
 def auto_implementation(x_MK: Tensor, weight_NK: Tensor) -> str:
-    """Returns the implementation that `auto` takes for these tensors."""
+    """Returns the implementation that `auto` selects for these tensors."""
     return select("fused_linear", "auto", x_MK, weight_NK)
 
 

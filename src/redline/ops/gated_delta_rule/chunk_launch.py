@@ -1,4 +1,4 @@
-"""Which inputs the chunked kernels of the gated delta rule and the Titans memory support, and how they are launched."""
+"""Checks the inputs of the chunked kernels of the gated delta rule and the Titans memory, and launches the kernels."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -25,7 +25,7 @@ _SEQUENTIAL = (forward.state_kernel, backward.state_grad_kernel)
 _SINGLE_WARP = (forward.inverse_kernel,)
 
 
-# Keyed by element size in bytes and padded channels of a key.
+# The tiles of the kernels, by element size in bytes and by the padded number of channels of a key.
 TILES = {
     **{(2, keys): Tiles(64, 4, 32, 4, 2) for keys in (16, 32, 64, 128)},
     (2, 256): Tiles(64, 4, 32, 8, 1),
@@ -64,7 +64,7 @@ def gated_delta_rule(
 
 def why_not(q_BSHK: Tensor, k_BSHK: Tensor, v_BSHV: Tensor, chunk: int) -> str:
     reason = chunk_launch.why_not(q_BSHK, k_BSHK, v_BSHV, chunk, _LARGEST_HEAD)
-    # There are no tiles for an unsupported dtype.
+    # Checked first, because there are no tiles for an unsupported dtype.
     return reason or chunk_launch.why_too_long(q_BSHK, MOST_CHUNKS * tiles_for(q_BSHK, v_BSHV, chunk).chunk)
 
 

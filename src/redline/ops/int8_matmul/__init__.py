@@ -56,7 +56,7 @@ def int8_matmul(
     refused = int_mm.why_not(x_MK, w_NK)
     if implementation == "int_mm" and refused:
         raise MachineError(f"{op}: torch._int_mm cannot run: {refused}.")
-    # No warning: cuBLAS is faster for these shapes.
+    # Falls back without a warning, because cuBLAS is faster for these shapes.
     is_many = x_MK.is_cuda and not refused and not beats_cublas(_shape(x_MK, w_NK))
     if implementation == "auto" and is_many:
         implementation = "int_mm"

@@ -24,7 +24,7 @@ def int8_matmul(
 
 def why_not(x_MK: Tensor, w_NK: Tensor) -> str:
     """Returns why torch._int_mm does not support these shapes on their device, or an empty string."""
-    # A compiler cannot trace the check; eager calls have made it.
+    # A compiler cannot trace this check, which eager calls have made before.
     if not x_MK.is_cuda and not torch.compiler.is_compiling() and not products_are_exact(x_MK.device):
         return "it saturates at 16 bits on this CPU, which has no int8 dot products"
     (rows, depth), columns = x_MK.shape, w_NK.shape[0]

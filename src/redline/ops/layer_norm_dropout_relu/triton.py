@@ -15,7 +15,7 @@ from redline.ops import kernel
 from redline.ops.layer_norm_dropout_relu.reference import threshold
 from redline.ops.rms_norm.triton import Tiles
 
-# Keyed by the largest padded row width.
+# The tiles by the largest padded row width that they are for.
 FORWARD_TILES = {
     64: Tiles(32, 4),
     128: Tiles(16, 4),

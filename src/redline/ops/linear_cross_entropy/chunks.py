@@ -20,7 +20,7 @@ from redline.ops.cross_entropy.triton import write_gradient, write_loss
 # Chunks have many rows, because each chunk reads and writes the gradient of the weight once.
 CHUNK_BYTES = 2**31
 CHUNK_ROWS = 8192
-# The dtype in which the weight's gradient is summed. The benchmark sweeps it.
+# The dtype in which the weight's gradient is summed; the benchmark measures several.
 SUM_DTYPE = torch.float32
 # The rows of a chunk and the row stride of its logits are multiples of this, for full tiles and wide loads.
 _ALIGNMENT = 128
@@ -46,7 +46,7 @@ def sum_dtype(rows: int, classes: int, dtype: torch.dtype) -> torch.dtype:
 
 
 def empty_gradients(hidden_ND: Tensor, filled: int, classes: int, wanted: Sequence[bool]) -> tuple[Tensor, ...]:
-    """Returns uninitialized gradients of hidden, weight (`filled` rows) and bias. Unwanted ones have no rows."""
+    """Returns uninitialized gradients of hidden, weight (`filled` rows) and bias. Unwanted gradients have no rows."""
     (rows, features), dtype, device = hidden_ND.shape, hidden_ND.dtype, hidden_ND.device
     grad_hidden = torch.empty((rows if wanted[0] else 0, features), dtype=dtype, device=device)
     total = sum_dtype(rows, classes, dtype)
@@ -65,7 +65,7 @@ def compute(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Computes losses and, if the gradient of each row's loss is given, the gradients of hidden, weight and bias.
 
-    Gradients that are not wanted are empty. That of the weight is in `sum_dtype`, that of the bias in fp32.
+    Gradients that are not wanted are empty. The weight's gradient is in `sum_dtype`, that of the bias in fp32.
     """
     rows, classes = len(hidden_ND), len(weight_VD)
     device, dtype = hidden_ND.device, hidden_ND.dtype

@@ -2,7 +2,7 @@
 
 With reductions `mean` and `sum`, the gradient of every row's loss is the same number, which is known only in backward.
 Forward computes the gradients while the logits exist, as if the gradient of the loss were 1. Backward multiplies them
-by the actual gradient, which is read on the device. It is nearly always 1, so this multiplication rounds nothing. The
+by the actual gradient, which is read on the device and nearly always 1, so that this multiplication rounds nothing. The
 number of rows that are not ignored is never copied to the host. In fp16, where 1 / rows would be too small, forward
 uses a gradient of 1 for each row, and backward also applies the factor 1 / rows. With reduction `none` each row has its
 own gradient, which is needed before the weight's gradient is summed over rows, so backward recomputes the logits.
@@ -110,7 +110,7 @@ def _scale_gradients(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | 
 
 
 def _is_last_use(gradient: Tensor) -> bool:
-    """Returns whether backward may overwrite these gradients: it runs once, and no compiler is tracing."""
+    """Returns whether backward may overwrite these gradients: if it runs only once, and no compiler is tracing."""
     is_plain = type(gradient) is Tensor and not torch.compiler.is_compiling()
     return is_plain and not _get_current_graph_task_keep_graph()
 

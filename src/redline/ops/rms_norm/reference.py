@@ -1,7 +1,7 @@
 """Reference of RMSNorm over the last dimension, alone or after adding a residual.
 
 The statistics and the product with the weight are fp32 (fp64 for fp64 input), and the result is rounded once to x's
-dtype. Llama's code also rounds before the product: both agree in fp32, and this one is more accurate in bf16.
+dtype. Llama's code also rounds before the product: both agree in fp32, and this function is more accurate in bf16.
 """
 
 import torch

@@ -36,7 +36,7 @@ class SumTiles:
     warps: int
 
 
-# Keyed by the largest padded row width. A thread holds 32 elements in the forward kernel (16 of each summand if a
+# The tiles by the largest padded row width. A thread holds 32 elements in the forward kernel (16 of each summand if a
 # residual is added) and 16 in the backward kernel, which has more live values per element.
 FORWARD_TILES = {
     64: Tiles(64, 4),

@@ -27,7 +27,7 @@ class Slots(NamedTuple):
 
 
 class Written(NamedTuple):
-    """Counts of tokens that filled a slot, were merged into one, and replaced the content of the slot they filled."""
+    """Counts of tokens that filled a slot, were merged into a slot, or replaced the content of the slot they filled."""
 
     placed_B: Tensor
     merged_B: Tensor

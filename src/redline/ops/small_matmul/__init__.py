@@ -21,7 +21,7 @@ def small_matmul(x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None = None, *, im
     check_same_device(op, x_MK=x_MK, w_NK=w_NK, bias_N=bias_N)
     check_same_dtype(op, x_MK=x_MK, w_NK=w_NK, bias_N=bias_N)
     (rows, depth), size = x_MK.shape, x_MK.element_size()
-    # No warning: cuBLAS is faster for these shapes.
+    # Falls back without a warning, because cuBLAS is faster for these shapes.
     if implementation == "auto" and size <= 4 and not beats_cublas(shape_of(rows, w_NK.shape[0], depth, size, size)):
         implementation = "reference"
     return run(op, implementation, (x_MK, w_NK), reference.small_matmul, x_MK, w_NK, bias_N)

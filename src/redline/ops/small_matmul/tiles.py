@@ -45,9 +45,9 @@ MEASURED: dict[Shape, Tiles | None] = {
 }
 # The tiles below were compared with cuBLAS but not swept. `benchmarks/kernels/small_matmul.py --sweep` and
 # `benchmarks/kernels/int8_matmul.py --sweep` print replacements.
-# For one row, by element size of the weight: 16 bytes per thread and load, and many programs per multiprocessor.
+# Tiles for one row of x, by element size of the weight: 16 bytes per thread and load, many programs per multiprocessor.
 VECTOR_TILES = {1: Tiles(1, 2, 1024, 2, 1), 2: Tiles(1, 2, 2048, 4, 1), 4: Tiles(1, 2, 1024, 4, 1)}
-# For more rows, by element sizes of x and of the weight, then by the most rows that the tiles are for.
+# Tiles for more rows, by the element sizes of x and of the weight, then by the largest number of rows of x.
 BLOCK_TILES = {
     (2, 2): {16: Tiles(16, 16, 256, 4, 4)},
     (4, 4): {16: Tiles(16, 16, 64, 4, 3)},
@@ -69,9 +69,9 @@ LARGEST_ROWS = {(2, 2): 1, (4, 4): 0, (2, 1): 64, (4, 1): 64, (1, 1): 512}
 # If the weight's rows are not aligned to this, blocks are loaded element by element, so the kernels are used only for
 # fewer rows of x.
 ALIGNED_BYTES, LARGEST_UNALIGNED_ROWS = 16, 32
-# Programs that occupy every multiprocessor of the largest GPUs.
+# The number of programs that occupies every multiprocessor of the largest GPUs.
 PROGRAMS = 132
-# Adding a split that is shorter than this costs more than it saves.
+# The fewest features per split: adding up a shorter split costs more than it saves.
 SHORTEST_SHARE_BYTES = 1024
 
 

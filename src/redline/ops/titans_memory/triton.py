@@ -26,7 +26,7 @@ _SEQUENTIAL = (forward.state_kernel, backward.state_grad_kernel)
 _SINGLE_WARP = (forward.gate_kernel, backward.gate_grad_kernel)
 
 
-# Keyed by element size in bytes and padded channels of a key.
+# The tiles of the kernels, by element size in bytes and by the padded number of channels of a key.
 TILES = {
     **{(2, keys): Tiles(64, 4, 32, 4, 2) for keys in (16, 32, 64)},
     (2, 128): Tiles(64, 4, 16, 4, 2),
@@ -67,14 +67,14 @@ def titans_memory(
     o, memory, momentum, anchor = _forward(q, k, v, *gates, *matrices, wrap, fresh, chunk)
     position_B = ((position_BS[:, -1] + 1) % chunk).to(torch.int32)
     if fresh is not None:
-        # In a document's first chunk M₀ is zero, unless that chunk ends with the last token.
+        # If the call ends inside a document's first chunk, M₀ is still zero.
         still = (fresh[:, -1] == 1) & (position_B != 0)
         anchor = anchor.masked_fill(still[:, None, None, None], 0)
     return o.to(v_BSHV.dtype), TitansState(memory, momentum, anchor, position_B)
 
 
 def why_not(q_BSHK: Tensor, k_BSHK: Tensor, v_BSHV: Tensor, chunk: int) -> str:
-    # Each chunk is split into two parts.
+    # The kernels may split each chunk into two parts, so half as many chunks are supported.
     too_long = chunk_launch.why_too_long(q_BSHK, MOST_CHUNKS // 2 * chunk)
     return chunk_launch.why_not(q_BSHK, k_BSHK, v_BSHV, chunk, _LARGEST_HEAD) or too_long
 
@@ -165,7 +165,7 @@ def _forward(
     read = (fwd.gain, fwd.of_memory, fwd.of_momentum, fwd.memories, fwd.momenta, fwd.errors)
     start(forward.output_kernel, q, k, wrap, *read, out)
     final_memory, final_momentum, final_anchor = fwd.finals
-    # If no chunk is split, the memory at the end of the last chunk is the next M₀ only if that chunk is full.
+    # Without split chunks, the final memory becomes the next M₀ only if the last chunk is full.
     if wrap is None and q.shape[1] % chunk == 0:
         final_anchor = final_memory.clone()
     return out, final_memory, final_momentum, final_anchor

@@ -49,7 +49,7 @@ def window_attention_expanded(
 
 
 def auto_implementation(qkv_BHW3C: Tensor, table_RH: Tensor, window: int) -> str:
-    """Returns the implementation that `auto` takes for these tensors."""
+    """Returns the implementation that `auto` selects for these tensors."""
     return _choose("auto", qkv_BHW3C, table_RH, table_RH.shape[-1], window)
 
 

@@ -18,7 +18,7 @@ from redline.ops.window_attention.reference import MASKED, relative_index
 def window_attention(qkv_BHW3C: Tensor, table_RH: Tensor, window: int, shift: int = 0) -> Tensor:
     """Computes the reference function."""
     height, width = qkv_BHW3C.shape[1:3]
-    # The fused kernel reads a mask that is contiguous per head faster.
+    # Makes the mask contiguous per head, because the fused kernel reads such a mask faster.
     bias_HNN = table_RH.to(qkv_BHW3C.dtype).t()[:, relative_index(window, table_RH.device)]
     if not shift:
         return _attend(qkv_BHW3C, bias_HNN, window)

@@ -78,7 +78,7 @@ def serve(
     """Serves the page until `Page.close`.
 
     Args:
-        port: the TCP port; 0 selects a free one.
+        port: the TCP port; 0 selects a free port.
         size: (height, width) of the frames if the browser is the source.
         rate: the frame rate requested from the browser's camera.
         controls: the settings that the model supports, shown as sliders.

@@ -1,5 +1,5 @@
-"""Distributes frames to any number of viewers. A viewer gets the newest frame whenever it is ready for one; publishing
-never waits for a viewer.
+"""Distributes frames to any number of viewers. A viewer gets the newest frame whenever it is ready for a frame;
+publishing never waits for a viewer.
 
 Frames are converted between the images of the codec (YUV, even sides) and those of the stream (RGB, any size).
 """
@@ -26,7 +26,7 @@ _WINDOW = 256
 # The largest accepted camera image, and the largest image that is shown on the page without downscaling.
 MAX_CAMERA_PIXELS = 4096 * 2304
 MAX_SHOWN_PIXELS = 1920 * 1080
-# Averages when downscaling and interpolates when upscaling. By default, swscale repeats chroma samples.
+# This method averages when downscaling and interpolates when upscaling. By default, swscale repeats chroma samples.
 _SMOOTH = Interpolation.AREA | Interpolation.FULL_CHR_H_INT | Interpolation.FULL_CHR_H_INP | Interpolation.ACCURATE_RND
 
 
@@ -40,7 +40,7 @@ class Published:
 
 
 class Broadcast:
-    """`publish` may be called from any thread. `wanted` is set once a connected viewer asks for a frame."""
+    """The frames for all viewers. `publish` is thread-safe; `wanted` is set once a connected viewer asks for one."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock = clock or Clock()
@@ -101,8 +101,8 @@ class Viewer:
         self._broadcast, self._loop = broadcast, asyncio.get_running_loop()
         self._woken = asyncio.Event()
         self._seen: int | None = None
-        # The age of a frame that was published before this viewer connected is not measured, because it includes the
-        # wait.
+        # The age of a frame from before this viewer connected is not measured, because it includes the wait for the
+        # viewer.
         newest = broadcast.newest
         self._count_at_start = 0 if newest is None else newest.count
         self._ages_s: deque[float] = deque(maxlen=_WINDOW)
@@ -110,7 +110,7 @@ class Viewer:
         self.taken = self.skipped = 0
 
     async def next(self, repeat_after_s: float) -> tuple[Published, bool] | None:
-        """Returns the newest frame, and whether its age is to be measured; None at the end of the broadcast.
+        """Returns the newest frame, and whether its age should be measured; None at the end of the broadcast.
 
         The age is measured for frames published after the viewer connected. If no new frame comes within
         `repeat_after_s`, the last one is returned again, so that packet loss does not corrupt a still image for long.
@@ -150,7 +150,7 @@ class Viewer:
     def wake(self) -> None:
         try:
             self._loop.call_soon_threadsafe(self._woken.set)
-        except RuntimeError:  # the loop is closed
+        except RuntimeError:  # the event loop is closed
             self.leave()
 
     def leave(self) -> None:

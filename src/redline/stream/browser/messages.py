@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from redline.errors import RedlineError
 
-# An offer of three video tracks has about 6 kB.
+# For comparison: an offer of three video tracks has about 6 kB.
 LONGEST_MESSAGE_BYTES = 64 * 1024
 _LONGEST_REASON = 100
 
@@ -32,7 +32,7 @@ class Change(Struct, frozen=True, tag="settings"):
 
 
 class Ping(Struct, frozen=True, tag="ping"):
-    """`sent` is a time by the page's clock, and is sent back unchanged."""
+    """Asks for an answer at once. `sent` is a time by the page's clock, and is sent back unchanged."""
 
     sent: float
 

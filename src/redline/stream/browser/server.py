@@ -45,7 +45,7 @@ _HEADERS = {
 
 @dataclass(eq=False)
 class PageServer:
-    """Runs in the event loop of the server `web`.
+    """Serves the page, in the event loop of the server `web`.
 
     `info` has the properties of the stream that a page receives in the message `hello` when it connects.
     """
@@ -87,7 +87,7 @@ class PageServer:
             raise MessageError(f"settings: the control vector of this model has {entries} numbers.", "settings")
         steps, most = changes.get("steps"), self.info["most_steps"]
         if isinstance(steps, (int, float)) and steps > most:
-            # Prevents a page from blocking the device for minutes with one frame.
+            # This limit prevents a page from blocking the device for minutes with one frame.
             raise MessageError(f"settings: a page may set at most {most} steps.", "settings")
         # Runs in a thread, because checking a prompt runs the text encoder.
         await asyncio.get_running_loop().run_in_executor(None, partial(self.live_settings.change, **changes))
@@ -216,7 +216,7 @@ def collect_metrics(
 
 def _memory(device: torch.device) -> dict[str, int]:
     memory = {"process_bytes": resident_bytes()}
-    # Must not initialize CUDA.
+    # This function must not initialize CUDA.
     if device.type == "cuda" and torch.cuda.is_initialized():
         memory["gpu_bytes"] = torch.cuda.memory_allocated(device)
         memory["gpu_held_bytes"] = torch.cuda.memory_reserved(device)

@@ -32,7 +32,7 @@ class _Arrived(NamedTuple):
 
 
 class Lateness:
-    """Measures how much longer a frame took to arrive than the fastest one, by the browser's own timestamps.
+    """Measures how much longer a frame took to arrive than the fastest frame, by the browser's own timestamps.
 
     The clocks of two machines drift apart, so 0.1% of the elapsed time is added to the travel time of the fastest
     frame.
@@ -71,7 +71,7 @@ class CameraFeed:
             raise RedlineError(f"camera frames of {image.width}×{image.height} are too large ({most}).")
         now_s = self._clock.now_s()
         late_s = self._lateness.of(float((image.pts or 0) * TICK_90KHZ), now_s)
-        # A queue in the network does not drain by itself; a new connection starts with an empty queue.
+        # A queue of frames in the network does not shrink by itself, but a new connection starts with an empty queue.
         if late_s > MAX_LATE_S:
             raise RedlineError(f"camera frames arrive {late_s:.1f} s late: reconnecting.")
         self._channel.put(_Arrived(image, self._arrived, now_s - late_s))
@@ -91,7 +91,7 @@ class CameraFeed:
 
 
 class BrowserSource:
-    """Frames are cropped and scaled to `height` and `width`. `preview` is called with every frame."""
+    """A page's camera as a source. Crops and scales frames to `height` and `width`; passes each frame to `preview`."""
 
     name, is_live = "browser", True
 

@@ -198,7 +198,7 @@ def _restrict_addresses(connection: RTCPeerConnection, host: str) -> None:
 
 def _addresses(host: str, found: list[str]) -> list[str]:
     if is_loopback(host):
-        # Firefox does not pair its own address with 127.0.0.1, but does with the machine's network address.
+        # Firefox does not pair its address with 127.0.0.1, but pairs it with the machine's network address.
         return ["127.0.0.1", *(address for address in found if "." in address and _can_bind_to_device())]
     return ["127.0.0.1", *found] if host in ("0.0.0.0", "::") else [str(socket.getaddrinfo(host, None)[0][4][0])]
 

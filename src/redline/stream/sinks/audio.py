@@ -37,7 +37,7 @@ class AudioCopy:
         self._started = False
 
     def until(self, end_s: Fraction | None) -> Iterator[Packet]:
-        """Yields the packets that start before `end_s`, or all remaining ones. The output's header must be written."""
+        """Yields the packets that start before `end_s`, or all remaining packets. Write the output's header first."""
         if not self._started:
             self._started, self._next = True, next(self._packets, None)
         while self._next is not None and (end_s is None or _start_s(self._next) < end_s):

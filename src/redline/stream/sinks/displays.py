@@ -16,7 +16,7 @@ _INSTEAD = "use browser, mjpeg or a file as output"
 
 
 class WindowSink(Sink):
-    """Tk must be used from one thread, so the thread that writes frames also creates and closes the window."""
+    """Shows frames in a window. Tk allows only one thread, so the writing thread also creates and closes the window."""
 
     name = "window"
 
@@ -72,7 +72,7 @@ class WindowSink(Sink):
 
 
 class VirtualCameraSink(Sink):
-    """Needs the extra `virtual-camera`. The camera appears with the first frame and keeps its size."""
+    """Shows frames as a virtual camera, which appears with the first frame and keeps its size."""
 
     name = "virtual camera"
     takes_new_size = False

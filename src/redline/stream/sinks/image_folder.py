@@ -10,18 +10,18 @@ from redline.files.atomic import check_can_write, write_bytes
 from redline.stream.frames import Frame
 from redline.stream.sinks import Sink
 
-# Fast compression, because a live stream has little time per frame.
+# A fast compression level, because a live stream has little time per frame.
 _COMPRESSION = 1
 
 
 class ImageFolderSink(Sink):
-    """Every file is complete, so all of them are kept even if the stream fails."""
+    """Writes each frame as a PNG file. Every file is complete, so all of them are kept even if the stream fails."""
 
     def __init__(self, path: Path) -> None:
         if path.exists() and not path.is_dir():
             raise RedlineError(f"{str(path)!r} is not a folder.")
         if path.is_dir() and any(path.iterdir()):
-            raise RedlineError(f"the folder {str(path)!r} is not empty: give a new or empty one.")
+            raise RedlineError(f"the folder {str(path)!r} is not empty: give a new or an empty folder.")
         check_can_write(path)
         self.name, self.path = path.name, path
 

@@ -1,8 +1,8 @@
 """Serves Motion JPEG over HTTP, as a page and as a stream that browsers, players and recorders can open.
 
 A frame is encoded once, and only while there are viewers. A new viewer first gets the next frame, because the last
-encoded one may be old. A viewer gets the newest frame whenever the previous one has been sent: a slow viewer gets fewer
-frames, a dead one is disconnected, and the stream waits for neither.
+encoded frame may be old. A viewer gets the newest frame whenever the previous one has been sent: a slow viewer gets
+fewer frames, a viewer that stops reading is disconnected, and the stream waits for neither.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ img{max-width:100%;max-height:100vh}</style><img src="/stream.mjpegQUERY" alt="T
 
 
 class MjpegSink(Sink):
-    """`urls` are the addresses of the stream (`url` is the first), then those of a page that shows it.
+    """Serves frames. `urls` are the addresses of the stream (`url` is the first), then those of a page that shows it.
 
     A host that other machines can reach needs a `key`, which is then part of the addresses.
     """
@@ -46,7 +46,7 @@ class MjpegSink(Sink):
         self.urls = tuple(url for path in (_STREAM, "/") for url in urls("http", host, self.port, path, key))
         self.url = self.urls[0]
         self.name = f"mjpeg at port {self.port}"
-        # The newest image of each viewer; an empty one ends the stream. Used by the server's thread.
+        # The newest image for each viewer; empty bytes end the stream. Used only in the server's thread.
         self._viewers: set[asyncio.Queue[bytes]] = set()
         app = web.Application(middlewares=[self._check])
         app.on_response_prepare.append(self._add_headers)
@@ -131,7 +131,7 @@ class MjpegSink(Sink):
 
 
 async def _next_image(images: asyncio.Queue[bytes], transport: asyncio.BaseTransport) -> bytes:
-    """Returns empty bytes at the end of the stream, or when the viewer has disconnected."""
+    """Returns the next image; empty bytes at the end of the stream, or when the viewer has disconnected."""
     while not transport.is_closing():
         with suppress(TimeoutError):
             return await asyncio.wait_for(images.get(), _CHECK_S)

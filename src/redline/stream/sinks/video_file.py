@@ -38,7 +38,7 @@ _NO_DELAY = {"rc-lookahead": "0"}
 
 
 class VideoFileSink(Sink):
-    """`origin_s` is the time of the source that becomes 0 in the file; None takes the time of the first frame.
+    """Writes frames to a video. The source's time `origin_s` becomes 0 in the file; None takes that of the first frame.
 
     `audio` is the video whose audio is copied. If writing fails, the part of an `is_live` recording that was written is
     kept. `notes` lists the recordings that were recovered in the folder.
@@ -221,10 +221,10 @@ def _open(path: Path, container: str, time_base: Fraction, is_live: bool) -> Out
         # Frames must not wait for an audio stream that has ended.
         options |= {"flush_packets": "1", "max_interleave_delta": str(_FRAGMENT_S * av.time_base // 4)}
     if is_live and container == "matroska":
-        # A cluster ends only after it exceeds this limit, so the limit is 1 ms shorter.
+        # A Matroska cluster ends only after it exceeds this limit, so the limit is 1 ms shorter than a fragment.
         options |= {"cluster_time_limit": str(_FRAGMENT_S * 1000 - 1)}
     elif is_live:
-        # Writes fragments, and a regular file when finished; audio may begin before 0 in both.
+        # Writes fragments, and turns the finished recording into a regular file; audio may begin before 0 in both.
         options |= {
             "movflags": "+hybrid_fragmented+delay_moov",
             "frag_duration": str(_FRAGMENT_S * av.time_base),
@@ -240,7 +240,7 @@ def recover_recordings(folder: Path) -> tuple[str, ...]:
     for left, target in abandoned_recordings(folder):
         if target.suffix.lower() not in VIDEO_CONTAINERS:
             continue
-        with suppress(OSError):  # another process was faster, or permission is denied
+        with suppress(OSError):  # another process recovered the file first, or permission is denied
             if not trim_to_playable(left):
                 left.unlink()
                 notes.append(f"deleted {left.name!r}, a recording that was killed before its first frame.")

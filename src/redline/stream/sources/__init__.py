@@ -21,7 +21,7 @@ class SourceFault(RedlineError):
 
 
 class Source(Protocol):
-    """`is_live` sources set the pace: frames that are not taken in time are lost.
+    """The base class of sources. `is_live` sources set the pace: frames that are not taken in time are lost.
 
     `rate` is the average number of frames per second. `height` and `width` are the size of the first frame; later
     frames may have other sizes.

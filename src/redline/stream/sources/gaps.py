@@ -30,7 +30,7 @@ _SKIPPED_BYTES = 512
 _FRAMES_MISSING = {_MATROSKA: Fraction(5, 2), _MPEGTS: Fraction(3, 2)}
 # Packets come in decoding order, so a corrupt packet may damage a frame that is shown earlier or later.
 _REORDERED_S = Fraction(1, 2)
-# The end of a file may hold an index and attachments, and the declared duration is rounded.
+# Tolerances at the end: a file may end in an index and attachments, and the declared duration is rounded.
 _UNREAD_SHARE, _END_MISSING_S = 0.05, 0.25
 # An index entry points to a frame, or to the header before it.
 _AVI_HEADER_BYTES = 8
@@ -44,7 +44,7 @@ class Gap(NamedTuple):
 
 
 class GapDetector:
-    """Must be given every packet when it is read. The methods that return gaps take the times of decoded frames."""
+    """Finds gaps. Needs every packet when it is read; the methods that return gaps take the times of decoded frames."""
 
     def __init__(self, container: InputContainer, stream: VideoStream, rate: Fraction) -> None:
         self._container, self._stream, self._rate = container, stream, rate
@@ -83,7 +83,7 @@ class GapDetector:
 
     @property
     def is_gap_possible(self) -> bool:
-        """Whether there may be a gap in the packets so far; how it affects the frames is known only after decoding."""
+        """Whether the packets so far may have a gap; how the gap affects the frames is known only after decoding."""
         return bool(self._gaps_s) or not self._is_next
 
     def between(self, last_s: Fraction, next_s: Fraction) -> Gap | None:

@@ -19,7 +19,7 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
 
 
 class ImageFolder:
-    """Images may differ in size."""
+    """The images of a folder as frames; images may differ in size."""
 
     is_live = False
 

@@ -38,8 +38,8 @@ _UNTIMED = 0x80
 _DELAYED, _DELAYED_CODECS = ("rtsp", "mpegts"), ("h264", "hevc", "mpeg4", "mpeg2video", "mpeg1video")
 # A video may end this much before its declared duration, because of rounding.
 _MISSING_S = 1
-# If a read takes this long, the packet is new. Two such reads in a row are required, because a busy machine causes
-# single long reads.
+# A packet for which the reader waited this long is new, not backlog. Two such packets in a row are required, because
+# on a busy machine a single read may take long.
 _WAITED_S, _IN_A_ROW = 0.004, 2
 # Skipping ends after this time at the latest, because a source may send in bursts or faster than it is read.
 _LONGEST_S = 3.0
@@ -90,7 +90,7 @@ class Backlog:
 
 
 class LiveInput:
-    """`length_s` is the duration if the stream is a video of known length, whose end is not a fault.
+    """A live source. `length_s` is the duration if the stream is a video of known length, whose end is not a fault.
 
     `drop` is called for each damaged frame. Frames are scaled from `sent_size` to `size` (height, width) as those of
     `VideoFile` are.
@@ -124,7 +124,7 @@ class LiveInput:
             if container is not None:
                 container.close()
             if isinstance(error, SourceFault):
-                # Before the start, a fault is a plain error: there is no retry.
+                # Before the stream starts, a fault is raised as an error without a retry.
                 raise RedlineError(str(error)) from error
             raise
         self.sent_size = upright(self._first.rotation, self._first.height, self._first.width)
@@ -239,7 +239,7 @@ class LiveInput:
                 if backlog is None or backlog.is_over:
                     yield frame, captured_s
             if waited_s >= read_s:
-                # FFmpeg returned its last packet because the read timed out.
+                # FFmpeg ends the packets without an error when a read times out.
                 raise SourceFault(f"{self.name} is lost: no answer within {read_s:g} s.")
 
 

@@ -19,7 +19,7 @@ _WAVES = 6
 
 
 class SyntheticClip:
-    """`motion` is (down, right) in pixels per frame. With `count` None the clip never ends."""
+    """A moving pattern; `motion` is (down, right) in pixels per frame. With `count` None the clip never ends."""
 
     is_live = False
 

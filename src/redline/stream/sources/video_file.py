@@ -82,8 +82,8 @@ def decode_frame_threaded(packets: Iterator[Packet], stream: VideoStream, gaps: 
             if frame.pts in newest:
                 newest.remove(frame.pts)
             yield frame
-    # An error among the last frames is not reported, and loses the frames after it. Earlier in the file a packet may
-    # legitimately have no frame to show.
+    # FFmpeg does not report an error among the last frames, and loses the frames after the error. Earlier in the file,
+    # a packet without a frame is not a sign of damage.
     if newest if are_timed else shown < with_content:
         raise DamageSuspected
 
@@ -109,7 +109,7 @@ class _Progress:
 
 
 class VideoFile:
-    """Damage raises DamagedVideo, unless there is a `drop`, which is called for each skipped frame.
+    """A video file. Damage raises DamagedVideo, unless there is a `drop`, which is called for each skipped frame.
 
     `origin_s` is the time at which the video starts on its own clock. Frames are scaled to `size` (height, width)
     during the conversion to RGB where swscale supports it; `Resized` handles the rest. `frame_threads` decodes several

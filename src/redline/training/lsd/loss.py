@@ -17,7 +17,7 @@ from redline.datasets.clips.warp import positions, warp
 
 # Differences below this count quadratically, above it linearly; images are in [-1, 1].
 _SOFT = 0.03
-# Added to the input's difference, so that the weight of a perfect input stays finite.
+# Added to the difference between input and target, so that the weight of a perfect input stays finite.
 _LEAST = 0.03
 # The largest gain and offset of each colour, the largest noise (for images in [-1, 1]), and the largest displacement in
 # pixels.

@@ -38,9 +38,9 @@ _SEED_OF_VALIDATION = 900_001
 
 
 class StudentTeacher(nn.Module):
-    """`student` is trained; `teacher` averages its weights until distillation begins. `seconds` is the training time.
+    """`student` is trained; `teacher` averages its weights until distillation begins; `seconds` is the training time.
 
-    It is one module, so that checkpoints hold both networks.
+    Both networks are in one module, so that checkpoints contain both.
     """
 
     seconds: Tensor

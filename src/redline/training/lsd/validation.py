@@ -59,7 +59,7 @@ def restorer(model: nn.Module, steps: int, clips: int, side_px: int, device: tor
 
 @torch.inference_mode()
 def judge(restore: Restore, clip: Clip, steps: int) -> Restoration:
-    """Evaluates a clip once; waits for the device only at the end."""
+    """Evaluates all three arms on a clip; waits for the device only at the end."""
     psnrs, errors = [], []
     before: list[Tensor] = []
     for frame in clip:

@@ -123,7 +123,7 @@ class MemorySettings(Architecture, TitanConfig):
         return TitanModel(self.config(vocabulary))
 
     def parameters(self, vocabulary: int) -> int:
-        """Computes the count from models of one and two layers, because there are only two kinds of layers."""
+        """Returns the number of parameters, extrapolated from models with one and two layers of each kind."""
         attending = self.layers // self.attention_every if self.attention_every else 0
 
         def count(layers: int, attention_every: int) -> int:
@@ -170,5 +170,5 @@ class MemorySettings(Architecture, TitanConfig):
         save_memory_model(model, folder, {**({} if end is None else {"eos_token_id": end}), **(about or {})})
 
 
-# By `kind` under [model].
+# The architectures by their name, the value of `kind` under [model].
 ARCHITECTURES: dict[str, type[Architecture]] = {"decoder": DecoderSettings, "memory": MemorySettings}

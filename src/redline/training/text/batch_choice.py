@@ -12,7 +12,7 @@ from redline.training.text.config import TextTraining
 from redline.training.text.packing import synthetic_batch
 from redline.training.text.trained_model import make_trained_model
 
-# With fewer steps per epoch, a larger batch costs more time per step than it gains in progress.
+# With fewer steps per epoch than this, a larger batch makes steps slower without learning more per second.
 _MIN_STEPS_PER_EPOCH = 50
 _LARGEST_BATCH = 4096
 
@@ -57,5 +57,5 @@ def batch_limit(training: TextTraining, rows: int | None) -> tuple[int, str]:
     """Returns the largest batch to try for a text of `rows` rows, and the reason for this limit."""
     share = _LARGEST_BATCH if rows is None else max(rows // (_MIN_STEPS_PER_EPOCH * training.data.accumulate), 1)
     if share < _LARGEST_BATCH:
-        return share, f"with a larger one an epoch would have fewer than {_MIN_STEPS_PER_EPOCH} steps"
-    return _LARGEST_BATCH, "the largest that is tried"
+        return share, f"with a larger batch an epoch would have fewer than {_MIN_STEPS_PER_EPOCH} steps"
+    return _LARGEST_BATCH, "the largest batch that is tried"

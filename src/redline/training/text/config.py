@@ -1,7 +1,7 @@
 """The config for training on text: [model], [data], [tokenizer] and [training].
 
-`recall` under [data] names a recall task that generates the batches instead of text. Its options stand beside it, and
-there is no [tokenizer] then.
+`recall` under [data] names a recall task, which generates the batches in place of text. The options of the task are
+also under [data], and [tokenizer] must be absent.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -151,7 +151,7 @@ class TextTraining:
                 tokenizer = {"vocabulary": recall.vocabulary}
             kind = model.pop("kind", "decoder")
             if kind not in ARCHITECTURES:
-                raise RedlineError(f"unknown kind under [model] {kind!r}: use one of {', '.join(ARCHITECTURES)}.")
+                raise RedlineError(f"unknown kind {kind!r} under [model]: use one of {', '.join(ARCHITECTURES)}.")
             loop = decode(TextLoopSettings, tables["training"], "training")
             # If `steps` overrides the config, as in a trial run, training may end during the warm-up.
             if steps is None and loop.short_warmup_error:

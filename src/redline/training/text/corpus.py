@@ -41,7 +41,7 @@ _TEXTS_AT_ONCE = 512
 _TOKENIZER_BYTES = 400_000_000
 # The tokenizer is trained on a random sample of pieces of this many characters.
 _PIECE = 2**16
-# The largest fingerprint. Documents are held out in the order of fingerprints, so a document with this one is last.
+# The largest fingerprint. Documents are held out in the order of fingerprints, so its document comes last.
 _LAST = 2**64 - 1
 Status = Callable[[str], None]
 
@@ -89,7 +89,7 @@ class Corpus:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Identifies the corpus, independent of its location."""
+        """Returns an identity of the corpus that does not depend on its location."""
         checksums = ",".join(f"{shard.checksum:08x}" for shard in self.shards)
         digest = hashlib.sha256(checksums.encode()).hexdigest()[:16]
         return {
@@ -97,7 +97,7 @@ class Corpus:
             # another tokenizer too, and the text is the better explanation.
             "text": f"{int(self.lengths.sum()):,} tokens ({digest})",
             "tokenizer": self.tokenizer.digest,
-            # The rule of the validation split: another rule holds out other documents.
+            # The rule of the validation split is part of the identity, because another rule holds out other documents.
             "split": "by tokens",
         }
 
@@ -274,7 +274,7 @@ def _train(sources: Sources, settings: TokenizerSettings, status: Status) -> Tex
     status(f"training a tokenizer of {settings.vocabulary:,} tokens on {share:.0%} of the text …")
     texts = sources.documents() if share == 1 else _sample(sources.documents(), share)
     if (first := next(texts, None)) is None:
-        # The sample is empty: all documents are copies of one that was not drawn.
+        # The sample can be empty if all documents are copies of a document that was not drawn.
         return train_tokenizer(sources.documents(), settings.vocabulary, settings.special_tokens)
     return train_tokenizer(chain([first], texts), settings.vocabulary, settings.special_tokens)
 

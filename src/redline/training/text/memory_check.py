@@ -37,7 +37,7 @@ def check_memory(training: TextTraining, device: torch.device) -> None:
     number = 4 if loop.asked_precision == "fp32" or (on_cpu and loop.asked_precision == AUTO) else 2
     kept = 0 if any(name in loop.applied_plan for name in _SAVING) else number * model.kept_per_token
     if on_cpu:
-        # The unfused loss stores the logits.
+        # Adds the logits, which the unfused loss stores.
         kept += number * vocabulary
     if (step := weights + kept * rows * data.length) > memory_bytes:
         raise RedlineError(

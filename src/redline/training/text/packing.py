@@ -133,6 +133,6 @@ def padding_share(lengths: np.ndarray, length: int, batch: int, seed: int = 0) -
     pieces = np.concatenate([np.full(int((lengths // length).sum()), length), rest[rest > 0]])
     np.random.default_rng(seed).shuffle(pieces)
     full = np.pad(pieces, (0, -len(pieces) % batch)).reshape(-1, batch)
-    # The last batch may be smaller.
+    # The last batch may have fewer rows.
     rows = np.minimum(batch, len(pieces) - batch * np.arange(len(full)))
     return 1 - float(pieces.sum()) / float((full.max(1) * rows).sum())

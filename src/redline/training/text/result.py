@@ -53,7 +53,7 @@ def write_result(task: LanguageTask, outcome: Outcome, out: Path, active: list[s
 
 def _page(task: LanguageTask, outcome: Outcome, result: TextResult, active: list[str]) -> str:
     settings, position, entries = asdict(task.training), outcome.position, outcome.entries
-    # The page shows names of files, not paths.
+    # The page shows only the names of files, not their paths.
     settings["data"]["sources"] = [Path(place).name for place in task.training.data.sources]
     settings["data"].pop("shards")
     settings["tokenizer"]["file"] = Path(task.training.tokenizer.file).name

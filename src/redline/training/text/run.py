@@ -149,7 +149,7 @@ def _largest_batch(
     limit, why = batch_limit(training, rows)
     case = TrainingCase(training, vocabulary)
     result = search(case, max_batch=limit, device=str(device), on_probe=on_probe)
-    reason = {"memory": "a larger one does not fit", "time": "a larger one took too long to try", "max_batch": why}
+    reason = {"memory": "a larger batch does not fit", "time": "a larger batch took too long", "max_batch": why}
     used = f"peak memory {format_bytes(result.peak_bytes)} of {format_bytes(result.budget_bytes)}"
     log(f"batch {result.batch}: {used}; {reason[result.stopped_by]}")
     return result.batch

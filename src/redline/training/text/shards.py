@@ -28,7 +28,7 @@ _BODY = 64  # where the body begins
 
 @dataclass(frozen=True)
 class Shard:
-    """`tokens[starts[i]:starts[i + 1]]` is document i."""
+    """An open shard; `tokens[starts[i]:starts[i + 1]]` is document i."""
 
     tokens: np.ndarray
     starts: np.ndarray

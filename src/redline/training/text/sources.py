@@ -19,7 +19,7 @@ PLAIN = (".txt", ".md")
 JSON_LINES = (".jsonl", ".ndjson")
 PARQUET = (".parquet",)
 _KNOWN = (*PLAIN, *JSON_LINES, *PARQUET)
-# Skips the byte-order mark that some editors write.
+# This encoding skips the byte-order mark that some editors write.
 _ENCODING = "utf-8-sig"
 _INSTALL_PYARROW = "Parquet files are read with pyarrow, which is not installed: pip install pyarrow."
 

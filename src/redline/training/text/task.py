@@ -1,4 +1,4 @@
-"""Trains a language model on the next token, part by part; text comes in packed rows.
+"""Trains a language model to predict the next token, part by part of a batch; text comes in packed rows.
 
 B: rows of a batch, S: tokens of a row.
 """
@@ -37,7 +37,7 @@ def identity_of_settings(training: TextTraining) -> dict[str, Any]:
 
 
 class LanguageTask(Task):
-    """`tokens` is the size of the tokenizer's vocabulary. `_draw` draws a step's rows from seed and step alone."""
+    """Trains on tokens. `tokens` is the size of the tokenizer's vocabulary; `_draw` depends on seed and step alone."""
 
     unit = "token"
     # The share of tokens that padding would have wasted; None without documents.
@@ -69,7 +69,7 @@ class LanguageTask(Task):
     @property
     @abstractmethod
     def data_identity(self) -> Mapping[str, Any]:
-        """Identifies the training data, independent of its location."""
+        """Returns an identity of the training data that does not depend on its location."""
 
     @abstractmethod
     def save(self, model: nn.Module, folder: Path) -> None:

@@ -23,13 +23,13 @@ END = "<|end|>"
 NAME, CONFIG_NAME = "tokenizer.json", "tokenizer_config.json"
 # Names of the end token in known tokenizers.
 _ENDS = (END, "<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>")
-# All bytes and the end token.
+# The smallest vocabulary: all bytes and the end token.
 MIN_VOCABULARY = 256 + 1
 
 
 @dataclass(frozen=True)
 class TextTokenizer:
-    """`inner` is a `tokenizers.Tokenizer`; it is never changed."""
+    """Encodes text with `inner`, a `tokenizers.Tokenizer`, which is never changed."""
 
     inner: Any
     end: int
@@ -106,7 +106,7 @@ def load_tokenizer(path: str | Path, end: str = "", special_tokens: bool = False
     library, path = _library(), Path(path)
     if not path.is_file():
         raise RedlineError(f"there is no tokenizer {str(path)!r}.")
-    with reading(path, "tokenizer", also=(Exception,)):  # the library raises nothing more precise
+    with reading(path, "tokenizer", also=(Exception,)):  # the library raises plain exceptions
         inner = library.Tokenizer.from_file(str(path))
     inner.no_truncation()
     inner.no_padding()

@@ -29,7 +29,7 @@ _ANY_VOCABULARY = 512
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """`model` holds the trained weights; `forward(inputs)` computes the loss, possibly with a copy in low precision."""
+    """`model` holds the trained weights; `forward(inputs)` computes the loss, possibly with a low-precision copy."""
 
     model: nn.Module
     module: LossModule
@@ -54,7 +54,7 @@ class TrainedModel:
         return f"rung {rung}: {rung.proof(self.job)}" if isinstance(rung, FusedOps) else f"rung {rung}"
 
     def active(self, optimizer: Optimizer, training: TextTraining) -> list[str]:
-        """Returns a line for every active optimization."""
+        """Returns a line of text for every active optimization."""
         loop, data = training.loop, training.data
         lines = [
             f"precision {self.precision}" + (", with fp32 masters" if isinstance(self.arithmetic, WorkingCopy) else "")

@@ -6,7 +6,7 @@ const NEAR_PX = 26, STEP_PX = 48;
 function watch(frame) {
   const range = frame.querySelector("input");
   const button = frame.parentElement.querySelector("button");
-  // The top left corner of the image and its size at 100%, in CSS pixels of the frame.
+  // `x`, `y`: the top left corner of the image at 100%; `width`, `height`: its size; in CSS pixels of the frame.
   let actual = false, x = 0, y = 0, width = 0, height = 0, drag = null;
 
   function divide(percent) {
@@ -18,7 +18,7 @@ function watch(frame) {
 
   function move(toX, toY) {
     const within = (to, size, room) => size <= room ? (room - size) / 2 : Math.min(0, Math.max(room - size, to));
-    // An image whose position is a fraction of a screen pixel is blurred.
+    // Rounds the position to whole screen pixels, because the browser blurs an image at a fractional position.
     const onPixel = (length) => Math.round(length * devicePixelRatio) / devicePixelRatio;
     x = onPixel(within(toX, width, frame.clientWidth));
     y = onPixel(within(toY, height, frame.clientHeight));
@@ -92,7 +92,7 @@ function watch(frame) {
   });
   if (button) button.addEventListener("click", () => zoomToDetail(!actual));
 
-  // The visible centre of the image stays in the centre when the window changes.
+  // Keeps the same point of the image in the centre when the window size changes.
   let seen = [frame.clientWidth, frame.clientHeight];
   addEventListener("resize", () => {
     const [shareX, shareY] = [(seen[0] / 2 - x) / width, (seen[1] / 2 - y) / height];

@@ -24,7 +24,7 @@ from redline.upscale.video.probe import seconds_text
 
 MAX_IMAGES = 24
 
-# The limits for one image and for all of them together.
+# The limits for one image, and for all images together.
 _IMAGE_PX, _PAGE_PX = 4_000_000, 48_000_000
 _PAGE_BYTES = 24_000_000
 _AT_ONCE = 4
@@ -112,7 +112,7 @@ def _names(tasks: Sequence[Task]) -> dict[Task, str]:
     try:
         shared = os.path.commonpath(parents) if parents else ""
     except ValueError:
-        return {task: _text(task.source.name) for task in tasks}  # on different drives
+        return {task: _text(task.source.name) for task in tasks}  # the sources are on different drives
     return {task: _text(os.path.relpath(task.source.absolute(), shared)) for task in tasks}
 
 

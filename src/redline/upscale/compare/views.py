@@ -29,22 +29,21 @@ from redline.upscale.video.pixels import to_rgb
 from redline.upscale.video.probe import VideoInfo, probe
 from redline.video.reading import main_stream, opened
 
-# Each call opens the image again, because a file can be read from the top down only once.
+# A function that opens the image; called for each pass, because an open file can be read from top to bottom only once.
 Opener = Callable[[], VipsImage]
 
 # The size of the region at full resolution; as wide as the page's column.
 _CROP_WIDTH_PX, _CROP_HEIGHT_PX = 960, 640
-# WebP supports up to 16,383.
+# The largest side of a view; WebP supports up to 16,383 pixels.
 _LONGEST_SIDE_PX = 8192
 _QUALITIES, _CROP_QUALITIES = (88, 75, 55, 30), (92, 75, 50)
-# The region's share of the bytes.
+# The share of the byte limit for the region at full resolution.
 _CROP_SHARE = 1 / 3
 # The side of the blocks in which detail is measured, and the radius of a bicubic filter.
 _BLOCK_PX = 16
 _CONTEXT_PX = 4
 _MOST_DECODED = 600
-# How far before the frame to seek, because in some containers a seek ends after the last key frame or even after the
-# frame.
+# How far before the frame to seek: in some containers a seek to a frame ends after its key frame or after the frame.
 _SEEK_BACK_S = (0.0, 2.0, 20.0, math.inf)
 
 
@@ -187,7 +186,7 @@ def _to_srgb(image: VipsImage) -> VipsImage:
 
 
 def _encoded(before: VipsImage, after: VipsImage, qualities: tuple[int, ...], data_bytes: float) -> tuple[str, str]:
-    """Encodes both sides at the first quality at which they fit, or at the lowest."""
+    """Encodes both sides at the first quality at which they fit, or at the lowest quality."""
     sides: tuple[bytes, ...] = ()
     for quality in qualities:
         sides = tuple(side.webpsave_buffer(Q=quality, effort=2, keep=0) for side in (before, after))
@@ -228,7 +227,7 @@ def middle_of(source: Path, target: Path) -> tuple[np.ndarray, np.ndarray, float
 
 
 def _frame_at(video: VideoInfo, seconds: float, half_frame_s: float) -> Moment:
-    """Returns the frame at that time, or the nearest one that can be decoded."""
+    """Returns the frame at that time, or the nearest frame that can be decoded."""
     nearest: Moment | None = None
     for back_s in _SEEK_BACK_S:
         found = _sought(video, max(0.0, seconds - back_s), seconds - half_frame_s)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from redline.upscale.images.formats import ImageError
 
-# Less than half of the smallest 16-bit alpha: such a pixel is written as fully transparent.
+# Alpha below this, less than half of the smallest 16-bit value, is written as fully transparent.
 _INVISIBLE = 0.4 / 65535
 _STRIP_BYTES = 64 * 2**20
 

@@ -20,7 +20,7 @@ _CICP, _SRGB = b"cICP", b"sRGB"
 _SRGB_PRIMARIES, _SRGB_TRANSFERS = (1, 2), (13, 2)
 _SRGB_NUMBERS = {b"gAMA": (45_455,), b"cHRM": (31_270, 32_900, 64_000, 33_000, 30_000, 60_000, 15_000, 6_000)}
 _NEAR = 100
-# RGB in full range, as decoded pixels are.
+# The CICP matrix and range of decoded pixels: RGB in full range.
 _OF_PIXELS = bytes([0, 1])
 # The matrix and range that the encoder uses if the file has none: BT.601, full range.
 _DEFAULT_MATRIX = struct.pack(">HB", 6, 0x80)

@@ -34,13 +34,13 @@ _CODESTREAM_BYTES = 4096
 _DEEP = ("rgb48le", "rgba64le")
 _HEADER_BYTES = 4096
 _BITMAPS, _BINARY_SAMPLES = ("P1", "P4"), ("P5", "P6")
-# White space or a comment. A header ends with exactly one white space character after its last number.
+# Matches white space and comments. A header ends with exactly one white space character after its last number.
 _GAP = rb"(?:\s|#[^\n]*\n)+"
 
 
 @dataclass(frozen=True)
 class _Header:
-    """`white` is the largest sample value; above 255, samples have 16 bits. `mode` is Pillow's, or "P1" to "P6"."""
+    """A header. Samples have 16 bits if `white`, their maximum, is above 255. The mode is Pillow's or "P1" to "P6"."""
 
     width: int
     height: int

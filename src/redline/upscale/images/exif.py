@@ -22,7 +22,7 @@ _INTEROPERABILITY = 0xA005
 SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8, 18: 8}
 _UNITS = SIZES | {5: 4, 10: 4}
 
-# Limits for the values of damaged files.
+# Limits on values, which protect against damaged files.
 _MOST_TAGS, _LONGEST_BYTES = 1000, 2**20
 
 ReadAt = Callable[[int, int], bytes]
@@ -224,7 +224,7 @@ def in_bytes(body: bytes | bytearray) -> ReadAt:
 
 
 def read_from_tiff(path: Path) -> dict[str, bytes]:
-    """Returns the EXIF block and the IPTC captions, as far as the file has any."""
+    """Returns the EXIF block and the IPTC captions, if the file has them."""
     with open(path, "rb") as file:
         try:
             layout, (main, photo, gps) = read_directories(_in_file(file))

@@ -26,14 +26,14 @@ from redline.upscale.images.png import (
 from redline.upscale.images.vips import VipsImage, field, has_grey_profile, load_vips, to_srgb
 
 _MM_PER_INCH = 25.4
-# The default of libvips and most programs for images without a resolution.
+# The resolution that libvips and most programs assume for images without one.
 _USUAL_DPI = 72.0
 _SAYS_NOTHING_DPI = (_USUAL_DPI, _MM_PER_INCH)
 _DPI_IN_EXIF = ("webp", "avif", "heic")
 _BLOBS = {"icc": "icc-profile-data", "exif": "exif-data", "xmp": "xmp-data", "iptc": "iptc-data"}
 # Metadata that Redline writes itself, because libvips would store it elsewhere or in another form.
 _NOT_BY_VIPS = {"tiff": ("exif", "iptc"), "png": ("xmp",)}
-# The size of a JPEG segment without the identifier of XMP or EXIF.
+# The largest metadata block in a JPEG segment, without the identifier of XMP or EXIF.
 _JPEG_SEGMENT_BYTES = 65_500
 _HELD_BY = {
     "iptc": (("jpeg", "tiff"), "IPTC, which was"),
@@ -145,7 +145,7 @@ def attach_metadata(image: VipsImage, metadata: Metadata, form: Format) -> tuple
     image.set_type(pyvips.GValue.gint_type, "orientation", 1)
     flags = pyvips.ForeignKeep
     keep = flags.ICC | flags.XMP | flags.IPTC | flags.OTHER
-    # With this flag, libvips creates EXIF even if there was none. It holds the resolution, except in PNG and TIFF.
+    # With this flag, libvips creates EXIF even if there was none. Except in PNG and TIFF, EXIF stores the resolution.
     if metadata.exif is not None or (metadata.dpi is not None and form.name not in ("png", "tiff")):
         keep |= flags.EXIF
     return image, keep

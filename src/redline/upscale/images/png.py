@@ -28,12 +28,12 @@ class Chunk:
 
 
 def read_texts(path: Path) -> tuple[Chunk, ...]:
-    """Returns all texts except XMP and raw profiles, from before and after the pixels."""
+    """Returns all texts except XMP and raw profiles, both before and after the pixels."""
     return tuple(c for c in _read(path, _TEXTS, end=b"IEND") if not c.data.startswith((_XMP + b"\0", _RAW_PROFILE)))
 
 
 def read_colours(path: Path) -> tuple[Chunk, ...]:
-    """Returns the colour tags other than the profile. They must precede the pixels."""
+    """Returns the colour tags other than the profile, which must precede the pixels in the file."""
     return tuple(_read(path, _COLOURS, end=b"IDAT"))
 
 

@@ -68,7 +68,7 @@ class ImageSink(AbstractContextManager["ImageSink"]):
         self.path, self.shape = Path(path), (height, width, channels)
         form, metadata = format_for(self.path), metadata or Metadata()
         if form.name == "avif" and metadata.depth is not None:
-            # A source of 10 bits stays at 10 bits, which more programs support than 12.
+            # A source of 10 bits keeps 10 bits, which more programs support than 12 bits.
             form = replace(form, bits=min(form.bits, metadata.depth))
         notes = check_can_hold(form, width, height, channels, bits, metadata.depth)
         self._metadata, left_out = fit_metadata(metadata.stripped() if strip else metadata, form, width, height)
@@ -197,7 +197,7 @@ def _saver(image: VipsImage, form: Format, encoding: Encoding) -> tuple[str, dic
         return "jpegsave", {"Q": quality}
     options = {"Q": quality, "lossless": encoding.lossless, "effort": _EFFORT[form.name]}
     if form.name == "webp":
-        # Without this, the colour of transparent pixels is discarded.
+        # Without this option, the encoder discards the colour of transparent pixels.
         return "webpsave", options | {"exact": encoding.lossless}
     return "heifsave", options | {"compression": "av1", "bitdepth": form.bits if deep else 8}
 

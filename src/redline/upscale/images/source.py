@@ -25,7 +25,7 @@ from redline.upscale.images.metadata import Metadata, read_metadata
 from redline.upscale.images.png import count_png_frames
 from redline.upscale.images.vips import VipsImage, bits_of, explaining, field, load_vips, normalise
 
-# Rows per call of libvips: few calls, and little memory.
+# Rows per call of libvips, as a compromise between few calls and little memory.
 _ROWS_AT_ONCE = 64
 _HARMLESS = re.compile(
     r"unknown JFIF revision|Invalid SOS parameters|Unknown Adobe color transform"
@@ -166,7 +166,7 @@ def decode(path: Path, form: Format, random_access: bool, strict: bool) -> tuple
 
 
 def _fetch(image: VipsImage, top: int, into: np.ndarray) -> None:
-    # A region may only be used by the thread that made it, so each call makes one.
+    # A region may only be used by the thread that created it, so each call creates one.
     region = load_vips().Region.new(image)
     for start in range(0, len(into), _ROWS_AT_ONCE):
         part = into[start : start + _ROWS_AT_ONCE]

@@ -124,7 +124,7 @@ def has_grey_profile(profile: bytes | None) -> bool:
 
 
 def to_srgb(image: VipsImage) -> VipsImage:
-    """Converts with the profile of the image; CMYK without a profile uses a generic one."""
+    """Converts to sRGB with the profile of the image; CMYK without a profile uses a generic profile."""
     return image.icc_transform(
         "srgb",
         embedded=field(image, "icc-profile-data") is not None,

@@ -48,7 +48,7 @@ _MOST_BITS = 12
 
 @dataclass(frozen=True)
 class Encoder:
-    """`padded` columns and rows are added at the right and bottom if subsampled chroma needs even sides."""
+    """An encoder. `padded` columns and rows are added at the right and bottom if subsampled chroma needs even sides."""
 
     codec: str
     name: str
@@ -88,7 +88,7 @@ def choose_encoder(settings: VideoSettings, video: VideoInfo, target: Path, scal
         fitting = [suffix for suffix, name in TARGETS.items() if codec in _HELD[name] and suffix != ".m4v"]
         raise RedlineError(f"{target.suffix} cannot hold {codec}: choose {' or '.join(fitting)}, or another codec.")
     if kind.name == "libsvtav1":
-        # Only this environment variable stops the library from printing to stderr.
+        # SVT-AV1 prints to stderr unless this environment variable is set.
         os.environ.setdefault("SVT_LOG", "1")
     source = VideoFormat(video.pixel_format)
     pixel_format, more = _pixel_format(codec, kind.name, source)
@@ -140,7 +140,7 @@ def _check_crf(crf: float | None, codec: str) -> None:
 def _options(codec: str, kind: _Kind, settings: VideoSettings, layout: VideoFormat) -> dict[str, str]:
     options = dict(kind.options)
     if codec == "h264" and "avx512f" in hardware_flags():
-        # Its AVX-512 code is not deterministic at some widths, and a resumed run must give the same video.
+        # x264's AVX-512 code is not deterministic at some widths, and a resumed run must give the same video.
         options["x264-params"] = "asm=avx2"
     _check_crf(settings.crf, codec)
     if kind.crf is not None:

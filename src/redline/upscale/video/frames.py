@@ -27,7 +27,7 @@ from redline.video.truncated import missing_bytes
 
 _MISSING_S, _UNREAD_SHARE = 0.25, 0.05
 _SEEK_BACK_S = (0, 2, 20)
-# A larger step back in time is not caused by reordering, but is the start of another, concatenated video.
+# A larger step back in time is not caused by reordering: another, concatenated video starts there.
 _BACK_S = 0.5
 
 
@@ -56,7 +56,7 @@ class Damage:
     _times: dict[str, int] = field(default_factory=dict)
 
     def met(self, kind: str, place: str) -> None:
-        """Raises for damage, or makes a note of it. `kind` is a clause such as 'a frame is damaged'."""
+        """Raises for damage, or adds a note. `kind` is a clause such as 'a frame is damaged'."""
         if not self.keep_going:
             raise RedlineError(f"{self.name!r}: {kind} {place}; give --keep-going to keep what can be read.")
         self._times[kind] = self._times.get(kind, 0) + 1
@@ -168,7 +168,7 @@ def _frames_and_faults(container: InputContainer, stream: VideoStream) -> Iterat
 def _is_lost(container: InputContainer, end: Fraction, read_bytes: int) -> bool:
     """Returns whether the reader of a damaged Matroska file ended early without an error.
 
-    In that case, both duration and bytes of the file remain. Remaining duration alone may be that of the last frame.
+    In that case, both duration and bytes of the file remain. Remaining duration alone may belong to the last frame.
     """
     if container.format.name != "matroska,webm" or not container.duration:
         return False

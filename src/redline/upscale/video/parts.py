@@ -32,7 +32,7 @@ from redline.video.reading import opened, reason
 from redline.video.writing import open_encoder, open_output
 
 _SAMPLE_BYTES = 1 << 20
-# Half a second of most videos: on a CPU that can be minutes of work.
+# The number of frames in half a second of most videos; on a CPU these can be minutes of work.
 _SHORTEST_PART = 12
 _JOB, _OWNER = "job.json", "owner"
 _MODEL, _TILES = "the model", "the tiles"

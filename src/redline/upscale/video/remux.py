@@ -119,7 +119,7 @@ def _clock(video: VideoInfo, source: InputContainer) -> int:
 
 
 def _shift(source: InputContainer) -> tuple[Fraction, list[str]]:
-    # If the start time were kept, the result would begin with an empty interval.
+    # Shifts all times, because the result would otherwise begin with an empty interval.
     start = arbitrary_start_s(source)
     return start, [f"all timestamps are shifted by {float(start):.3f} s so that the video starts at 0"] if start else []
 
@@ -189,7 +189,7 @@ def other_packets(
     for number, made in enumerate(_carried(source, carriers, shift, notes)):
         rising.place(made)
         time = made.dts if made.dts is not None else made.pts
-        # Keeps the order of the source, even if its times step back.
+        # Keeps the order of the source's packets, even if their times step back.
         seconds = seconds if time is None else max(seconds, float(time * made.time_base))
         yield Timed(seconds, 1, number, made)
     if rising.moved:

@@ -27,7 +27,7 @@ _BITS_PER_S_PER_CHANNEL = 96_000
 _COVERS = {"mjpeg": ("cover.jpg", "image/jpeg"), "png": ("cover.png", "image/png")}
 
 
-# Converts the packets of a source stream to packets to write. None after the last packet requests the remaining ones.
+# Converts packets of a source stream to packets to write. None after the last packet requests the remaining packets.
 Carrier = Callable[[Packet | None], list[Packet]]
 
 

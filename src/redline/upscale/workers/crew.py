@@ -94,7 +94,7 @@ class Member(Child):
         return f"{self.name}: {self.failure.rstrip('.')}" if self.failure else self.describe_exit(code)
 
     def remove_partial_files(self) -> None:
-        """Removes the partial files of this process; those of a worker elsewhere cannot be told apart."""
+        """Removes the partial files of a local worker; the files of a worker elsewhere cannot be told from others."""
         if self.process is None:
             return
         for folder in self._folders:
@@ -114,7 +114,7 @@ class Crew(contextlib.AbstractContextManager["Crew"]):
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for member in self.members:
-            member.connection.close()  # tells it to end
+            member.connection.close()  # a worker ends when its connection closes
             if kind is not None:
                 member.terminate()
         deadline = time.monotonic() + _GRACE_S

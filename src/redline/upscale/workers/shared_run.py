@@ -76,7 +76,7 @@ class WorkQueue:
                 settled.append(self._settled(Outcome(task)))
             else:
                 self._waiting.appendleft(task)
-                self._waiting_bytes += self._bytes.get(task, 0)  # a part counts no longer
+                self._waiting_bytes += self._bytes.get(task, 0)  # 0 for a part of an image
         if not self._held:
             while self._waiting:
                 settled.append(self._settled(_failed(self._waiting.popleft(), why)))

@@ -137,7 +137,7 @@ def split(task: Task, count: int, settings: UpscaleSettings, tiling: Tiling, sca
         if pixels <= settings.split_pixels or count < 2:
             return None
         task.target.parent.mkdir(parents=True, exist_ok=True)
-        # The disk must hold the parts and the image at the same time.
+        # The disk must have room for the parts and the image at the same time.
         if shutil.disk_usage(task.target.parent).free < 2 * raw_bytes:
             return None
         folder = hidden_path(task.target)

@@ -110,7 +110,7 @@ def gather(rank: Rank, device: str) -> Crew:
                     answer_challenge(connection, secret)
                     crew.members.append(Member(f"rank {connection.recv()}", connection))
                 except (AuthenticationError, EOFError, OSError):
-                    connection.close()  # the other side does not have the secret key
+                    connection.close()  # the process that connected does not have the secret key
         except BaseException as error:
             crew.__exit__(type(error))
             raise

@@ -1,6 +1,6 @@
 """The code of a worker process: asks its parent for images and videos until there are no more.
 
-The parent ends it by closing the connection, at any time; partial files are then deleted, as after Ctrl-C.
+The parent ends a worker by closing the connection, at any time; partial files are then deleted, as after Ctrl-C.
 """
 
 import signal

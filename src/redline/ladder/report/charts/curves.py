@@ -31,7 +31,7 @@ class Curve:
     @property
     def thinned(self) -> tuple[tuple[float, float], ...]:
         stride = -(-len(self.points) // _MOST_POINTS) or 1
-        # Counted from the end, so that the last value is included.
+        # Takes every n-th value counted from the end, so that the last value is included.
         return self.points[::-1][::stride][::-1]
 
 

@@ -41,7 +41,7 @@ def _draw_samples(drawing: Drawing, entry: Entry, scale: Scale, y: float) -> Non
     samples = np.asarray(_samples(entry))
     first, middle, third = map(float, np.quantile(samples, (0.25, 0.5, 0.75)))
     picked = samples[:: max(1, -(-len(samples) // _MOST_POINTS))]
-    # A fixed sequence spreads the points, so that the drawing is deterministic.
+    # Spreads the points by a fixed sequence, not at random, so that the drawing is deterministic.
     spread = [((index * 0.618034) % 1 - 0.5) * 17 for index in range(len(picked))]
     drawing.dots([(scale(value), y + dy) for value, dy in zip(picked, spread, strict=True)], f"s-{kind}")
     x1, x3 = scale(first), scale(third)

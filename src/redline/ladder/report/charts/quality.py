@@ -39,7 +39,7 @@ def draw_quality(climb: Climb, width: int) -> Drawing | None:
         drawing.path(f"M{px - 4:.1f} {py - 4:.1f}l8 8m0 -8l-8 8", "cross")
         drawing.taken.append((px - 6, py - 6, px + 6, py + 6))
         drawing.label_point(px, py, f"{entry.label} refused", inside, "quiet")
-    # The most important points are drawn last, above the others, and choose the places of their labels first.
+    # The most important points are drawn last, on top of the others, but their labels are placed first.
     placed.sort(key=lambda pair: ("faint", "kept", "compiled", "base", "final").index(_kind(climb, pair[0])))
     for entry, score in placed:
         kind, speed = _kind(climb, entry), entry.row.over_start or 1.0

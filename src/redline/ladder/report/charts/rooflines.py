@@ -55,7 +55,7 @@ def _draw_ceilings(drawing: Drawing, dtypes: dict[str, float], bandwidth: float,
         drawing.limit_text(x.end, text_y, f"{dtype} {format_rate(peak, 'FLOP/s')}")
         drawing.taken.append((x(peak / bandwidth), y(peak) - 1, x.end, y(peak) + 1))
     middle = (max(start, x.low) * top / bandwidth) ** 0.5
-    # To the right of the line: on its left are the labels of the axis.
+    # Placed to the right of the line, because the labels of the axis are on its left.
     rate = format_rate(bandwidth, "B/s")
     drawing.limit_text(x(middle) + 10 + text_width(rate), y(middle * bandwidth) + 12, rate)
 

@@ -123,7 +123,7 @@ class Scale:
 
     def ticks(self, count: int = 6) -> list[float]:
         """Returns about `count` round values inside the scale."""
-        # A logarithmic axis that spans less than a factor of four has too few round powers: linear steps instead.
+        # Uses linear steps on a logarithmic axis that spans less than a factor of four, which has too few round powers.
         if self.log and self.high > 4 * self.low:
             return self._log_ticks(count)
         step = _round_step((self.high - self.low) / max(count, 1))

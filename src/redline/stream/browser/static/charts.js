@@ -1,6 +1,6 @@
 "use strict";
 
-// The shortest and the longest time that a chart shows, in seconds.
+// The shortest and the longest time span of a chart, in seconds.
 const LEAST_PAST_S = 20, PAST_S = 120;
 
 const Charts = (() => {
@@ -20,7 +20,7 @@ const Charts = (() => {
     return element;
   }
 
-  // Returns a round number at or above the value whose half is round as well.
+  // Returns a round number that is not below the value, and whose half is round as well.
   function roof(value) {
     if (!(value > 0)) return 1;
     const power = 10 ** Math.floor(Math.log10(value));

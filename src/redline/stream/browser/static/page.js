@@ -10,7 +10,7 @@ const PAGE_STAGES = [["Encode", "and send to this page"], ["Network", "half a ro
 const PING_EVERY_MS = 1000, LONGEST_WAIT_MS = 8000;
 
 let socket = null, about = null, peer = null, camera = null, running = false, ended = false, waitMs = 500;
-// Whether this page only watches while another page sends its camera.
+// Whether this page only shows the video while another page sends its camera.
 let watching = false;
 const trips = [], showings = [], WINDOW = 256;
 const past = { p50: [], p95: [], p99: [], rate: [], process: [], gpu: [], held: [] };
@@ -166,7 +166,7 @@ async function call() {
       $(name).querySelector("video").srcObject = new MediaStream([transceiver.receiver.track]);
     }
   };
-  // Display times of the previous connection do not count.
+  // Discards the display times of the previous connection.
   showings.length = 0;
   if (sendsCamera()) add("camera", camera.getVideoTracks()[0], "sendonly");
   if (about.sink) add("output", "video", "recvonly");
@@ -196,7 +196,7 @@ function percentiles(list) {
   return [0.5, 0.95, 0.99].map((share) => sorted[Math.round(share * (sorted.length - 1))]);
 }
 
-// In milliseconds; approximate, because percentiles are added. Null before a frame was shown.
+// Returns latency percentiles in ms (sums of the parts' percentiles, so approximate); null before the first frame.
 function pageLatency() {
   const view = metrics.views.output;
   if (!view?.ages_s || !trips.length || !showings.length) return null;
@@ -242,7 +242,7 @@ function showMetrics(message) {
 
 function describePicture(name, picture) {
   if (!picture) return;
-  // An odd side is padded by one pixel.
+  // A difference of one pixel is ignored, because an odd side is padded by one pixel.
   const differs = Math.max(Math.abs(picture.shown_height - picture.height), Math.abs(picture.shown_width - picture.width)) > 1;
   const shown = differs ? `, shown at ${picture.shown_width} × ${picture.shown_height}` : "";
   $(name).querySelector(".detail").textContent = `${picture.width} × ${picture.height}${shown}`;
