@@ -79,7 +79,6 @@ def upscale(
     Example: redline upscale holidays/ -o large/ --resume
     """
     with uninterrupted_imports():
-        from redline.ladder.plan import Plan
         from redline.upscale.arguments import read_arguments
         from redline.upscale.compare.page import check_page
         from redline.upscale.upscaler import Upscaler
@@ -90,7 +89,7 @@ def upscale(
         scale=scale,
         preset=preset,
         precision=precision,
-        plan=Plan.load(plan) if plan is not None else None,
+        plan=plan,
         provider=provider,
         tile=_tile(tile),
         tile_batch=tile_batch,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from redline.errors import RungError
-from redline.trees import tree_leaves, tree_map
+from redline.trees import tree_leaves, tree_map_only
 
 
 class GraphCapturer(Protocol):
@@ -182,7 +182,7 @@ class GraphedCallable:
             self._switch_to(captured)
         captured.replay()
         self.counts.replays += 1
-        return _clone_tensors(captured.output) if self.clone else captured.output
+        return tree_map_only(Tensor, Tensor.clone, captured.output) if self.clone else captured.output
 
     def _call_without_graph(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self.counts.uncaptured:
@@ -320,9 +320,3 @@ def _replace_tensors(value: Any, supply: Iterator[Tensor]) -> Any:
     if isinstance(value, (tuple, list)):
         return type(value)([_replace_tensors(item, supply) for item in value])
     return value
-
-
-def _clone_tensors(output: Any) -> Any:
-    if isinstance(output, Tensor):
-        return output.clone()
-    return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, output)

@@ -330,7 +330,8 @@ def expanded(content: dict[str, Any]) -> dict[str, Any]:
         return content
     model, difference = content["model"], content["ema"]
     ema = difference and {name: model[name] + tensor.to(model[name].dtype) for name, tensor in difference.items()}
-    return {**content, "ema": ema, "optimizer": _converted(content["optimizer"], _restored), _COMPACT: False}
+    optimizer = _converted(content["optimizer"], lambda one: one.float() if one.dtype == torch.bfloat16 else one)
+    return {**content, "ema": ema, "optimizer": optimizer, _COMPACT: False}
 
 
 def _converted(value: Any, convert: Any) -> Any:
@@ -345,7 +346,3 @@ def _converted(value: Any, convert: Any) -> Any:
 def _halved(tensor: Tensor) -> Tensor:
     # Scalars, such as step counts, keep their dtype.
     return tensor.bfloat16() if tensor.dtype == torch.float32 and tensor.ndim else tensor
-
-
-def _restored(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype == torch.bfloat16 else tensor

@@ -10,7 +10,7 @@ from redline.errors import GateError, Refused, WorkloadError
 from redline.ladder.gate import Gate, Score, all_finite, gates_for, tensors_of, values_of, worst
 from redline.ladder.rewrites.state import find_state
 from redline.ladder.workload import Inputs, Workload
-from redline.trees import tree_map
+from redline.trees import tree_map_only
 
 TRAINING_STEPS = 3
 # The output must change by more than this between two inputs, relative to its norm.
@@ -160,14 +160,10 @@ def losses_and_gradients(
 
 def detached(output: Any) -> Any:
     """Copies the output, because a later call may overwrite it."""
-    return tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, output)
+    return tree_map_only(Tensor, lambda leaf: leaf.detach().clone(), output)
 
 
 def as_dtype(tree: Any, dtype: str) -> Any:
     """Converts the floating-point tensors of a nested structure to fp32 or fp64."""
     target = {"fp32": torch.float32, "fp64": torch.float64}[dtype]
-
-    def convert(leaf: Any) -> Any:
-        return leaf.to(target) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
-
-    return tree_map(convert, tree)
+    return tree_map_only(Tensor, lambda leaf: leaf.to(target) if leaf.is_floating_point() else leaf, tree)

@@ -103,6 +103,10 @@ def why_unsupported(optimizer: Optimizer, backend: str) -> str:
     return ""
 
 
+def fastest_backend(optimizer: Optimizer) -> str:
+    return next(backend for backend in _BACKENDS if not why_unsupported(optimizer, backend))
+
+
 def implementation(optimizer: Optimizer) -> str:
     """Returns the implementation that the optimizer uses, with the default of torch resolved."""
     if type(optimizer).__module__.partition(".")[0] == "apex":
@@ -151,8 +155,7 @@ class FusedOptimizer(Rung):
     def resolve(self, job: Job) -> Rung:
         if self.backend != "auto":
             return self
-        optimizer = _optimizer_of(job)
-        return FusedOptimizer(next(b for b in _BACKENDS if b == "plain" or not why_unsupported(optimizer, b)))
+        return FusedOptimizer(fastest_backend(_optimizer_of(job)))
 
     def apply(self, job: Job) -> Job:
         assert job.optimizer is not None
