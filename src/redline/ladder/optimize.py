@@ -32,8 +32,9 @@ from redline.machine.machine import Machine, resolve_device
 class _Optimized:
     """The plan of an optimized model, and the climb that found it."""
 
-    plan: Plan
-    climbed: Climbed | None
+    def __init__(self, job: Job, plan: Plan, climbed: Climbed | None) -> None:
+        super().__init__(job)  # pyright: ignore[reportCallIssue]
+        self.plan, self.climbed = plan, climbed
 
     @property
     def measurements(self) -> tuple[Measurement, ...]:
@@ -53,17 +54,9 @@ class _Optimized:
 class OptimizedModel(_Optimized, Applied):
     """The optimized copy of a model: called like the model, without gradients. Shows the ladder in a notebook."""
 
-    def __init__(self, job: Job, plan: Plan, climbed: Climbed | None) -> None:
-        super().__init__(job)
-        self.plan, self.climbed = plan, climbed
-
 
 class OptimizedStep(_Optimized, TrainingStep):
     """An optimized training step: `loss = step(batch)` runs forward, backward and the optimizer on a copy (`model`)."""
-
-    def __init__(self, job: Job, plan: Plan, climbed: Climbed | None) -> None:
-        super().__init__(job)
-        self.plan, self.climbed = plan, climbed
 
 
 class ClimbOptions(TypedDict, total=False):

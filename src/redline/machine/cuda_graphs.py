@@ -9,7 +9,7 @@ import gc
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -131,6 +131,7 @@ class _CapturedGraph:
     gradients: list[tuple[nn.Parameter, Tensor | None]]
 
 
+@dataclass(eq=False)
 class GraphedCallable:
     """Calls a function through CUDA graphs, one for each input signature, up to `limit`.
 
@@ -138,26 +139,16 @@ class GraphedCallable:
     function is a training step: its first call runs without a graph and counts as a real step.
     """
 
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        capturer: GraphCapturer,
-        counts: CaptureCounts,
-        *,
-        clone: bool = True,
-        limit: int = 8,
-        warmup_calls: int = 3,
-        state: "TrainingState | None" = None,
-    ) -> None:
-        self.function = function
-        self.capturer = capturer
-        self.counts = counts
-        self.clone = clone
-        self.limit = limit
-        self.warmup_calls = warmup_calls
-        self.state = state
-        self.graphs: dict[Any, _CapturedGraph] = {}
-        self.last: _CapturedGraph | None = None
+    function: Callable[..., Any]
+    capturer: GraphCapturer
+    counts: CaptureCounts
+    _: KW_ONLY
+    clone: bool = True
+    limit: int = 8
+    warmup_calls: int = 3
+    state: "TrainingState | None" = None
+    graphs: dict[Any, _CapturedGraph] = field(default_factory=dict, init=False)
+    last: _CapturedGraph | None = field(default=None, init=False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves: list[Tensor] = []
@@ -179,7 +170,9 @@ class GraphedCallable:
             if buffer is not leaf:
                 buffer.copy_(leaf, non_blocking=True)
         if captured is not self.last:
-            self._switch_to(captured)
+            for parameter, gradient in captured.gradients:
+                parameter.grad = gradient
+            self.last = captured
         captured.replay()
         self.counts.replays += 1
         return tree_map_only(Tensor, Tensor.clone, captured.output) if self.clone else captured.output
@@ -240,11 +233,6 @@ class GraphedCallable:
             text = str(error).strip().splitlines() or ["no message"]
             raise RungError(f"cuda_graph: the call cannot be captured: {text[0].rstrip('.')}.") from error
         return buffers, output, replay
-
-    def _switch_to(self, captured: _CapturedGraph) -> None:
-        for parameter, gradient in captured.gradients:
-            parameter.grad = gradient
-        self.last = captured
 
 
 class TrainingState:

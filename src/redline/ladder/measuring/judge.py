@@ -89,8 +89,9 @@ def check_reference(workload: Workload, seeds: Sequence[int], results: Sequence[
     """Raises WorkloadError if the untouched model's outputs cannot serve as a reference."""
     for seed, result in zip(seeds, results, strict=True):
         if not tensors_of(result):
+            kind = "None" if result is None else f"a {type(result).__name__}"
             raise WorkloadError(
-                f"{workload.label}: the model returned {_kind(result)} without tensors, so it cannot be judged: "
+                f"{workload.label}: the model returned {kind} without tensors, so it cannot be judged: "
                 "return tensors, or tuples, lists, dicts or dataclasses of them"
             )
         if not all_finite(result):
@@ -120,10 +121,6 @@ def _in_common(one: Sequence[Tensor], other: Sequence[Tensor]) -> tuple[Tensor, 
         for tensors, tensor in zip(cut, pair, strict=True):
             tensors.append(tensor[common].double().flatten())
     return torch.cat(cut[0]), torch.cat(cut[1])
-
-
-def _kind(result: Any) -> str:
-    return "None" if result is None else f"a {type(result).__name__}"
 
 
 def _check_inputs(workload: Workload, first: int, second: int, results: Sequence[Any]) -> None:
