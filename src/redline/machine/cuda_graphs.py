@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from redline.errors import RungError
+from redline.errors import RungError, first_line
 from redline.trees import tree_leaves, tree_map_only
 
 
@@ -230,8 +230,7 @@ class GraphedCallable:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            text = str(error).strip().splitlines() or ["no message"]
-            raise RungError(f"cuda_graph: the call cannot be captured: {text[0].rstrip('.')}.") from error
+            raise RungError(f"cuda_graph: the call cannot be captured: {first_line(error)}.") from error
         return buffers, output, replay
 
 

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from redline.errors import RedlineError
+from redline.errors import RedlineError, first_line
 from redline.files.untrusted import check_types, field_types, parse_json, reader, reading
 from redline.training.arithmetic import Arithmetic
 from redline.training.ema import Ema
@@ -217,7 +217,7 @@ def write_checkpoint(path: Path, content: dict[str, Any], kept: str = "") -> Non
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         if isinstance(error, (OSError, RuntimeError)):
-            reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+            reason = getattr(error, "strerror", None) or first_line(error)
             raise RedlineError(f"cannot write the checkpoint {str(path)!r}: {reason}{kept}.") from error
         raise
 

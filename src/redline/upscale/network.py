@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from redline.errors import MachineError, ModelError
+from redline.errors import MachineError, ModelError, first_line
 from redline.files.weights import read_weights
 from redline.ladder.rungs.onnxruntime import PROVIDERS, provider_list
 from redline.models.drct import Drct, read_drct
@@ -50,11 +50,6 @@ def check_scale(network: Network, scale: int | None, path: Path) -> Network:
     if scale not in (None, network.scale):
         raise ModelError(f"{str(path)!r} is for ×{network.scale}, not ×{scale}: leave out --scale.")
     return network
-
-
-def first_line(error: Exception) -> str:
-    """Returns the first line of an error's message, or the name of its type if it has no message."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _read_network(path: Path) -> Network:
