@@ -35,3 +35,8 @@ class ModelError(RedlineError):
 
 class Refused(RedlineError):
     """A plan that ran but was rejected, because it had no effect or changed the structure of the output."""
+
+
+def first_line(error: BaseException) -> str:
+    """Returns the first line of an error's message without its full stop; the name of its type if it has no message."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -35,6 +35,8 @@ def tree_map(function: Callable[[Any], Any], value: Any) -> Any:
 
 
 def tree_map_only(kind: type, function: Callable[[Any], Any], value: Any) -> Any:
+    if isinstance(value, kind):  # flattening it would cost microseconds
+        return function(value)
     return tree_map(lambda leaf: function(leaf) if isinstance(leaf, kind) else leaf, value)
 
 

@@ -60,6 +60,7 @@ def climb(
         from redline import climb as run_climb
         from redline.cli.ladder_table import ladder_table
         from redline.ladder.report import ladder_rows
+    folder = workload.replace("/", "-").replace(":", "-").replace(".py", "").strip("-.")
     with _shown(workload) as show:
         climbed = run_climb(
             workload,
@@ -75,7 +76,7 @@ def climb(
             sampling=sampling,
             ablation=ablation,
             resume=resume,
-            out=out or Path("redline-out") / _folder_name(workload),
+            out=out or Path("redline-out") / folder,
             progress=show,
         )
     if as_json:
@@ -110,10 +111,6 @@ def split_rungs(text: str) -> tuple[str, ...]:
     if not all(parts):
         raise RedlineError(f"{text!r} has a rung without a name: write 'bf16, compile'.")
     return tuple(parts)
-
-
-def _folder_name(workload: str) -> str:
-    return workload.replace("/", "-").replace(":", "-").replace(".py", "").strip("-.")
 
 
 @contextlib.contextmanager

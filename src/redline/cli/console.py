@@ -23,8 +23,8 @@ progress = Console(stderr=True, width=None if sys.stderr.isatty() else 200, emoj
 YES, NO = "[green]yes[/]", "[red]no[/]"
 
 
-def fail(sentence: str) -> None:
-    progress.print(f"[bold red]redline:[/] {escape(sentence)}", soft_wrap=True)
+def fail(sentence: str, head: str = "redline") -> None:
+    progress.print(f"[bold red]{head}:[/] {escape(sentence)}", soft_wrap=True)
 
 
 def note(sentence: str, style: str = "dim") -> None:

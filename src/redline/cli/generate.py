@@ -94,10 +94,6 @@ def generate(
 
 def _read_prompt(prompt: str) -> str:
     if prompt != "-":
-        try:
-            prompt.encode()
-        except UnicodeEncodeError as error:
-            raise RedlineError("the prompt is not UTF-8 text.") from error
         return prompt
     with suppress(AttributeError):
         sys.stdin.reconfigure(encoding="utf-8")  # pyright: ignore[reportAttributeAccessIssue]

@@ -12,7 +12,7 @@ from rich.markup import escape
 from typer import Argument, Option
 
 from redline.choices import PIXEL_LIMIT, UPSCALE_PRESETS
-from redline.cli.console import note, print_json, progress, results, wrote
+from redline.cli.console import fail, note, print_json, progress, results, wrote
 from redline.cli.live_line import LiveLine
 from redline.cli.options import AsJson, Device, Scale
 from redline.cli.signals import uninterrupted_imports
@@ -79,7 +79,6 @@ def upscale(
     Example: redline upscale holidays/ -o large/ --resume
     """
     with uninterrupted_imports():
-        from redline.ladder.plan import Plan
         from redline.upscale.arguments import read_arguments
         from redline.upscale.compare.page import check_page
         from redline.upscale.upscaler import Upscaler
@@ -90,7 +89,7 @@ def upscale(
         scale=scale,
         preset=preset,
         precision=precision,
-        plan=Plan.load(plan) if plan is not None else None,
+        plan=plan,
         provider=provider,
         tile=_tile(tile),
         tile_batch=tile_batch,
@@ -127,14 +126,10 @@ def _compare(page: Path, outcomes: list[Outcome]) -> bool:
     try:
         write_comparison(page, outcomes)
     except RedlineError as error:
-        _print_failure(str(error))
+        fail(str(error), "failed")
         return False
     wrote(page)
     return True
-
-
-def _print_failure(reason: str) -> None:
-    progress.print(f"[bold red]failed:[/] {escape(reason)}", soft_wrap=True)
 
 
 def _tile(text: str) -> int | tuple[int, int] | None:
@@ -233,4 +228,4 @@ def _print(outcomes: list[Outcome], as_json: bool) -> None:
         progress.print(", ".join(f"{count} {what}" for what, count in counts.items() if count or what == "upscaled"))
         for outcome in outcomes:
             if outcome.error:
-                _print_failure(outcome.error)
+                fail(outcome.error, "failed")

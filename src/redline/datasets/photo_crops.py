@@ -78,13 +78,6 @@ class PhotoCrops:
         _balance(chance, torch.cat(shrinks), torch.cat(are_drawn), self.settings)
         self._chances = chance.cumsum(0)
 
-    def _renew(self, step: int) -> None:
-        """Loads the images of the step's round, if `renew_steps` is set."""
-        if not self.settings.renew_steps or step // self.settings.renew_steps == self._round:
-            return
-        self._round = step // self.settings.renew_steps
-        self._load(self.pairs.variants(self._round))
-
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
         """Returns low-resolution crops (B, 3, crop, crop) and their originals (B, 3, scale·crop, scale·crop)."""
         draw, scale, crop = self.draw(step), self.scale, self.settings.crop_px
@@ -103,7 +96,9 @@ class PhotoCrops:
         return torch.where(flat, color, small), torch.where(flat, color, large)
 
     def draw(self, step: int) -> Draw:
-        self._renew(step)
+        if (every := self.settings.renew_steps) and step // every != self._round:
+            self._round = step // every
+            self._load(self.pairs.variants(self._round))
         generator = torch.Generator().manual_seed(self.seed * 1_000_000_007 + step)
         crop, count = self.settings.crop_px, self.settings.batch
         chance = torch.rand(count, generator=generator, dtype=torch.float64) * self._chances[-1]

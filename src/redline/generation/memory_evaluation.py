@@ -100,11 +100,10 @@ def _name(model: str | Path, folder: ModelFolder) -> str:
 def _open(model: str | Path) -> tuple[ModelFolder, Recall | None]:
     """Returns a model's folder and the recall task it was trained on. Models of symbolic tasks have no tokenizer."""
     path = find_model(model)
-    if (path / "tokenizer.json").exists():
-        folder = ModelFolder.open(path)
-    else:
-        folder = ModelFolder(path, check_architecture(path, read_config(path)), None, 0, ())
-    return folder, task_in(read_config(path))
+    config = read_config(path)
+    is_text = (path / "tokenizer.json").exists()
+    folder = ModelFolder.open(path) if is_text else ModelFolder(path, check_architecture(path, config), None, 0, ())
+    return folder, task_in(config)
 
 
 def _choose_tasks(names: Sequence[str] | None, trained: Recall | None, folder: ModelFolder) -> list[Recall]:

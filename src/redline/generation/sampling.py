@@ -82,7 +82,7 @@ class Sampler:
         """Starts new texts with settings of the same form."""
         numbers = (sampling.temperature, sampling.top_p, sampling.min_p, sampling.repetition_penalty)
         self.numbers.copy_(torch.tensor(numbers))
-        seeds = torch.tensor([_wrapped(sampling.seed + row) for row in range(len(self.keys_B))])
+        seeds = torch.tensor([(sampling.seed + row + 2**63) % 2**64 - 2**63 for row in range(len(self.keys_B))])
         self.keys_B.copy_(mixed(mixed(seeds & _32_BITS) + ((seeds >> 32) & _32_BITS)))
         self.drawn_B.zero_()
         self.seen_BV.zero_()
@@ -145,7 +145,3 @@ def mixed(number: Tensor) -> Tensor:
     number = ((number ^ (number >> 16)) * 0x85EBCA6B) & _32_BITS
     number = ((number ^ (number >> 13)) * 0xC2B2AE35) & _32_BITS
     return number ^ (number >> 16)
-
-
-def _wrapped(number: int) -> int:
-    return (number + 2**63) % 2**64 - 2**63

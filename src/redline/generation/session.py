@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from redline.errors import first_line
 from redline.generation.language_model import Cache, LanguageModel, PiecewiseModel, StateCache
 from redline.generation.planned import PlannedModel
 from redline.generation.sampling import NO_TOKEN, Sampler, Sampling
@@ -184,11 +185,8 @@ class Session:
             except RuntimeError as error:
                 # The usual cause is a lack of memory. Prompts can be prefilled without the capture.
                 self._capture_failed = True
-                why = (str(error).strip().splitlines() or ["no reason is given"])[0].rstrip(".")
-                warnings.warn(
-                    f"long prompts are prefilled slowly, because the capture of a CUDA graph failed: {why}.",
-                    stacklevel=2,
-                )
+                why = f"the capture of a CUDA graph failed: {first_line(error)}"
+                warnings.warn(f"long prompts are prefilled slowly, because {why}.", stacklevel=2)
                 return None, 0
         return self._piece, lead
 

@@ -16,7 +16,7 @@ from redline.generation.planned import choose_holding
 from redline.generation.sampling import Sampling
 from redline.generation.text_stream import TextStream
 from redline.generation.token_stream import Reason, TokenStream
-from redline.ladder.plan import Plan
+from redline.ladder.plan import Plan, read_plan
 from redline.machine.machine import Machine, resolve_device
 from redline.models import MEMORY_MODEL
 
@@ -74,9 +74,8 @@ class TextGenerator:
     ) -> None:
         self.folder = ModelFolder.open(model)
         self.device = torch.device(resolve_device(device))
-        if isinstance(plan, str):
-            plan = Plan.load(plan) if plan.endswith(".toml") else Plan.parse(plan)
-        self._holding = choose_holding(Machine.detect(str(self.device)), precision, plan)
+        given = None if plan is None else read_plan(plan)
+        self._holding = choose_holding(Machine.detect(str(self.device)), precision, given)
         self._strict = strict
 
     @cached_property

@@ -24,7 +24,7 @@ import cloudpickle
 import torch
 from torch import nn
 
-from redline.errors import RedlineError
+from redline.errors import RedlineError, first_line
 from redline.ladder.job import Job
 from redline.ladder.measuring.worker_pool import WorkerFailed, WorkerPool
 from redline.ladder.workload import Inputs, LossFunction, OptimizerFactory, call
@@ -249,8 +249,7 @@ def _run(case: Case, batch: int, device: str, before_bytes: int = 0) -> tuple[Pr
             raise MemoryError("out of memory") from error
         if isinstance(error, RedlineError):
             raise
-        text = (str(error).strip().splitlines() or ["no message"])[0]
-        raise RedlineError(f"a batch of {batch} raised {type(error).__name__}: {text}.") from error
+        raise RedlineError(f"a batch of {batch} raised {type(error).__name__}: {first_line(error)}.") from error
     seconds = statistics.median(times[1:])
     return Probe(batch, True, max(peak - before_bytes, 0), seconds, items / seconds), unit
 

@@ -22,7 +22,7 @@ from redline.ladder.search.progress import Progress, no_progress, print_progress
 from redline.ladder.search.run_log import RunLog
 from redline.ladder.search.settings import Settings, Shapes, read_duration, read_shapes
 from redline.ladder.search.source_digest import describe_change
-from redline.ladder.statistics import CONFIDENCE, Interval
+from redline.ladder.statistics import Interval, bounds
 from redline.ladder.workload import Workload
 from redline.ladder.workloads.addresses import check_file
 
@@ -167,13 +167,11 @@ def _bench_one(
             if reason:
                 record(plan, "unavailable", reason)
                 continue
-            arm: Arm | None = None
             try:
                 arm = open_arm(pool, spec, plan, FRESH_SEEDS)
                 if arm.passed:
                     measure_peak(arm, spec)
             except WorkerFailed as failure:
-                close(arm)
                 record(plan, "unavailable" if failure.kind == "unavailable" else "failed", str(failure))
                 continue
             if arm.passed:
@@ -234,6 +232,4 @@ def unpaired_ratio(old: Sequence[float], new: Sequence[float]) -> Interval:
     ratios = np.median(a[rng.integers(0, len(a), (2000, len(a)))], axis=1) / np.median(
         b[rng.integers(0, len(b), (2000, len(b)))], axis=1
     )
-    tail = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(ratios, (tail, 1 - tail))
-    return Interval(float(np.median(a) / np.median(b)), float(low), float(high))
+    return Interval(float(np.median(a) / np.median(b)), *bounds(ratios))

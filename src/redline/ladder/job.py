@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from redline.ladder.gate import INFERENCE_GATES, TRAINING_GATES, Gate
 from redline.ladder.workload import Inputs, LossFunction, OptimizerFactory, Workload, call
-from redline.trees import tree_map
+from redline.trees import tree_map_only
 
 Context = Callable[[], AbstractContextManager[Any]]
 Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -205,11 +205,8 @@ def _copying_inputs_and_outputs(function: Callable[..., Any], device: torch.devi
     """Copies inputs to the device and outputs back, one after the other; the rung `streams` overlaps these copies."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        def move(leaf: Any, to: torch.device) -> Any:
-            return leaf.to(to) if isinstance(leaf, Tensor) else leaf
-
-        args, kwargs = tree_map(lambda leaf: move(leaf, device), (args, kwargs))
-        return tree_map(lambda leaf: move(leaf, torch.device("cpu")), function(*args, **kwargs))
+        args, kwargs = tree_map_only(Tensor, lambda leaf: leaf.to(device), (args, kwargs))
+        return tree_map_only(Tensor, Tensor.cpu, function(*args, **kwargs))
 
     return run
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from redline.errors import GateError
 
@@ -103,34 +104,32 @@ def _peak(expected: Tensor) -> float:
 
 def ssim(reference: Tensors, output: Tensors) -> float:
     """Returns the mean structural similarity of the worst 4-D output, with an 11×11 Gaussian window of σ = 1.5."""
-    scores = []
-    for expected, seen in zip(reference, output, strict=True):
-        if expected.ndim == 4 and expected.is_floating_point():
-            scores.append(_ssim_of_images(expected.double(), seen.double()))
+    scores = [
+        mean_similarity(expected.flatten(0, 1), seen.flatten(0, 1), _peak(expected.double()))
+        for expected, seen in zip(reference, output, strict=True)
+        if expected.ndim == 4 and expected.is_floating_point()
+    ]
     if not scores:
         raise GateError("ssim compares images (4-D floating-point outputs), but the workload has none.")
     return min(scores)
 
 
-def _ssim_of_images(expected: Tensor, seen: Tensor) -> float:
-    size = min(11, *expected.shape[-2:])
-    ticks = torch.arange(size, dtype=torch.float64, device=expected.device) - (size - 1) / 2
+def mean_similarity(expected: Tensor, seen: Tensor, peak: float) -> float:
+    """Returns the mean structural similarity of images (N, H, W) with values up to `peak` (Wang et al., 2004).
+
+    The window is Gaussian, 11×11 with σ = 1.5 or as large as the images, and is used only where it fits completely.
+    """
+    x, y = expected.double(), seen.double()
+    size = min(11, *x.shape[-2:])
+    ticks = torch.arange(size, dtype=torch.float64, device=x.device) - (size - 1) / 2
     line = torch.exp(-(ticks**2) / (2 * 1.5**2))
-    window = torch.outer(line, line)
-    window = (window / window.sum())[None, None]
-    peak = _peak(expected)
+    line = line / line.sum()
+    down = F.conv2d(torch.stack((x, y, x * x, y * y, x * y)).flatten(0, 1)[:, None], line.view(1, 1, -1, 1))
+    mean_x, mean_y, of_xx, of_yy, of_xy = F.conv2d(down, line.view(1, 1, 1, -1)).unflatten(0, (5, -1))
     c1, c2 = (0.01 * peak) ** 2, (0.03 * peak) ** 2
-
-    def blur(x: Tensor) -> Tensor:
-        return torch.nn.functional.conv2d(x.flatten(0, 1)[:, None], window)
-
-    mean_x, mean_y = blur(expected), blur(seen)
-    var_x = blur(expected**2) - mean_x**2
-    var_y = blur(seen**2) - mean_y**2
-    covariance = blur(expected * seen) - mean_x * mean_y
-    similarity = (2 * mean_x * mean_y + c1) * (2 * covariance + c2)
-    similarity /= (mean_x**2 + mean_y**2 + c1) * (var_x + var_y + c2)
-    return float(similarity.mean())
+    variances = (of_xx - mean_x**2) + (of_yy - mean_y**2)
+    similarity = (2 * mean_x * mean_y + c1) * (2 * (of_xy - mean_x * mean_y) + c2)
+    return float((similarity / ((mean_x**2 + mean_y**2 + c1) * (variances + c2))).mean())
 
 
 def _logits(tensors: Tensors) -> list[Tensor]:

@@ -18,6 +18,7 @@ from redline.ladder.measurement import Measurement
 from redline.ladder.measuring.worker import SAMPLE_SEEDS
 from redline.ladder.plan import Plan, read_plan
 from redline.ladder.rewrites.output_check import OutputCheck
+from redline.ladder.rewrites.sample_run import on_device
 from redline.ladder.rung import Rung
 from redline.ladder.search.climb import climb
 from redline.ladder.search.climbed import Climbed
@@ -26,14 +27,14 @@ from redline.ladder.workload import Inputs, LossFunction, OptimizerFactory, Work
 from redline.ladder.workloads.pickled import save_model
 from redline.ladder.workloads.samples import SampleInputs
 from redline.machine.machine import Machine, resolve_device
-from redline.trees import tree_map
 
 
 class _Optimized:
     """The plan of an optimized model, and the climb that found it."""
 
-    plan: Plan
-    climbed: Climbed | None
+    def __init__(self, job: Job, plan: Plan, climbed: Climbed | None) -> None:
+        super().__init__(job)  # pyright: ignore[reportCallIssue]
+        self.plan, self.climbed = plan, climbed
 
     @property
     def measurements(self) -> tuple[Measurement, ...]:
@@ -53,17 +54,9 @@ class _Optimized:
 class OptimizedModel(_Optimized, Applied):
     """The optimized copy of a model: called like the model, without gradients. Shows the ladder in a notebook."""
 
-    def __init__(self, job: Job, plan: Plan, climbed: Climbed | None) -> None:
-        super().__init__(job)
-        self.plan, self.climbed = plan, climbed
-
 
 class OptimizedStep(_Optimized, TrainingStep):
     """An optimized training step: `loss = step(batch)` runs forward, backward and the optimizer on a copy (`model`)."""
-
-    def __init__(self, job: Job, plan: Plan, climbed: Climbed | None) -> None:
-        super().__init__(job)
-        self.plan, self.climbed = plan, climbed
 
 
 class ClimbOptions(TypedDict, total=False):
@@ -163,7 +156,7 @@ def optimize(
     if plan is not None:
         if options:
             raise RedlineError(f"{next(iter(options))}= is for a climb, but plan= skips it: leave one of them out.")
-        calibration = [_to(home, batch) for batch in batches]
+        calibration = [on_device(batch, torch.device(home)) for batch in batches]
         return _apply(read_plan(plan), None, model, calibration, gates, loss, optimizer, home)
     with tempfile.TemporaryDirectory(prefix="redline-model-") as folder:
         workload = Workload(
@@ -205,7 +198,3 @@ def _apply(
     else:
         call(fast, batches[0])  # compiles now instead of at the user's first call
     return fast
-
-
-def _to(device: str, batch: Inputs) -> Inputs:
-    return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, batch)

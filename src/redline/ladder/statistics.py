@@ -38,7 +38,7 @@ def median(values: Sequence[float]) -> float:
     return float(np.median(np.asarray(values)))
 
 
-def _bounds(estimates: np.ndarray, confidence: float = CONFIDENCE) -> tuple[float, float]:
+def bounds(estimates: np.ndarray, confidence: float = CONFIDENCE) -> tuple[float, float]:
     tail = (1 - confidence) / 2
     low, high = np.quantile(estimates, (tail, 1 - tail))
     return float(low), float(high)
@@ -50,7 +50,7 @@ def median_interval(values: Sequence[float]) -> Interval:
     if len(data) < 2:
         return Interval(median(values), float("-inf"), float("inf"))
     picks = np.random.default_rng(0).integers(0, len(data), (_RESAMPLES, len(data)))
-    return Interval(median(values), *_bounds(np.median(data[picks], axis=1)))
+    return Interval(median(values), *bounds(np.median(data[picks], axis=1)))
 
 
 def ratio_interval(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Interval:
@@ -74,15 +74,15 @@ def ratio_interval(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> 
         if count < _FEW:
             # A bootstrap interval of so few samples is too narrow: uses their range, widened by half on each side.
             half = (logs.max() - logs.min()) / 2
-            bounds = np.where(np.arange(_RESAMPLES) % 2, logs.min() - half, logs.max() + half)
-            paired += bounds
-            fast += bounds
+            ends = np.where(np.arange(_RESAMPLES) % 2, logs.min() - half, logs.max() + half)
+            paired += ends
+            fast += ends
             continue
         picks = rng.integers(0, count, (_RESAMPLES, count))
         paired += centre + _excess_variation(logs) * (np.median(logs[picks], axis=1) - centre)
         fast += np.quantile(old_logs[picks], _FAST, axis=1) - np.quantile(new_logs[picks], _FAST, axis=1)
     scale = 1 / len(pairs)
-    lows, highs = zip(_bounds(np.exp(paired * scale)), _bounds(np.exp(fast * scale), _FAST_CONFIDENCE), strict=True)
+    lows, highs = zip(bounds(np.exp(paired * scale)), bounds(np.exp(fast * scale), _FAST_CONFIDENCE), strict=True)
     return Interval(float(np.exp(middle * scale)), min(lows), max(highs))
 
 

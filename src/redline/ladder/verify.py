@@ -151,11 +151,7 @@ class _Verification:
 
     def _open(self, plan: Plan) -> Arm:
         arm = open_arm(self.pool, self.spec, plan, FRESH_SEEDS)
-        try:
-            measure_peak(arm, self.spec)
-        except WorkerFailed:
-            close(arm)
-            raise
+        measure_peak(arm, self.spec)
         return arm
 
     def _race(self, eager: Arm, whole: Arm) -> tuple[str, Interval | None, float]:

@@ -26,25 +26,17 @@ class Channel(Generic[T]):
         self._size, self._on_drop, self._overwrite_cause = size, on_drop, overwrite_cause
         self._items: deque[T] = deque()
         self._changed = threading.Condition()
-        self._closed = False
-        self._dropped = 0
-
-    @property
-    def dropped(self) -> int:
-        """The number of items that were put and will never be taken."""
-        return self._dropped
-
-    @property
-    def closed(self) -> bool:
-        return self._closed
+        self.closed = False
+        # The number of items that were put and will never be taken.
+        self.dropped = 0
 
     def put(self, item: T, timeout_s: float | None = None) -> bool:
         """Adds an item. Returns False if the channel is closed or stays full until the timeout."""
         with self._changed:
-            if not self._closed and self._overwrite_cause is not None:
+            if not self.closed and self._overwrite_cause is not None:
                 self._drop(len(self._items) - self._size + 1, self._overwrite_cause)
             self._changed.wait_for(self._has_room_or_is_closed, timeout_s)
-            if self._closed or len(self._items) >= self._size:
+            if self.closed or len(self._items) >= self._size:
                 return False
             self._items.append(item)
             self._changed.notify_all()
@@ -58,7 +50,7 @@ class Channel(Generic[T]):
     def take(self, timeout_s: float | None = None) -> T | None:
         """Returns the next item, or None if the channel is closed and empty or nothing comes until the timeout."""
         with self._changed:
-            self._changed.wait_for(lambda: self._items or self._closed, timeout_s)
+            self._changed.wait_for(lambda: self._items or self.closed, timeout_s)
             if not self._items:
                 return None
             item = self._items.popleft()
@@ -75,23 +67,23 @@ class Channel(Generic[T]):
     def close(self) -> None:
         """Refuses new items. Items already in the channel can still be taken."""
         with self._changed:
-            self._closed = True
+            self.closed = True
             self._changed.notify_all()
 
     def abandon(self) -> None:
         """Closes the channel and drops its items."""
         with self._changed:
-            self._closed = True
+            self.closed = True
             self._drop(len(self._items), STOPPED)
             self._changed.notify_all()
 
     def _has_room_or_is_closed(self) -> bool:
-        return len(self._items) < self._size or self._closed
+        return len(self._items) < self._size or self.closed
 
     def _drop(self, count: int, cause: str) -> None:
         for _ in range(count):
             self._items.popleft()
         if count > 0:
-            self._dropped += count
+            self.dropped += count
             if self._on_drop is not None:
                 self._on_drop(cause, count)

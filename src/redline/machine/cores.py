@@ -1,18 +1,17 @@
 """Reads CPU cores and fields of files in /proc, without importing torch."""
 
 import os
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 
 def proc_field(file: str, *names: str) -> str | None:
     """Returns the text after the colon in the first line of /proc/`file` that begins with a name, or None."""
-    try:
+    with suppress(OSError):
         for line in Path("/proc", file).read_text().splitlines():
             if line.startswith(names):
                 return line.partition(":")[2].strip()
-    except OSError:
-        pass
     return None
 
 

@@ -9,14 +9,14 @@ import gc
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from redline.errors import RungError
-from redline.trees import tree_leaves, tree_map
+from redline.errors import RungError, first_line
+from redline.trees import tree_leaves, tree_map_only
 
 
 class GraphCapturer(Protocol):
@@ -131,6 +131,7 @@ class _CapturedGraph:
     gradients: list[tuple[nn.Parameter, Tensor | None]]
 
 
+@dataclass(eq=False)
 class GraphedCallable:
     """Calls a function through CUDA graphs, one for each input signature, up to `limit`.
 
@@ -138,26 +139,16 @@ class GraphedCallable:
     function is a training step: its first call runs without a graph and counts as a real step.
     """
 
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        capturer: GraphCapturer,
-        counts: CaptureCounts,
-        *,
-        clone: bool = True,
-        limit: int = 8,
-        warmup_calls: int = 3,
-        state: "TrainingState | None" = None,
-    ) -> None:
-        self.function = function
-        self.capturer = capturer
-        self.counts = counts
-        self.clone = clone
-        self.limit = limit
-        self.warmup_calls = warmup_calls
-        self.state = state
-        self.graphs: dict[Any, _CapturedGraph] = {}
-        self.last: _CapturedGraph | None = None
+    function: Callable[..., Any]
+    capturer: GraphCapturer
+    counts: CaptureCounts
+    _: KW_ONLY
+    clone: bool = True
+    limit: int = 8
+    warmup_calls: int = 3
+    state: "TrainingState | None" = None
+    graphs: dict[Any, _CapturedGraph] = field(default_factory=dict, init=False)
+    last: _CapturedGraph | None = field(default=None, init=False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves: list[Tensor] = []
@@ -179,10 +170,12 @@ class GraphedCallable:
             if buffer is not leaf:
                 buffer.copy_(leaf, non_blocking=True)
         if captured is not self.last:
-            self._switch_to(captured)
+            for parameter, gradient in captured.gradients:
+                parameter.grad = gradient
+            self.last = captured
         captured.replay()
         self.counts.replays += 1
-        return _clone_tensors(captured.output) if self.clone else captured.output
+        return tree_map_only(Tensor, Tensor.clone, captured.output) if self.clone else captured.output
 
     def _call_without_graph(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self.counts.uncaptured:
@@ -237,14 +230,8 @@ class GraphedCallable:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            text = str(error).strip().splitlines() or ["no message"]
-            raise RungError(f"cuda_graph: the call cannot be captured: {text[0].rstrip('.')}.") from error
+            raise RungError(f"cuda_graph: the call cannot be captured: {first_line(error)}.") from error
         return buffers, output, replay
-
-    def _switch_to(self, captured: _CapturedGraph) -> None:
-        for parameter, gradient in captured.gradients:
-            parameter.grad = gradient
-        self.last = captured
 
 
 class TrainingState:
@@ -320,9 +307,3 @@ def _replace_tensors(value: Any, supply: Iterator[Tensor]) -> Any:
     if isinstance(value, (tuple, list)):
         return type(value)([_replace_tensors(item, supply) for item in value])
     return value
-
-
-def _clone_tensors(output: Any) -> Any:
-    if isinstance(output, Tensor):
-        return output.clone()
-    return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, output)

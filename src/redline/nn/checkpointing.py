@@ -5,6 +5,7 @@ recomputes only the cheap pointwise ones.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,12 +48,9 @@ def checkpointed(function: Callable[..., Any], *args: Any, selective: bool = Fal
     if not torch.is_grad_enabled():
         return function(*args)
     if selective:
-        return checkpoint(function, *args, use_reentrant=False, context_fn=_selective_contexts)
+        contexts = partial(create_selective_checkpoint_contexts, _policy)
+        return checkpoint(function, *args, use_reentrant=False, context_fn=contexts)
     return checkpoint(function, *args, use_reentrant=False)
-
-
-def _selective_contexts() -> Any:
-    return create_selective_checkpoint_contexts(_policy)
 
 
 def _policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from redline.errors import RedlineError
+from redline.errors import RedlineError, first_line
 from redline.machine.cuda_graphs import CudaGraphCapturer, GraphCapturer
 from redline.machine.memory import is_out_of_memory
 from redline.stream.frame_model import FrameModel, FrameProgram
@@ -281,8 +281,8 @@ class Engine:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            why = (str(error).strip().splitlines() or ["no reason is given"])[0].rstrip(".")
-            raise RedlineError(f"a frame of {self.model.name} cannot be captured as a CUDA graph: {why}.") from error
+            sentence = f"a frame of {self.model.name} cannot be captured as a CUDA graph: {first_line(error)}."
+            raise RedlineError(sentence) from error
         self.captures += 1
         return _Prepared(program, replay, settings)
 

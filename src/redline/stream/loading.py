@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from redline.errors import ModelError, RedlineError
+from redline.errors import ModelError, RedlineError, first_line
 from redline.files.untrusted import read_json_object
 from redline.ladder.plan import Plan
 from redline.machine.memory import is_out_of_memory
@@ -131,8 +131,7 @@ def _read(folder: Path, part: str, library: str, index: dict[str, str]) -> Any:
     try:
         return kind.from_pretrained(str(folder / part), local_files_only=True, **options)
     except Exception as error:  # the exception type depends on the damage
-        why = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise ModelError(f"the {part} of {str(folder)!r} cannot be read: {why}.") from error
+        raise ModelError(f"the {part} of {str(folder)!r} cannot be read: {first_line(error)}.") from error
 
 
 def _variant(folder: Path) -> dict[str, str]:

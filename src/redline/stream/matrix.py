@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from redline.errors import RedlineError
+from redline.errors import RedlineError, first_line
 from redline.ladder.plan import Plan
 from redline.machine.machine import Machine
 from redline.machine.memory import free_cuda_caches, is_out_of_memory
@@ -352,8 +352,7 @@ def is_lost(device: torch.device) -> bool:
 
 
 def _failed(row: Row, error: Exception) -> Row:
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    text = "out of memory" if is_out_of_memory(error) else lines[0].rstrip(".")
+    text = "out of memory" if is_out_of_memory(error) else first_line(error)
     if is_lost(torch.device(row.device)):
         return replace(row, failure=f"{text}; the device is lost, start again for the remaining arms", device_lost=True)
     return replace(row, failure=text)

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from redline.errors import RedlineError
+from redline.errors import RedlineError, first_line
 from redline.files.untrusted import check_types, field_types, parse_json, reader, reading
 from redline.training.arithmetic import Arithmetic
 from redline.training.ema import Ema
@@ -217,7 +217,7 @@ def write_checkpoint(path: Path, content: dict[str, Any], kept: str = "") -> Non
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         if isinstance(error, (OSError, RuntimeError)):
-            reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+            reason = getattr(error, "strerror", None) or first_line(error)
             raise RedlineError(f"cannot write the checkpoint {str(path)!r}: {reason}{kept}.") from error
         raise
 
@@ -330,7 +330,8 @@ def expanded(content: dict[str, Any]) -> dict[str, Any]:
         return content
     model, difference = content["model"], content["ema"]
     ema = difference and {name: model[name] + tensor.to(model[name].dtype) for name, tensor in difference.items()}
-    return {**content, "ema": ema, "optimizer": _converted(content["optimizer"], _restored), _COMPACT: False}
+    optimizer = _converted(content["optimizer"], lambda one: one.float() if one.dtype == torch.bfloat16 else one)
+    return {**content, "ema": ema, "optimizer": optimizer, _COMPACT: False}
 
 
 def _converted(value: Any, convert: Any) -> Any:
@@ -345,7 +346,3 @@ def _converted(value: Any, convert: Any) -> Any:
 def _halved(tensor: Tensor) -> Tensor:
     # Scalars, such as step counts, keep their dtype.
     return tensor.bfloat16() if tensor.dtype == torch.float32 and tensor.ndim else tensor
-
-
-def _restored(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype == torch.bfloat16 else tensor

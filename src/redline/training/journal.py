@@ -2,13 +2,11 @@
 
 import json
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from redline.errors import RedlineError
-from redline.files.atomic import write_text
+from redline.files.atomic import CannotWrite, write_text
 from redline.files.untrusted import parse_json, read_bytes, reading
 
 NAME = "journal.jsonl"
@@ -19,22 +17,17 @@ class Journal:
         """Opens the journal and drops entries after `last_step`, because those steps will be repeated."""
         self.path = path
         self.entries = [entry for entry in read_journal(path) if entry["step"] <= last_step] if path.exists() else []
-        with self._writing():
-            write_text(path, "".join(_line(entry) for entry in self.entries))
+        write_text(path, "".join(_line(entry) for entry in self.entries))
 
     def write(self, entry: dict[str, Any]) -> None:
         # JSON has neither NaN nor infinity (the PSNR of equal images), so both are written as null.
         finite = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in entry.items()}
         self.entries.append(finite)
-        with self._writing(), open(self.path, "a", encoding="utf-8") as file:
-            file.write(_line(finite))
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
         try:
-            yield
+            with open(self.path, "a", encoding="utf-8") as file:
+                file.write(_line(finite))
         except OSError as error:
-            raise RedlineError(f"cannot write {str(self.path)!r}: {error.strerror or error}.") from error
+            raise CannotWrite(self.path, error) from error
 
 
 def read_journal(path: str | Path) -> list[dict[str, Any]]:

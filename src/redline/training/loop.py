@@ -182,7 +182,10 @@ class _Loop:
             if self.step % settings.validate_every == 0:
                 self._validate()
             if self.elapsed_s - self._saved_s >= settings.checkpoint_minutes * 60:
-                self._save_if_good()
+                if self._is_in_doubt():
+                    self._check_finite(float(self._row[2]))
+                else:
+                    self._save()
         interrupted = self.settings.progress(self.step, self.elapsed_s) < 1
         if interrupted:
             self._check_finite(float(self._row[2]))
@@ -315,12 +318,6 @@ class _Loop:
         self._validated = self.step
         # The throughput does not include the time of the validation.
         self._timed_s = self.elapsed_s
-
-    def _save_if_good(self) -> None:
-        if self._is_in_doubt():
-            self._check_finite(float(self._row[2]))
-        else:
-            self._save()
 
     def _save(self) -> None:
         if self.step != self._saved or not self.checkpoints.files():

@@ -15,14 +15,13 @@ from torch import Tensor, nn
 from torch.optim import Adafactor, Adam, AdamW, Optimizer
 
 from redline.errors import RedlineError
-from redline.ladder.rungs.fused_optimizer import implementation, rebuild, why_unsupported
+from redline.ladder.rungs.fused_optimizer import fastest_backend, implementation, rebuild
 from redline.quiet import quiet
 from redline.training.settings import LoopSettings
 
 _Weights = Sequence[nn.Parameter]
 # A matrix with a smaller side is not a feature matrix.
 _MIN_FEATURES = 8
-_IMPLEMENTATIONS = ("apex", "fused", "foreach", "plain")
 
 
 def build_optimizer(model: nn.Module, settings: LoopSettings) -> Optimizer:
@@ -42,7 +41,7 @@ def build_over(weights: Sequence[nn.Parameter], hidden: Sequence[nn.Parameter], 
     if name == "adamw8bit":
         return _adamw_8bit()(groups, lr=rate, betas=settings.betas)
     optimizer = (Adam if name == "adam" else AdamW)(groups, lr=rate, betas=settings.betas)
-    return rebuild(optimizer, next(name for name in _IMPLEMENTATIONS if not why_unsupported(optimizer, name)))
+    return rebuild(optimizer, fastest_backend(optimizer))
 
 
 def check_optimizer(model: nn.Module, settings: LoopSettings) -> None:
@@ -57,7 +56,7 @@ def describe(optimizer: Optimizer) -> str:
     words = []
     for part in parts:
         count = sum(len(group["params"]) for group in part.param_groups)
-        how = f", {implementation(part)}" if isinstance(part, (Adam, AdamW)) or _is_apex(part) else ""
+        how = f", {implementation(part)}" if isinstance(part, (Adam, AdamW)) or implementation(part) == "apex" else ""
         words.append(f"{type(part).__name__} of {count} tensors{how}")
     return " and ".join(words)
 
@@ -156,7 +155,3 @@ def _muon(weights: _Weights, hidden: _Weights, settings: LoopSettings) -> Optimi
     known = set(map(id, hidden))
     others = [weight for weight in weights if id(weight) not in known]
     return CombinedOptimizer([first, build_over(others, (), replace(settings, optimizer="adamw"))]) if others else first
-
-
-def _is_apex(optimizer: Optimizer) -> bool:
-    return type(optimizer).__module__.partition(".")[0] == "apex"

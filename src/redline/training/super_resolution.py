@@ -193,11 +193,9 @@ class DrctTask(PhotoTask):
         about = {"scores": json.dumps({folder_name(folder): asdict(seen.mean) for folder, seen in scores.items()})}
         if self.start:
             about["start"] = json.dumps(asdict(self.start))
-        return {"scores": scores, "bicubic": self.evaluate_bicubic()}, about
-
-    def evaluate_bicubic(self) -> dict[str, Evaluation]:
         scale = self.settings.model.scale
-        return {folder: evaluate(bicubic_model(scale), pairs, scale) for folder, pairs in self.tests.items()}
+        bicubic = {folder: evaluate(bicubic_model(scale), pairs, scale) for folder, pairs in self.tests.items()}
+        return {"scores": scores, "bicubic": bicubic}, about
 
     def _check_disjoint(self) -> None:
         for folder, pairs in self.tests.items():

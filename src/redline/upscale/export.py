@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from redline.errors import ModelError, RedlineError
+from redline.errors import ModelError, RedlineError, first_line
 from redline.files.atomic import write_bytes
 from redline.ladder.gate import Gate, Score
 from redline.ladder.rewrites.onnx_quantize import calibration_batches, normalized_linears, quantize_static
@@ -21,7 +21,7 @@ from redline.ladder.workloads.drct import smooth_images
 from redline.quiet import quiet
 from redline.upscale.images.colour import to_planes
 from redline.upscale.images.source import open_image
-from redline.upscale.network import PREFIX, Network, Onnx, find_weights, first_line, load_network, providers_for
+from redline.upscale.network import PREFIX, Network, Onnx, find_weights, load_network, providers_for
 from redline.upscale.settings import UpscaleSettings
 from redline.upscale.tasks import find_tasks
 from redline.upscale.tiling import smallest_tile

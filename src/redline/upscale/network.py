@@ -14,16 +14,14 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from redline.errors import MachineError, ModelError
+from redline.errors import MachineError, ModelError, first_line
 from redline.files.weights import read_weights
+from redline.ladder.rungs.onnxruntime import PROVIDERS, provider_list
 from redline.models.drct import Drct, read_drct
 
 PREFIX = "redline."
 _SIZES, _TEXTS = ("scale", "window", "tile"), ("name", "digest", "precision")
 _WHOLE_NUMBER = "-?[0-9]{1,9}"
-_PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider", "tensorrt": "TensorrtExecutionProvider"}
-# The providers in order: a later provider runs the nodes that no earlier provider supports.
-_PROVIDER_ORDER = {"cpu": ("cpu",), "cuda": ("cuda", "cpu"), "tensorrt": ("tensorrt", "cuda", "cpu")}
 
 
 @dataclass(frozen=True)
@@ -52,11 +50,6 @@ def check_scale(network: Network, scale: int | None, path: Path) -> Network:
     if scale not in (None, network.scale):
         raise ModelError(f"{str(path)!r} is for ×{network.scale}, not ×{scale}: leave out --scale.")
     return network
-
-
-def first_line(error: Exception) -> str:
-    """Returns the first line of an error's message, or the name of its type if it has no message."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _read_network(path: Path) -> Network:
@@ -221,9 +214,8 @@ def providers_for(provider: str, device: torch.device) -> list[tuple[str, dict[s
     """Returns the provider and the providers for the nodes that it does not support."""
     import onnxruntime
 
-    if provider not in _PROVIDERS:
-        raise MachineError(f"unknown provider {provider!r}: choose {', '.join(_PROVIDERS)}.")
-    if _PROVIDERS[provider] not in onnxruntime.get_available_providers():
+    if provider not in PROVIDERS:
+        raise MachineError(f"unknown provider {provider!r}: choose {', '.join(PROVIDERS)}.")
+    if PROVIDERS[provider] not in onnxruntime.get_available_providers():
         raise MachineError(f"the installed ONNX Runtime has no provider {provider}: pip install onnxruntime-gpu.")
-    on_gpu = {"device_id": str(device.index or 0)}
-    return [(_PROVIDERS[kind], {} if kind == "cpu" else on_gpu) for kind in _PROVIDER_ORDER[provider]]
+    return provider_list(provider, device)

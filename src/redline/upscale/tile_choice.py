@@ -147,7 +147,7 @@ def with_batch(
         fitting_pixels = int(max(budget_bytes - cost.fixed_bytes, 0) / cost.bytes_per_pixel)
         most = max(1, min(_MOST_TILES, fitting_pixels // largest, _MOST_PIXELS // largest))
         filled = {batch: replace(tiling, filled_to=batch if fills else 1) for batch in range(most, 0, -1)}
-        batch = min(filled, key=lambda batch: _computed_pixels(filled[batch], sizes))
+        batch = min(filled, key=lambda batch: filled[batch].computed_pixels(sizes))
         # A batch larger than a row of tiles would never be full.
         batch = min(batch, max(count_tiles(size[0], filled[batch].shape_for(size).columns) for size in sizes))
     return replace(tiling, filled_to=batch if fills else 1), batch
@@ -233,10 +233,6 @@ def _counts(like: Cut, most_pixels: int, lengths: Sequence[int]) -> tuple[np.nda
     distinct, where = np.unique(lengths, return_inverse=True)
     counts = np.array([[count_tiles(int(length), cut) for length in distinct] for cut in cuts])
     return counts[:, where], np.array([cut.tile for cut in cuts])
-
-
-def _computed_pixels(tiling: Tiling, sizes: Sequence[tuple[int, int]]) -> int:
-    return sum(tiling.shape_for(size).computed_pixels(size, tiling.filled_to) for size in sizes)
 
 
 class TilePlanner:

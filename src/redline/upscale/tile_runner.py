@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from redline.errors import ModelError, RedlineError
+from redline.errors import ModelError, RedlineError, first_line
 from redline.ladder.gate import Gate
 from redline.ladder.plan import Plan
 from redline.ladder.rung import Stage
@@ -26,7 +26,7 @@ from redline.machine.machine import Machine
 from redline.machine.memory import is_out_of_memory
 from redline.machine.pinned_copies import PendingCopy, copies_for
 from redline.upscale.blend import enlarge_by_tiles, enlarge_each_by_tiles
-from redline.upscale.network import Network, first_line
+from redline.upscale.network import Network
 from redline.upscale.tiling import TileShape, Tiling, smallest_tile
 
 # Below this PSNR, the effect of a lower precision could be visible.

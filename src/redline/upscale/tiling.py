@@ -11,6 +11,7 @@ Sizes are (width, height).
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -184,6 +185,9 @@ class Tiling:
     def shape_for(self, size: tuple[int, int], wrap: bool = False) -> TileShape:
         size = padded_size(size, self.shapes[0].rows, wrap)
         return min(self.shapes, key=lambda shape: shape.computed_pixels(size, self.filled_to))
+
+    def computed_pixels(self, sizes: Sequence[tuple[int, int]]) -> int:
+        return sum(self.shape_for(size).computed_pixels(size, self.filled_to) for size in sizes)
 
     def __str__(self) -> str:
         return " or ".join(map(str, self.shapes))

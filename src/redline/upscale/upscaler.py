@@ -16,7 +16,7 @@ from torch import Tensor
 
 from redline.choices import PIXEL_LIMIT
 from redline.errors import RedlineError
-from redline.ladder.plan import Plan
+from redline.ladder.plan import Plan, read_plan
 from redline.notation import parse_bytes
 from redline.upscale.blend import bounded_whole_alpha
 from redline.upscale.image_run import ImageRun
@@ -102,7 +102,7 @@ class Upscaler:
             scale=scale,
             device=device,
             precision=precision,
-            plan=_read_plan(plan),
+            plan=None if plan is None else read_plan(plan),
             provider=provider,
             tile=tile,
             tile_batch=tile_batch,
@@ -277,12 +277,6 @@ class Upscaler:
                 large = unpremultiply(large.to(large_alpha.device), large_alpha)
             large = (large.mean(1, keepdim=True) if colour.shape[1] == 1 else large).clamp(0, 1)
             return large if large_alpha is None else torch.cat([large, large_alpha], dim=1)
-
-
-def _read_plan(plan: Plan | str | Path | None) -> Plan | None:
-    if plan is None or isinstance(plan, Plan):
-        return plan
-    return Plan.load(Path(plan)) if isinstance(plan, Path) or plan.endswith(".toml") else Plan.parse(plan)
 
 
 def _listener(progress: Listener | Progress | None) -> Listener:

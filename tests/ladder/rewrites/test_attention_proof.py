@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from redline.errors import first_line
 from redline.ladder.rewrites.attention_match import NoMatch
-from redline.ladder.rewrites.attention_proof import TOLERANCE, _compare, _run, _trial_input, first_line
+from redline.ladder.rewrites.attention_proof import TOLERANCE, _compare, _run, _trial_input
 from redline.ladder.rewrites.attention_rewrite import _is_constant, _trace
 
 MASK = torch.zeros(3, 3).masked_fill(torch.ones(3, 3).triu(1).bool(), float("-inf"))

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from redline.errors import RedlineError
+from redline.ladder.metrics import mean_similarity
 
 _PEAK = 255.0
 _LUMA = (65.481 / 255, 128.553 / 255, 24.966 / 255)
-_WINDOW_PX, _SIGMA_PX = 11, 1.5
+_WINDOW_PX = 11
 
 
 @dataclass(frozen=True)
@@ -61,20 +61,5 @@ def psnr(output: Tensor, truth: Tensor) -> float:
 
 
 def ssim(output: Tensor, truth: Tensor) -> float:
-    """Returns the mean structural similarity of two images (H, W) in 0…255 (Wang et al., 2004)."""
-    x, y = output.double(), truth.double()
-    c1, c2 = (0.01 * _PEAK) ** 2, (0.03 * _PEAK) ** 2
-    mean_x, mean_y, of_xx, of_yy, of_xy = _blurred(torch.stack((x, y, x * x, y * y, x * y)))
-    variances = (of_xx - mean_x**2) + (of_yy - mean_y**2)
-    covariance = of_xy - mean_x * mean_y
-    similarity = (2 * mean_x * mean_y + c1) * (2 * covariance + c2)
-    return float((similarity / ((mean_x**2 + mean_y**2 + c1) * (variances + c2))).mean())
-
-
-def _blurred(images: Tensor) -> Tensor:
-    """Filters (N, H, W) with the Gaussian, rows then columns, only where it fits completely."""
-    ticks = torch.arange(_WINDOW_PX, dtype=torch.float64, device=images.device) - _WINDOW_PX // 2
-    line = torch.exp(-(ticks**2) / (2 * _SIGMA_PX**2))
-    line = line / line.sum()
-    down = F.conv2d(images[:, None], line.view(1, 1, -1, 1))
-    return F.conv2d(down, line.view(1, 1, 1, -1))[:, 0]
+    """Returns the mean structural similarity of two images (H, W) in 0…255."""
+    return mean_similarity(truth[None], output[None], _PEAK)

@@ -13,14 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 
-def _cpu_attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    return sdpa_flop_count(query, key, value)
-
-
-def _cpu_attention_backward(grad: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    return sdpa_backward_flop_count(grad, query, key, value)
-
-
 def _visible_attention(
     query: Any,
     key: Any,
@@ -72,8 +64,10 @@ def counting_flops(tracker: Any = None) -> Iterator[FlopCounterMode]:
     """Counts FLOPs in the block; `tracker` replaces the counter's own tracker, which assigns operations to modules."""
     aten = torch.ops.aten
     also = {
-        aten._scaled_dot_product_flash_attention_for_cpu: _cpu_attention,
-        aten._scaled_dot_product_flash_attention_for_cpu_backward: _cpu_attention_backward,
+        aten._scaled_dot_product_flash_attention_for_cpu: lambda *given, **_: sdpa_flop_count(*given[:3]),
+        aten._scaled_dot_product_flash_attention_for_cpu_backward: lambda *given, **_: sdpa_backward_flop_count(
+            *given[:4]
+        ),
     }
     counter = FlopCounterMode(display=False, custom_mapping=also | _redline_formulas())
     if tracker is not None:

@@ -10,7 +10,7 @@ from redline.errors import GateError, Refused, WorkloadError
 from redline.ladder.gate import Gate, Score, all_finite, gates_for, tensors_of, values_of, worst
 from redline.ladder.rewrites.state import find_state
 from redline.ladder.workload import Inputs, Workload
-from redline.trees import tree_map
+from redline.trees import tree_map_only
 
 TRAINING_STEPS = 3
 # The output must change by more than this between two inputs, relative to its norm.
@@ -89,8 +89,9 @@ def check_reference(workload: Workload, seeds: Sequence[int], results: Sequence[
     """Raises WorkloadError if the untouched model's outputs cannot serve as a reference."""
     for seed, result in zip(seeds, results, strict=True):
         if not tensors_of(result):
+            kind = "None" if result is None else f"a {type(result).__name__}"
             raise WorkloadError(
-                f"{workload.label}: the model returned {_kind(result)} without tensors, so it cannot be judged: "
+                f"{workload.label}: the model returned {kind} without tensors, so it cannot be judged: "
                 "return tensors, or tuples, lists, dicts or dataclasses of them"
             )
         if not all_finite(result):
@@ -120,10 +121,6 @@ def _in_common(one: Sequence[Tensor], other: Sequence[Tensor]) -> tuple[Tensor, 
         for tensors, tensor in zip(cut, pair, strict=True):
             tensors.append(tensor[common].double().flatten())
     return torch.cat(cut[0]), torch.cat(cut[1])
-
-
-def _kind(result: Any) -> str:
-    return "None" if result is None else f"a {type(result).__name__}"
 
 
 def _check_inputs(workload: Workload, first: int, second: int, results: Sequence[Any]) -> None:
@@ -160,14 +157,10 @@ def losses_and_gradients(
 
 def detached(output: Any) -> Any:
     """Copies the output, because a later call may overwrite it."""
-    return tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, output)
+    return tree_map_only(Tensor, lambda leaf: leaf.detach().clone(), output)
 
 
 def as_dtype(tree: Any, dtype: str) -> Any:
     """Converts the floating-point tensors of a nested structure to fp32 or fp64."""
     target = {"fp32": torch.float32, "fp64": torch.float64}[dtype]
-
-    def convert(leaf: Any) -> Any:
-        return leaf.to(target) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
-
-    return tree_map(convert, tree)
+    return tree_map_only(Tensor, lambda leaf: leaf.to(target) if leaf.is_floating_point() else leaf, tree)

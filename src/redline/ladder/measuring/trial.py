@@ -2,13 +2,14 @@
 
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
 from redline.ladder.gate import Score
-from redline.ladder.measuring.worker_pool import Worker, WorkerPool
+from redline.ladder.measuring.worker_pool import Worker, WorkerFailed, WorkerPool
 from redline.ladder.objective import WORTHWHILE, Comparison, Objective
 from redline.ladder.plan import Plan
 from redline.ladder.statistics import Interval, median, ratio_interval
@@ -106,9 +107,20 @@ def open_arm(
         raise
 
 
-def measure_peak(arm: Arm, spec: TrialSpec) -> int:
-    arm.peak_bytes = arm.worker.ask("peak", spec.timeout_s)
-    return arm.peak_bytes
+@contextmanager
+def closed_on_failure(arm: Arm) -> Iterator[Arm]:
+    """Closes the arm if its worker fails in the block."""
+    try:
+        yield arm
+    except WorkerFailed:
+        close(arm)
+        raise
+
+
+def measure_peak(arm: Arm, spec: TrialSpec) -> None:
+    """Measures the peak memory of a step; closes the arm if that fails."""
+    with closed_on_failure(arm):
+        arm.peak_bytes = arm.worker.ask("peak", spec.timeout_s)
 
 
 def judge_again(arm: Arm, spec: TrialSpec, seeds: tuple[int, ...]) -> None:

@@ -54,7 +54,8 @@ def choose_plan(
             raise RedlineError("the plan sets the precision: leave out --precision, or --plan.")
         return ChosenPlan(given)
     job = None if model is None else Job(model)
-    shipped = _load_shipped(application, machine).rungs
+    kind = "cuda" if machine.is_cuda else "cpu"
+    shipped = Plan.load(Path(str(resources.files("redline.ladder.plans"))) / f"{application}-{kind}.toml").rungs
     replaced = _PRECISION_RUNGS if precision != "auto" else ()
     reasons = {rung.name: rung.why_not(machine) or rung.why_not(machine, job) for rung in shipped}
     left_out = {name: reason for name, reason in reasons.items() if reason and name not in replaced}
@@ -68,8 +69,3 @@ def choose_plan(
             plan = plan.with_rung(parse_rung("fused_ops(pack=false)"))
         plan = plan.with_rung(rung)
     return ChosenPlan(plan, left_out)
-
-
-def _load_shipped(application: str, machine: Machine) -> Plan:
-    kind = "cuda" if machine.is_cuda else "cpu"
-    return Plan.load(Path(str(resources.files("redline.ladder.plans"))) / f"{application}-{kind}.toml")

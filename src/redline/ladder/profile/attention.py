@@ -144,7 +144,8 @@ class _Follower(TorchDispatchMode):
             return result
         name = func._schema.name
         inputs = tensors_of((args, kwargs))
-        trails = [trail for trail in map(self._trail, inputs) if trail is not None]
+        storages = [tensor.untyped_storage() for tensor in inputs if _has_storage(tensor)]
+        trails = [self._trails[storage] for storage in storages if storage in self._trails]
         trail: _Trail | None = None
         if name in _FUSED:
             self._count(place.path, _FUSED[name])
@@ -169,9 +170,6 @@ class _Follower(TorchDispatchMode):
                 else:
                     self._trails.pop(tensor.untyped_storage(), None)
         return result
-
-    def _trail(self, tensor: Tensor) -> _Trail | None:
-        return self._trails.get(tensor.untyped_storage()) if _has_storage(tensor) else None
 
     def _is_weight(self, tensor: Tensor) -> bool:
         # Tensors without storage of their own wrap others: they are quantized weights.

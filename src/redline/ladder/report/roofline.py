@@ -77,7 +77,7 @@ def place(measurement: Measurement, shape: str | None = None) -> Roofline | None
     flops, least_bytes = measurement.flops.get(key, 0.0), measurement.least_bytes.get(key, 0.0)
     machine = RecordedMachine.of(measurement.machine)
     peak, bandwidth = machine.flops_per_s(measurement.precision), machine.copy_bytes_per_s
-    if not all(map(_known, (seconds, flops, least_bytes, peak, bandwidth))):
+    if not all(0 < value < math.inf for value in (seconds, flops, least_bytes, peak, bandwidth)):
         return None
     arithmetic_s, memory_s = flops / peak, least_bytes / bandwidth
     floor_s = max(arithmetic_s, memory_s)
@@ -92,7 +92,3 @@ def place(measurement: Measurement, shape: str | None = None) -> Roofline | None
         share=floor_s / seconds,
         bound="arithmetic" if arithmetic_s >= memory_s else "memory",
     )
-
-
-def _known(value: float) -> bool:
-    return math.isfinite(value) and value > 0

@@ -106,8 +106,11 @@ def insert_attend(graph: fx.Graph, found: Match, causal: bool, dropout_p: float)
                 key = graph.call_method("transpose", (key, -2, -1))
             if found.value_is_transposed:
                 value = graph.call_method("transpose", (value, -2, -1))
-        bias, blocked = _folded(graph, operator.add, scores.biases), _blocked(graph, scores)
-        masks = {"bias": bias, "blocked": blocked, "fill": scores.fill}
+        conditions = (
+            graph.call_function(torch.logical_not, (node,)) if inverted else node for node, inverted in scores.blocked
+        )
+        bias = _folded(graph, operator.add, scores.biases)
+        masks = {"bias": bias, "blocked": _folded(graph, torch.logical_or, conditions), "fill": scores.fill}
         settings = {"scale": _scale(graph, scores), "dropout_p": dropout_p, "causal": causal}
         node = graph.call_function(attend, (query, key, value), masks | settings)
         result = graph.call_method("transpose", (node, -2, -1)) if found.value_is_transposed else node
@@ -303,13 +306,6 @@ def _with_einsum_values(node: fx.Node, weights: fx.Node, found: Match) -> Match:
 
 def _permuted(graph: fx.Graph, node: fx.Node, axes: tuple[int, ...]) -> fx.Node:
     return graph.call_method("permute", (node, *axes)) if axes != tuple(range(len(axes))) else node
-
-
-def _blocked(graph: fx.Graph, scores: Scores) -> Any:
-    conditions = (
-        graph.call_function(torch.logical_not, (node,)) if inverted else node for node, inverted in scores.blocked
-    )
-    return _folded(graph, torch.logical_or, conditions)
 
 
 def _folded(graph: fx.Graph, function: Callable[..., Any], values: Iterable[Any]) -> Any:

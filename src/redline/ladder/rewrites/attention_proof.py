@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from redline.errors import first_line
 from redline.ladder.gate import tensors_of
 from redline.ladder.metrics import relative_error
 from redline.ladder.rewrites.attention import Site, attend, attend_in_fp32, fused_attention_in_fp32
@@ -138,8 +139,3 @@ def copied(graph: fx.Graph) -> fx.Graph:
 
 def function_of(module: nn.Module, graph: fx.Graph) -> Callable[..., Any]:
     return type(fx.GraphModule(module, graph)).forward
-
-
-def first_line(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return text[0].rstrip(".") if text else type(error).__name__

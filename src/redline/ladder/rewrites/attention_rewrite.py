@@ -16,9 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.fx.proxy import TraceError
 
+from redline.errors import first_line
 from redline.ladder.rewrites.attention import Observation, Site, attend, attend_in_fp32, fused_attention_in_fp32
 from redline.ladder.rewrites.attention_match import Match, NoMatch, insert_attend, match, softmaxes
-from redline.ladder.rewrites.attention_proof import copied, first_line, function_of, prove
+from redline.ladder.rewrites.attention_proof import copied, function_of, prove
 from redline.ladder.rewrites.attention_switch import Rewriting
 from redline.ladder.rewrites.sample_run import state_preserved
 

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from redline.errors import first_line
 from redline.ladder.gate import tensors_of
 from redline.ladder.job import Job
 from redline.ladder.metrics import relative_error
@@ -58,7 +59,7 @@ def switch_to_fused(job: Job) -> Rewriting:
         try:
             module.set_attn_implementation(_FUSED)
         except (ValueError, ImportError) as error:
-            result.left.append((label, str(error).splitlines()[0].rstrip(".")))
+            result.left.append((label, first_line(error)))
             continue
         error = relative_error(expected, _outputs(job))
         if module.config._attn_implementation == _FUSED and error <= TOLERANCE:

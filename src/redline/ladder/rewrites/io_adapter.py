@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from redline.trees import tree_map
+from redline.trees import tree_map, tree_map_only
 
 
 class Boundary(nn.Module):
@@ -28,9 +28,6 @@ class Boundary(nn.Module):
                 leaf = leaf.contiguous(memory_format=layout)
         return leaf
 
-    def _leave(self, leaf: Any) -> Any:
-        return leaf.float() if isinstance(leaf, Tensor) and leaf.dtype == self.dtype else leaf
-
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if kwargs or any(isinstance(arg, (tuple, list, dict)) for arg in args):
             args, kwargs = tree_map(self._enter, (args, kwargs))
@@ -39,7 +36,7 @@ class Boundary(nn.Module):
         output = self.model(*args, **kwargs)
         if self.dtype is None:
             return output
-        return self._leave(output) if isinstance(output, Tensor) else tree_map(self._leave, output)
+        return tree_map_only(Tensor, lambda leaf: leaf.float() if leaf.dtype == self.dtype else leaf, output)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -54,7 +54,8 @@ def longest_passing(job: Job, order: Sequence[str], layers: Mapping[str, nn.Line
 
     def passes(count: int) -> bool:
         with quantized({name: layers[name] for name in order[:count]}, quantize):
-            return _passes(reference, outputs_on_samples(job), gates)
+            outputs = outputs_on_samples(job)
+        return all(map(all_finite, outputs)) and all(_worst(gate, reference, outputs).passed for gate in gates)
 
     if passes(len(order)):
         return len(order)
@@ -72,10 +73,6 @@ def _with_margin(gate: Gate, reference: Sequence[Any]) -> Gate:
         return gate
     away = perfect - gate.limit if math.isfinite(perfect) else math.copysign(gate.limit, perfect)
     return replace(gate, limit=gate.limit + _MARGIN * away)
-
-
-def _passes(reference: Sequence[Any], outputs: Sequence[Any], gates: Sequence[Gate]) -> bool:
-    return all(map(all_finite, outputs)) and all(_worst(gate, reference, outputs).passed for gate in gates)
 
 
 def _worst(gate: Gate, reference: Sequence[Any], outputs: Sequence[Any]) -> Score:

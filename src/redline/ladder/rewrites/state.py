@@ -31,7 +31,8 @@ def find_state(
         torch.manual_seed(0)
         before_any = torch.get_rng_state()
         once = output(first, 0)  # also fills caches that later calls only read
-        draws = _draws(model, before_any)
+        # Whether the call drew random numbers; on a GPU that is not known here.
+        draws = any(p.is_cuda for p in model.parameters()) or not torch.equal(before_any, torch.get_rng_state())
         before = _snapshot(module)
         output(between, 0)
         again = output(first, 0)
@@ -44,11 +45,6 @@ def find_state(
         is_random = draws and (bool(kept) or _differ(gates, again, output(first, 1)))
     random = (active_dropout(module) or ["an operation in its forward pass"]) if is_random else []
     return CallState(tuple(dict.fromkeys(kept)), tuple(random))
-
-
-def _draws(model: nn.Module, before: Tensor) -> bool:
-    """Returns whether a call may have drawn random numbers; always True for a model on a GPU, where this is unknown."""
-    return any(p.is_cuda for p in model.parameters()) or not torch.equal(before, torch.get_rng_state())
 
 
 def active_dropout(model: nn.Module) -> list[str]:

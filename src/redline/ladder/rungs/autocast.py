@@ -16,7 +16,7 @@ from redline.ladder.rewrites.sample_run import on_device, state_preserved, watch
 from redline.ladder.rung import Rung, Stage, option
 from redline.ladder.workload import Inputs, call
 from redline.machine.machine import Machine
-from redline.trees import tree_map
+from redline.trees import tree_map_only
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 PRODUCTS = (
@@ -34,13 +34,10 @@ class Autocasting(nn.Module):
         self.device_type = device_type
         self.dtype = dtype
 
-    def _leave(self, leaf: Any) -> Any:
-        return leaf.float() if isinstance(leaf, Tensor) and leaf.dtype == self.dtype else leaf
-
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         with torch.autocast(self.device_type, self.dtype):
             output = self.model(*args, **kwargs)
-        return self._leave(output) if isinstance(output, Tensor) else tree_map(self._leave, output)
+        return tree_map_only(Tensor, lambda leaf: leaf.float() if leaf.dtype == self.dtype else leaf, output)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ calls `torch.utils.checkpoint`. The random state is restored, so dropout uses th
 
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -81,12 +82,9 @@ def _checkpointed(cls: type[nn.Module], record: _Record, selective: bool) -> typ
             return CheckpointPolicy.MUST_SAVE
         return CheckpointPolicy.PREFER_RECOMPUTE
 
-    def contexts() -> Any:
-        return create_selective_checkpoint_contexts(policy)
-
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": True}
     if selective:
-        options["context_fn"] = contexts
+        options["context_fn"] = partial(create_selective_checkpoint_contexts, policy)
 
     # Passes arguments as one tuple and one dict, so that their names cannot collide with options of `checkpoint`.
     def run(self: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -28,7 +28,7 @@ from redline.ladder.rewrites.per_shape import input_form
 from redline.ladder.rung import Rung, Stage, option
 from redline.machine.machine import Machine
 from redline.quiet import quiet
-from redline.trees import tree_map
+from redline.trees import tree_map_only
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 # The minimum number of blocks of one class in a list that `regional` compiles.
@@ -98,7 +98,7 @@ class Compile(Rung):
         if machine.is_cuda:
             if not machine.has("triton"):
                 return "it needs Triton for GPU kernels, which is not installed: pip install triton"
-        elif not _cpp_compiler():
+        elif not any(map(shutil.which, (os.environ.get("CXX", ""), "g++", "clang++", "c++"))):
             return "it needs a C++ compiler for CPU kernels and found none: install g++ or clang++, or set CXX"
         elif self.mode == "reduce-overhead":
             return "mode=reduce-overhead uses CUDA graphs, which a CPU does not have"
@@ -164,10 +164,6 @@ class Compile(Rung):
         return f"{graphs} graph{'s' if graphs > 1 else ''} compiled{where}, {graph_breaks}"
 
 
-def _cpp_compiler() -> str | None:
-    return next(filter(None, map(shutil.which, (os.environ.get("CXX", ""), "g++", "clang++", "c++"))), None)
-
-
 def _graphs() -> int:
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
@@ -228,12 +224,8 @@ def _while_compiling(function: Callable[..., Any], settings: Context) -> Callabl
 def _owning_outputs(function: Callable[..., Any]) -> Callable[..., Any]:
     """Copies outputs out of the memory that the next replay overwrites."""
 
-    def own(leaf: Any) -> Any:
-        return leaf.clone() if isinstance(leaf, Tensor) and leaf.is_cuda else leaf
-
     def run(*args: Any, **kwargs: Any) -> Any:
         torch.compiler.cudagraph_mark_step_begin()
-        output = function(*args, **kwargs)
-        return own(output) if isinstance(output, Tensor) else tree_map(own, output)
+        return tree_map_only(Tensor, lambda leaf: leaf.clone() if leaf.is_cuda else leaf, function(*args, **kwargs))
 
     return run

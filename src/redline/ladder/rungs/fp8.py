@@ -13,18 +13,7 @@ from torch import nn
 
 from redline.errors import RungError
 from redline.ladder.job import Job
-from redline.ladder.rewrites.quantize import (
-    choose_layers,
-    fits_multiple,
-    linear_layers,
-    quantization_proof,
-    quantize_layer,
-    quantized_job,
-    torchao_quantization,
-    weights_before,
-    why_no_layers,
-    why_no_torchao,
-)
+from redline.ladder.rewrites import quantize
 from redline.ladder.rung import Rung, Stage, option
 from redline.machine.machine import Machine
 
@@ -56,13 +45,13 @@ class Fp8(Rung):
             return f"{machine.name} does not support fp8 (NVIDIA Ada, Hopper or newer required)"
         if machine.capability < (8, 9):
             return f"{machine.name} has no fp8 tensor cores (compute capability 8.9 or newer required)"
-        reason = why_no_torchao()
+        reason = quantize.why_no_torchao()
         if reason or job is None:
             return reason
         layers = self._layers(job)
         if self.mode == "dynamic" and self.granularity == "row" and not _all_bf16(layers):
             return "granularity=row needs bf16 weights: add bf16 before it, or use granularity=tensor"
-        return why_no_layers(layers, job.model, "")
+        return quantize.why_no_layers(layers, job.model, "")
 
     def resolve(self, job: Job) -> Rung:
         if self.granularity != "auto":
@@ -70,34 +59,34 @@ class Fp8(Rung):
         return replace(self, granularity="row" if self._per_row(self._layers(job)) else "tensor")
 
     def apply(self, job: Job) -> Job:
-        layers, before = self._layers(job), weights_before(job.model)
+        layers, before = self._layers(job), quantize.weights_before(job.model)
         if not layers:
             raise RungError("fp8: the model has no linear layer that can be quantized.")
         config = self._config(self._per_row(layers))
         for name, layer in layers.items():
-            quantize_layer(self.name, name, layer, config)
+            quantize.quantize_layer(self.name, name, layer, config)
         remarks = []
-        found = linear_layers(job.model)
-        odd = sum(name not in layers and not fits_multiple(layer, _MULTIPLE) for name, layer in found.items())
+        found = quantize.linear_layers(job.model)
+        odd = sum(name not in layers and not quantize.fits_multiple(layer, _MULTIPLE) for name, layer in found.items())
         if odd:
             remarks.append(f"{odd} not quantized because a size is not a multiple of {_MULTIPLE}")
         if others := len(found) - len(layers) - odd:
             remarks.append(f"{others} not quantized (skipped or too small)")
-        return quantized_job(job, self.name, self.mode, before, remarks)
+        return quantize.quantized_job(job, self.name, self.mode, before, remarks)
 
     def proof(self, job: Job) -> str:
-        return quantization_proof(job, self.name)
+        return quantize.quantization_proof(job, self.name)
 
     def _layers(self, job: Job) -> dict[str, nn.Linear]:
         multiple = 1 if self.mode == "weight_only" else _MULTIPLE
-        return choose_layers(self.name, job.model, self.skip, self.min_features, multiple)
+        return quantize.choose_layers(self.name, job.model, self.skip, self.min_features, multiple)
 
     def _per_row(self, layers: dict[str, nn.Linear]) -> bool:
         auto = self.granularity == "auto" and (self.mode == "weight_only" or _all_bf16(layers))
         return auto or self.granularity == "row"
 
     def _config(self, per_row: bool) -> Any:
-        ao = torchao_quantization()
+        ao = quantize.torchao_quantization()
         dynamic = ao.Float8DynamicActivationFloat8WeightConfig
         make = ao.Float8WeightOnlyConfig if self.mode == "weight_only" else dynamic
         # torchao would otherwise change global settings of the compiler.

@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.optimizer import _default_to_fused_or_foreach  # pyright: ignore[reportPrivateUsage]
 
-from redline.errors import RungError
+from redline.errors import RungError, first_line
 from redline.ladder.job import Job
 from redline.ladder.rung import Rung, Stage, option
 from redline.machine.machine import Machine
@@ -67,7 +67,7 @@ def _make(optimizer: Optimizer, backend: str, groups: Sequence[Mapping[str, Any]
     try:
         return target(own, **settings)
     except (RuntimeError, ValueError, TypeError) as error:
-        raise _Unsupported(f"{cls.__name__} does not support {backend}: {str(error).splitlines()[0]}") from error
+        raise _Unsupported(f"{cls.__name__} does not support {backend}: {first_line(error)}") from error
 
 
 def _apex_class(optimizer: Optimizer) -> tuple[Any, dict[str, Any]]:
@@ -99,8 +99,12 @@ def why_unsupported(optimizer: Optimizer, backend: str) -> str:
         return str(error)
     except (RuntimeError, NotImplementedError) as error:
         cls, where = type(optimizer).__name__, example.device.type
-        return f"{cls} cannot step with {backend} on {where}: {str(error).splitlines()[0]}"
+        return f"{cls} cannot step with {backend} on {where}: {first_line(error)}"
     return ""
+
+
+def fastest_backend(optimizer: Optimizer) -> str:
+    return next(backend for backend in _BACKENDS if not why_unsupported(optimizer, backend))
 
 
 def implementation(optimizer: Optimizer) -> str:
@@ -151,8 +155,7 @@ class FusedOptimizer(Rung):
     def resolve(self, job: Job) -> Rung:
         if self.backend != "auto":
             return self
-        optimizer = _optimizer_of(job)
-        return FusedOptimizer(next(b for b in _BACKENDS if b == "plain" or not why_unsupported(optimizer, b)))
+        return FusedOptimizer(fastest_backend(_optimizer_of(job)))
 
     def apply(self, job: Job) -> Job:
         assert job.optimizer is not None

@@ -19,18 +19,8 @@ from torch import nn
 
 from redline.errors import RungError
 from redline.ladder.job import Job
+from redline.ladder.rewrites import quantize
 from redline.ladder.rewrites.calibrate import METHODS, clipping_limits, observe
-from redline.ladder.rewrites.quantize import (
-    choose_layers,
-    linear_layers,
-    quantization_proof,
-    quantize_layer,
-    quantized_job,
-    torchao_quantization,
-    weights_before,
-    why_no_layers,
-    why_no_torchao,
-)
 from redline.ladder.rewrites.sensitivity import Quantize, least_sensitive_first, longest_passing
 from redline.ladder.rung import Rung, Stage, option
 from redline.machine.machine import Machine
@@ -82,14 +72,14 @@ class Int8(Rung):
         return self.progressive
 
     def why_not(self, machine: Machine, job: Job | None = None) -> str:
-        reason = why_no_torchao() or ("" if self.mode == "weight_only" else machine.why_slow("int8"))
+        reason = quantize.why_no_torchao() or ("" if self.mode == "weight_only" else machine.why_slow("int8"))
         if reason or job is None:
             return reason
         if not job.samples and (self.mode == "static" or self.progressive):
             need = "mode=static" if self.mode == "static" else "progressive=true"
             return f"{need} needs sample inputs: pass samples="
         otherwise = "" if machine.is_cuda else "; onnxruntime(int8=static) quantizes convolutions on a CPU"
-        return why_no_layers(self._layers(job), job.model, otherwise)
+        return quantize.why_no_layers(self._layers(job), job.model, otherwise)
 
     def resolve(self, job: Job) -> Rung:
         layers = self._layers(job)
@@ -101,9 +91,9 @@ class Int8(Rung):
                     f"int8: every layer gets fewer than {_CUDA_ROWS} rows, the minimum for int8 products on CUDA."
                 )
         if self.progressive:
-            quantize, layers = self._quantizer(job, layers)
-            order = least_sensitive_first(job, layers, quantize)
-            count = longest_passing(job, order, layers, quantize)
+            convert, layers = self._quantizer(job, layers)
+            order = least_sensitive_first(job, layers, convert)
+            count = longest_passing(job, order, layers, convert)
             if not count:
                 raise RungError(
                     f"int8: quantizing only {order[0]!r}, the least sensitive of {len(order)} layers, fails a gate or "
@@ -114,10 +104,10 @@ class Int8(Rung):
         return replace(self, skip=(*self.skip, *left), progressive=False)
 
     def apply(self, job: Job) -> Job:
-        found, before = len(linear_layers(job.model)), weights_before(job.model)
-        quantize, layers = self._quantizer(job, self._layers(job))
+        found, before = len(quantize.linear_layers(job.model)), quantize.weights_before(job.model)
+        convert, layers = self._quantizer(job, self._layers(job))
         for name, layer in layers.items():
-            quantize(name, layer)
+            convert(name, layer)
             # Packs Redline's own modules now: packing synchronizes with the device, which a compiled call cannot do.
             if isinstance(layer, SwitchableModule):
                 layer.pack(job.device)
@@ -126,27 +116,28 @@ class Int8(Rung):
             remarks.append(f"inputs calibrated by {self.calibration} on {len(job.samples)} batches")
         if len(layers) < found:
             remarks.append(f"{found - len(layers)} not quantized (skipped, too small, or not run on the samples)")
-        return quantized_job(job, self.name, self.mode, before, remarks)
+        return quantize.quantized_job(job, self.name, self.mode, before, remarks)
 
     def proof(self, job: Job) -> str:
-        return quantization_proof(job, self.name)
+        return quantize.quantization_proof(job, self.name)
 
     def _layers(self, job: Job) -> dict[str, nn.Linear]:
         multiple = _CUDA_MULTIPLE if job.device.type == "cuda" and self.mode != "weight_only" else 1
-        return choose_layers(self.name, job.model, self.skip, self.min_features, multiple)
+        return quantize.choose_layers(self.name, job.model, self.skip, self.min_features, multiple)
 
     def _quantizer(self, job: Job, layers: dict[str, nn.Linear]) -> tuple[Quantize, dict[str, nn.Linear]]:
         """Returns a function that quantizes one layer, and the layers that it supports."""
-        ao = torchao_quantization()
+        ao = quantize.torchao_quantization()
         # torchao would otherwise change global settings of the compiler.
         common: dict[str, Any] = {"set_inductor_config": False}
         if self.mode == "weight_only":
-            return lambda name, layer: quantize_layer(self.name, name, layer, ao.Int8WeightOnlyConfig(**common)), layers
+            config = ao.Int8WeightOnlyConfig(**common)
+            return lambda name, layer: quantize.quantize_layer(self.name, name, layer, config), layers
         reduced = not products_are_exact(job.device)
         common["reduce_range"] = reduced
         if self.mode == "dynamic":
             config = ao.Int8DynamicActivationInt8WeightConfig(granularity=ao.PerRow(), **common)
-            return lambda name, layer: quantize_layer(self.name, name, layer, config), layers
+            return lambda name, layer: quantize.quantize_layer(self.name, name, layer, config), layers
         if not job.samples:
             raise RungError("int8: mode=static needs sample inputs: pass samples=.")
         limits = clipping_limits(job, layers, self.calibration, self.percentile)
@@ -158,6 +149,6 @@ class Int8(Rung):
             scale = torch.full((1,) * rank, limit / (63 if reduced else 127), device=layer.weight.device)
             granularity = [ao.PerTensor(), ao.PerRow()]
             config = ao.Int8StaticActivationInt8WeightConfig(act_quant_scale=scale, granularity=granularity, **common)
-            quantize_layer(self.name, name, layer, config)
+            quantize.quantize_layer(self.name, name, layer, config)
 
         return static, {name: layer for name, layer in layers.items() if name in limits}

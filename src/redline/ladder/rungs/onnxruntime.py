@@ -33,11 +33,7 @@ from redline.ladder.rung import Rung, Stage, option
 from redline.machine.machine import Machine
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
-_PROVIDERS = {
-    "cpu": "CPUExecutionProvider",
-    "cuda": "CUDAExecutionProvider",
-    "tensorrt": "TensorrtExecutionProvider",
-}
+PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider", "tensorrt": "TensorrtExecutionProvider"}
 # A protobuf file is limited to 2 GiB; larger models store their weights in an external file.
 _EXTERNAL_BYTES = 2**30
 _HALF_PRECISION = ("bf16", "fp16", "autocast")
@@ -53,7 +49,7 @@ class OnnxModule(PerShape[OnnxEngine]):
 
 @dataclass(frozen=True)
 class Onnxruntime(Rung):
-    provider: str = option("auto", "execution provider; auto uses the device of the model", ("auto", *_PROVIDERS))
+    provider: str = option("auto", "execution provider; auto uses the device of the model", ("auto", *PROVIDERS))
     int8: str = option(
         "none",
         "int8 arithmetic: none, scaled at each call (dynamic) or calibrated (static)",
@@ -80,7 +76,7 @@ class Onnxruntime(Rung):
     def variants(cls, machine: Machine, training: bool = False) -> tuple[Rung, ...]:
         if not machine.is_cuda:
             return cls(), cls(int8="static")
-        found = [kind for kind in ("cuda", "tensorrt") if _PROVIDERS[kind] in _available()]
+        found = [kind for kind in ("cuda", "tensorrt") if PROVIDERS[kind] in _available()]
         return tuple(cls(provider=kind) for kind in found or ("cuda",))
 
     def adjust_other(self, other: Rung) -> Rung | None:
@@ -105,8 +101,8 @@ class Onnxruntime(Rung):
             return "provider=cpu cannot run a model that is on a GPU: use provider=cuda"
         if kind != "cpu" and not machine.is_cuda:
             return f"provider={kind} needs a CUDA GPU, and the model is on the CPU"
-        if _PROVIDERS[kind] not in _available():
-            return f'the installed onnxruntime has no {_PROVIDERS[kind]}: pip install "redline[onnx-gpu]"'
+        if PROVIDERS[kind] not in _available():
+            return f'the installed onnxruntime has no {PROVIDERS[kind]}: pip install "redline[onnx-gpu]"'
         if kind == "cuda" and self.int8 != "none":
             return "the CUDA provider has no int8 kernels: use provider=tensorrt or the rung int8"
         if job is None:
@@ -136,13 +132,13 @@ class Onnxruntime(Rung):
     def proof(self, job: Job) -> str:
         engines = list(job.evidence[self.name].engines.values())
         nodes = [node for engine in engines for node in engine.nodes]
-        wanted = _PROVIDERS[self._kind(job.device.type == "cuda")]
+        wanted = PROVIDERS[self._kind(job.device.type == "cuda")]
         if not any(node.provider == wanted for node in nodes):
             return ""
         parts = [f"{count} nodes ran on {name}" for name, count in Counter(n.provider for n in nodes).most_common()]
         if self.int8 != "none":
             converted = Counter(node.operator for node in nodes if is_int8(node.operator))
-            if not converted and wanted == _PROVIDERS["cpu"]:
+            if not converted and wanted == PROVIDERS["cpu"]:
                 return ""  # int8 was requested, but no product was quantized
             listed = ", ".join(f"{operator} {count}" for operator, count in converted.most_common())
             parts.append(
@@ -169,7 +165,7 @@ class Onnxruntime(Rung):
             quantize_static(source, target, batches, self.calibration, self.percentile, symmetric, external)
 
         int8 = rewrite if self.int8 != "none" else None
-        return OnnxEngine(model, args, kwargs, _provider_list(kind, device), self.threads, int8)
+        return OnnxEngine(model, args, kwargs, provider_list(kind, device), self.threads, int8)
 
 
 def _samples_of_form(model: nn.Module, given: Call, samples: Sequence[Call]) -> list[list[Tensor]]:
@@ -194,7 +190,7 @@ def _available() -> list[str]:
     return onnxruntime.get_available_providers()
 
 
-def _provider_list(kind: str, device: torch.device) -> list[tuple[str, dict[str, Any]]]:
+def provider_list(kind: str, device: torch.device) -> list[tuple[str, dict[str, Any]]]:
     """Returns the requested provider, followed by the providers that run the nodes it does not support."""
     order = {"cpu": ["cpu"], "cuda": ["cuda", "cpu"], "tensorrt": ["tensorrt", "cuda", "cpu"]}[kind]
-    return [(_PROVIDERS[k], {} if k == "cpu" else {"device_id": str(device.index or 0)}) for k in order]
+    return [(PROVIDERS[k], {} if k == "cpu" else {"device_id": str(device.index or 0)}) for k in order]

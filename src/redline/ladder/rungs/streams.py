@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from redline.errors import RungError
+from redline.errors import RungError, first_line
 from redline.ladder.gate import all_finite, gates_for, mismatch, values_of
 from redline.ladder.job import Job
 from redline.ladder.rung import Rung, Stage, option
@@ -136,8 +136,7 @@ class Streams(Rung):
                 except RungError:
                     raise
                 except Exception as error:
-                    text = (str(error).strip().splitlines() or [type(error).__name__])[0]
-                    sentence = f"streams: the model does not accept a split batch ({text}); use chunks=1."
+                    sentence = f"streams: the model does not accept a split batch ({first_line(error)}); use chunks=1."
                     raise RungError(sentence) from error
                 if problem := self._difference(job, whole, split):
                     raise RungError(f"streams: splitting the batch changes the output ({problem}); use chunks=1.")

@@ -12,11 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar
 
 import torch
 
-from redline.errors import RungError
 from redline.ladder.job import Job
 from redline.ladder.rung import Rung, Stage, option
 from redline.machine.cores import physical_cores
@@ -50,17 +48,12 @@ def _threads(count: int, pin: bool, seen: Seen) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Threads(Rung):
-    name: ClassVar[str] = "threads"
-    stage: ClassVar[Stage] = Stage.FLAGS
-    summary: ClassVar[str] = "the number of CPU threads of each operation, and the cores that they stay on"
+    name = "threads"
+    stage = Stage.FLAGS
+    summary = "the number of CPU threads of each operation, and the cores that they stay on"
 
-    count: int = option(1, "threads per operation")
+    count: int = option(1, "threads per operation", at_least=1)
     pin: bool = option(False, "keep the threads on one hardware thread per core")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.count < 1:
-            raise RungError(f"threads: count must be at least 1, not {self.count}.")
 
     @classmethod
     def variants(cls, machine: Machine, training: bool = False) -> tuple[Rung, ...]:

@@ -1,6 +1,7 @@
 """The final race: times eager, the climbed plan and other plans in turns, on inputs that no trial has used."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 
 from redline.errors import WorkloadError
@@ -122,7 +123,9 @@ def _open_racers(
         for plan in plans:
             try:
                 arm = _judged_again(alive.pop(plan), spec) if plan in alive else None
-                arm = arm or _set_up(setups, spec, plan)
+                if arm is None:
+                    arm = setups.open(plan, FRESH_SEEDS)
+                    measure_peak(arm, spec)
             except WorkerFailed as failure:
                 if not plan.rungs:
                     text = f"{spec.label}: the untouched model did not run again: {failure}."
@@ -150,25 +153,12 @@ def _judged_again(arm: Arm, spec: TrialSpec) -> Arm | None:
 
     A model that keeps state between calls no longer gives the outputs of a newly built model.
     """
-    try:
+    with suppress(WorkerFailed):
         judge_again(arm, spec, FRESH_SEEDS)
-    except WorkerFailed:
-        close(arm)
-        return None
-    if arm.passed:
-        return arm
+        if arm.passed:
+            return arm
     close(arm)
     return None
-
-
-def _set_up(setups: ParallelSetups, spec: TrialSpec, plan: Plan) -> Arm:
-    arm = setups.open(plan, FRESH_SEEDS)
-    try:
-        measure_peak(arm, spec)
-    except WorkerFailed:
-        close(arm)
-        raise
-    return arm
 
 
 def _winner(

@@ -40,12 +40,10 @@ class Incumbent:
         """
         if self.plan in self._alive:
             return self._alive[self.plan]
-        arm: Arm | None = None
         try:
             arm = self._setups.open(self.plan)
             measure_peak(arm, self._spec)
         except WorkerFailed as failure:
-            close(arm)
             if not self._earlier:
                 raise WorkloadError(f"{self._spec.label} under {self.plan}: {failure}.") from failure
             lost, self.plan = self.plan, self._earlier.pop()

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
-from redline.ladder.measuring.trial import JUDGE_SEEDS, Arm, TrialSpec, close, open_arm
+from redline.ladder.measuring.trial import JUDGE_SEEDS, Arm, TrialSpec, close, closed_on_failure, open_arm
 from redline.ladder.measuring.worker_pool import WorkerFailed, WorkerPool
 from redline.ladder.plan import Plan
 from redline.ladder.search.background_search import BackgroundSearch
@@ -97,11 +97,8 @@ class ParallelSetups:
     def _with_step_time(self, arm: Arm) -> Arm:
         """Measures the rough step time again, because other plans were compiling during the first measurement."""
         once = dict.fromkeys(self._spec.shapes, 1)
-        try:
+        with closed_on_failure(arm):
             arm.step_s = arm.worker.ask("sample", self._spec.timeout_s, steps=once, warm=once)
-        except WorkerFailed:
-            close(arm)
-            raise
         return arm
 
 

@@ -109,17 +109,8 @@ class RunLog:
     ) -> Measurement:
         """Creates a measurement from the worker's results; omits `samples` if a gate failed."""
         if arm is not None:
-            values |= {
-                "setup_s": arm.setup_s,
-                "setup_cached": arm.cached,
-                "warmups": arm.warmups,
-                "peak_bytes": arm.peak_bytes,
-                "weight_bytes": arm.weight_bytes,
-                "least_bytes": arm.least_bytes,
-                "precision": arm.precision,
-                "scores": arm.scores,
-                "proof": arm.proof,
-            }
+            names = ("setup_s", "warmups", "peak_bytes", "weight_bytes", "least_bytes", "precision", "scores", "proof")
+            values |= {name: getattr(arm, name) for name in names} | {"setup_cached": arm.cached}
         return Measurement(
             workload=self.spec.label,
             plan=str(plan),

@@ -56,7 +56,7 @@ class Conversion:
             self.values[self.names[name]] = tensor
         for node in model.graph.node:
             self._convert(node)
-        outputs = [self._node(item.name) for item in model.graph.output]
+        outputs = [self._operand(self.names[item.name]) for item in model.graph.output]
         self.graph.output(tuple(outputs) if len(outputs) > 1 else outputs[0])
 
     def module(self) -> nn.Module:
@@ -136,9 +136,6 @@ class Conversion:
         with torch.no_grad():
             self.values[node] = target(*args, **kwargs)
         return node
-
-    def _node(self, name: str) -> fx.Node:
-        return self._operand(self.names[name])
 
     def _operand(self, value: Any) -> Any:
         """Returns the graph node of a value; a constant is registered as a buffer."""

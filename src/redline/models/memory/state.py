@@ -5,7 +5,7 @@ Its size depends on the model and the batch, not on the length of the text.
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, ItemsView, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -114,8 +114,10 @@ class MemoryState:
     def bytes(self) -> int:
         return sum(tensor.nbytes for _, tensor in self.named_tensors())
 
-    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        yield from _named("", self)
+    def named_tensors(self) -> ItemsView[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        self.map(found.setdefault)
+        return found.items()
 
     def map(self, change: Callable[[str, Tensor], Tensor]) -> "MemoryState":
         """Returns a state with `change(name, tensor)` applied to every tensor."""
@@ -259,17 +261,6 @@ def _fits(name: str, found: Sequence[int], expected: Sequence[int]) -> bool:
     if _has_slots(name) and len(found) == len(expected):
         return 1 <= found[0] <= expected[0] and found[1:] == expected[1:]
     return found == expected
-
-
-def _named(prefix: str, value: Any) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(value, Tensor):
-        yield prefix, value
-    elif is_dataclass(value) and not isinstance(value, Origin):
-        for field in fields(value):
-            yield from _named(f"{prefix}.{field.name}".lstrip("."), getattr(value, field.name))
-    elif isinstance(value, tuple):
-        for index, one in enumerate(value):
-            yield from _named(f"{prefix}.{index}", one)
 
 
 def _mapped(prefix: str, value: Any, change: Callable[[str, Tensor], Tensor]) -> Any:

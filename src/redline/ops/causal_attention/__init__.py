@@ -31,21 +31,6 @@ def causal_attention(
 
     The values of `lowest_T` are not checked, because that would synchronize with the device.
     """
-    _check(q_THD, k_TGD, v_TGD, lowest_T)
-    if far is not None:
-        _check_far(q_THD, k_TGD, far)
-    supported = (q_THD, q_THD.shape[-1])
-    return run(
-        "causal_attention", implementation, supported, reference.causal_attention, q_THD, k_TGD, v_TGD, lowest_T, far
-    )
-
-
-def auto_implementation(like: Tensor, head_dim: int) -> str:
-    """Returns the implementation that `auto` selects for queries with this device, dtype and head dimension."""
-    return select("causal_attention", "auto", like, head_dim)
-
-
-def _check(q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, lowest_T: Tensor) -> None:
     op = "causal_attention"
     sizes = check_sizes(op, q_THD=q_THD, k_TGD=k_TGD, v_TGD=v_TGD, lowest_T=lowest_T)
     if sizes["T"] < 1:
@@ -58,10 +43,19 @@ def _check(q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, lowest_T: Tensor) -> Non
     check_same_dtype(op, q_THD=q_THD, k_TGD=k_TGD, v_TGD=v_TGD)
     check_integer(op, "lowest_T", lowest_T)
     check_same_device(op, q_THD=q_THD, k_TGD=k_TGD, v_TGD=v_TGD, lowest_T=lowest_T)
+    if far is not None:
+        _check_far(op, q_THD, k_TGD, far)
+    supported, tensors = (q_THD, q_THD.shape[-1]), (q_THD, k_TGD, v_TGD, lowest_T)
+    return run(op, implementation, supported, reference.causal_attention, *tensors, far)
 
 
-def _check_far(q_THD: Tensor, k_TGD: Tensor, far: Far) -> None:
-    op, tensors = "causal_attention", {f"far.{name}": tensor for name, tensor in far._asdict().items()}
+def auto_implementation(like: Tensor, head_dim: int) -> str:
+    """Returns the implementation that `auto` takes for queries with this device, dtype and head dimension."""
+    return select("causal_attention", "auto", like, head_dim)
+
+
+def _check_far(op: str, q_THD: Tensor, k_TGD: Tensor, far: Far) -> None:
+    tensors = {f"far.{name}": tensor for name, tensor in far._asdict().items()}
     check_sizes(op, q_THD=q_THD, k_TGD=k_TGD, **tensors)
     check_floating(op, **{"far.bias_T": far.bias_T})
     check_same_dtype(op, q_THD=q_THD, **{"far.q_THD": far.q_THD, "far.k_TGD": far.k_TGD})

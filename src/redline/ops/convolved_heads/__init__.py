@@ -26,15 +26,6 @@ def convolved_heads(
     The first H · K channels are queries, the next H · K keys, the rest values. `recent_BTC` holds the T - 1 inputs
     before the first token, which belong to its document.
     """
-    _check(x_BSC, taps_TC, recent_BTC, heads, key_dim, documents_BS)
-    arguments = (x_BSC, taps_TC, recent_BTC, heads, key_dim, documents_BS)
-    supported = (x_BSC, taps_TC, heads, key_dim)
-    return run("convolved_heads", implementation, supported, reference.convolved_heads, *arguments)
-
-
-def _check(
-    x_BSC: Tensor, taps_TC: Tensor, recent_BTC: Tensor, heads: int, key_dim: int, documents_BS: Tensor | None
-) -> None:
     op = "convolved_heads"
     sizes = check_sizes(op, x_BSC=x_BSC, taps_TC=taps_TC, documents_BS=documents_BS)
     if sizes["T"] < 1:
@@ -50,3 +41,6 @@ def _check(
     if documents_BS is not None:
         check_integer(op, "documents_BS", documents_BS)
     check_same_device(op, x_BSC=x_BSC, taps_TC=taps_TC, recent_BTC=recent_BTC, documents_BS=documents_BS)
+    arguments = (x_BSC, taps_TC, recent_BTC, heads, key_dim, documents_BS)
+    supported = (x_BSC, taps_TC, heads, key_dim)
+    return run(op, implementation, supported, reference.convolved_heads, *arguments)

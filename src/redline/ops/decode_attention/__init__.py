@@ -24,25 +24,21 @@ def decode_attention(
     implementation: str = "auto",
 ) -> Tensor:
     """Returns (B, H, D). `lengths_B` counts the tokens of each sequence before this one, and is not changed."""
-    _check(q_BHD, k_BGD, v_BGD, keys_BCGD, values_BCGD, lengths_B, ring)
-    arguments = (q_BHD, k_BGD, v_BGD, keys_BCGD, values_BCGD, lengths_B, ring)
-    return run("decode_attention", implementation, (q_BHD,), reference.decode_attention, *arguments)
-
-
-def _check(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, ring: int) -> None:
-    op = "decode_attention"
-    sizes = check_sizes(op, q_BHD=q, k_BGD=k, v_BGD=v, keys_BCGD=keys, values_BCGD=values, lengths_B=lengths)
+    op, caches = "decode_attention", {"keys_BCGD": keys_BCGD, "values_BCGD": values_BCGD}
+    sizes = check_sizes(op, q_BHD=q_BHD, k_BGD=k_BGD, v_BGD=v_BGD, **caches, lengths_B=lengths_B)
     heads, groups, capacity = sizes["H"], sizes["G"], sizes["C"]
     if groups < 1 or heads % groups:
         raise ModelError(f"{op}: the {heads} query heads must be a multiple of the {groups} key and value heads.")
     if not 0 < ring <= capacity:
         raise ModelError(f"{op}: ring must be from 1 to the {capacity} positions of keys_BCGD, not {ring}.")
-    check_floating(op, q_BHD=q)
-    check_same_dtype(op, q_BHD=q, k_BGD=k, v_BGD=v, keys_BCGD=keys, values_BCGD=values)
-    if lengths.is_floating_point():
-        raise ModelError(f"{op}: lengths_B must be an integer tensor, not {lengths.dtype}.")
-    if keys.stride() != values.stride() or keys.stride(-1) != 1:
+    check_floating(op, q_BHD=q_BHD)
+    check_same_dtype(op, q_BHD=q_BHD, k_BGD=k_BGD, v_BGD=v_BGD, **caches)
+    if lengths_B.is_floating_point():
+        raise ModelError(f"{op}: lengths_B must be an integer tensor, not {lengths_B.dtype}.")
+    if keys_BCGD.stride() != values_BCGD.stride() or keys_BCGD.stride(-1) != 1:
         raise ModelError(
             f"{op}: keys_BCGD and values_BCGD must have equal strides and a contiguous last dimension, not strides "
-            f"{keys.stride()} and {values.stride()}."
+            f"{keys_BCGD.stride()} and {values_BCGD.stride()}."
         )
+    arguments = (q_BHD, k_BGD, v_BGD, keys_BCGD, values_BCGD, lengths_B, ring)
+    return run(op, implementation, (q_BHD,), reference.decode_attention, *arguments)

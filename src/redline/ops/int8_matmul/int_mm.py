@@ -10,12 +10,7 @@ from torch import Tensor
 
 
 def int8_matmul(
-    x_MK: Tensor,
-    w_NK: Tensor,
-    x_scale: Tensor,
-    w_scale_N: Tensor,
-    bias_N: Tensor | None = None,
-    out_dtype: torch.dtype = torch.bfloat16,
+    x_MK: Tensor, w_NK: Tensor, x_scale: Tensor, w_scale_N: Tensor, bias_N: Tensor | None, out_dtype: torch.dtype
 ) -> Tensor:
     """Computes the reference function. Scales and bias are applied in fp32 to exact int32 sums."""
     out = torch._int_mm(x_MK, w_NK.t()).float() * x_scale.reshape(-1, 1) * w_scale_N

@@ -24,11 +24,19 @@ def layer_norm_dropout_relu(
     Equal seeds (an integer, or an int64 tensor on x's device) drop the same elements. Without a seed, one is drawn from
     the default generator of the device, without synchronizing.
     """
-    _check(x, weight, bias, p)
+    op = "layer_norm_dropout_relu"
+    if x.ndim < 1:
+        raise ModelError(f"{op}: x must have at least one dimension.")
+    check_shape(op, "weight", weight, x.shape[-1:])
+    check_shape(op, "bias", bias, x.shape[-1:])
+    check_floating(op, x=x, weight=weight, bias=bias)
+    check_same_device(op, x=x, weight=weight, bias=bias)
+    if not 0 <= p < 1:
+        raise ModelError(f"{op}: p must be at least 0 and less than 1, not {p}.")
     p = p if training else 0.0
     drawn = _seed(seed, x.device) if p else torch.zeros((), dtype=torch.int64, device=x.device)
     arguments = (x, weight, bias, p, eps, drawn)
-    return run("layer_norm_dropout_relu", implementation, (x,), reference.layer_norm_dropout_relu, *arguments)
+    return run(op, implementation, (x,), reference.layer_norm_dropout_relu, *arguments)
 
 
 def _seed(seed: int | Tensor | None, device: torch.device) -> Tensor:
@@ -44,15 +52,3 @@ def _seed(seed: int | Tensor | None, device: torch.device) -> Tensor:
     if not 0 <= seed < 2**63:
         raise ModelError(f"layer_norm_dropout_relu: seed must be an integer from 0 to 2^63 - 1, not {seed}.")
     return torch.full((), seed, dtype=torch.int64, device=device)
-
-
-def _check(x: Tensor, weight: Tensor, bias: Tensor, p: float) -> None:
-    op = "layer_norm_dropout_relu"
-    if x.ndim < 1:
-        raise ModelError(f"{op}: x must have at least one dimension.")
-    check_shape(op, "weight", weight, x.shape[-1:])
-    check_shape(op, "bias", bias, x.shape[-1:])
-    check_floating(op, x=x, weight=weight, bias=bias)
-    check_same_device(op, x=x, weight=weight, bias=bias)
-    if not 0 <= p < 1:
-        raise ModelError(f"{op}: p must be at least 0 and less than 1, not {p}.")

@@ -25,15 +25,9 @@ def memory_step(
     implementation: str = "auto",
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the gated output (B, H · V), and the recent convolution inputs and the state after the token."""
-    _check(token, learned, recent_BTC, state_BHKV)
-    supported, arguments = (state_BHKV, token, learned, recent_BTC), (token, learned, recent_BTC, state_BHKV, eps)
-    return run("memory_step", implementation, supported, reference.memory_step, *arguments)
-
-
-def _check(token: Projected, learned: Learned, recent: Tensor, state: Tensor) -> None:
-    if state.ndim != 4:
-        raise ModelError(f"memory_step: state_BHKV must have 4 dimensions, not {tuple(state.shape)}.")
-    batch, heads, keys, values = state.shape
+    if state_BHKV.ndim != 4:
+        raise ModelError(f"memory_step: state_BHKV must have 4 dimensions, not {tuple(state_BHKV.shape)}.")
+    batch, heads, keys, values = state_BHKV.shape
     channels, taps = heads * (2 * keys + values), learned.taps_TC.shape[0] if learned.taps_TC.ndim else 0
     expected = {
         "token.mixed_BC": (token.mixed_BC, (batch, channels)),
@@ -44,7 +38,9 @@ def _check(token: Projected, learned: Learned, recent: Tensor, state: Tensor) ->
         "learned.decay_bias_H": (learned.decay_bias_H, (heads,)),
         "learned.log_rate_H": (learned.log_rate_H, (heads,)),
         "learned.norm_V": (learned.norm_V, (values,)),
-        "recent_BTC": (recent, (batch, taps - 1, channels)),
+        "recent_BTC": (recent_BTC, (batch, taps - 1, channels)),
     }
     for name, (tensor, shape) in expected.items():
         check_shape("memory_step", name, tensor, shape)
+    supported, arguments = (state_BHKV, token, learned, recent_BTC), (token, learned, recent_BTC, state_BHKV, eps)
+    return run("memory_step", implementation, supported, reference.memory_step, *arguments)

@@ -26,11 +26,6 @@ def rope(
 
     Without `positions_BS`, token s is at position s. Slices of a larger tensor are read in place.
     """
-    _check(q_BSHD, k_BSHD, cos_SD, sin_SD, positions_BS)
-    return run("rope", implementation, (q_BSHD,), reference.rope, q_BSHD, k_BSHD, cos_SD, sin_SD, positions_BS)
-
-
-def _check(q_BSHD: Tensor, k_BSHD: Tensor, cos_SD: Tensor, sin_SD: Tensor, positions_BS: Tensor | None) -> None:
     op, q, k = "rope", tuple(q_BSHD.shape), tuple(k_BSHD.shape)
     if len(q) != 4 or len(k) != 4 or q[:2] != k[:2] or q[3] != k[3] or q[3] % 2:
         raise ModelError(
@@ -49,3 +44,4 @@ def _check(q_BSHD: Tensor, k_BSHD: Tensor, cos_SD: Tensor, sin_SD: Tensor, posit
     elif q[1] > len(cos_SD):
         raise ModelError(f"{op}: the sequence has {q[1]} tokens, but cos_SD has {len(cos_SD)} positions.")
     check_same_device(op, q_BSHD=q_BSHD, k_BSHD=k_BSHD, cos_SD=cos_SD, sin_SD=sin_SD, positions_BS=positions_BS)
+    return run(op, implementation, (q_BSHD,), reference.rope, q_BSHD, k_BSHD, cos_SD, sin_SD, positions_BS)

@@ -27,16 +27,11 @@ def slot_write(
     implementation: str = "auto",
 ) -> tuple[Slots, Written]:
     """Returns the bank after writing the tokens that are marked in `wanted_BC`, and counts of what was written."""
-    _check(slots, key_BCHD, value_BCHD, score_BC, wanted_BC)
+    op, bank = "slot_write", {f"slots.{name}": tensor for name, tensor in slots._asdict().items()}
+    check_sizes(op, key_BCHD=key_BCHD, value_BCHD=value_BCHD, score_BC=score_BC, wanted_BC=wanted_BC, **bank)
+    check_same_dtype(op, key=key_BCHD, value=value_BCHD, slot_key=slots.key_BMHD, slot_value=slots.value_BMHD)
+    if wanted_BC.is_floating_point():
+        raise ModelError(f"{op}: wanted_BC must be boolean, not {wanted_BC.dtype}.")
     supported = (key_BCHD, value_BCHD, score_BC, slots)
     arguments = (slots, key_BCHD, value_BCHD, score_BC, wanted_BC, threshold)
-    return run("slot_write", implementation, supported, reference.slot_write, *arguments)
-
-
-def _check(slots: Slots, key: Tensor, value: Tensor, score: Tensor, wanted: Tensor) -> None:
-    op = "slot_write"
-    bank = {f"slots.{name}": tensor for name, tensor in slots._asdict().items()}
-    check_sizes(op, key_BCHD=key, value_BCHD=value, score_BC=score, wanted_BC=wanted, **bank)
-    check_same_dtype(op, key=key, value=value, slot_key=slots.key_BMHD, slot_value=slots.value_BMHD)
-    if wanted.is_floating_point():
-        raise ModelError(f"{op}: wanted_BC must be boolean, not {wanted.dtype}.")
+    return run(op, implementation, supported, reference.slot_write, *arguments)

@@ -30,7 +30,7 @@ def constant(build: Callable[P, Tensor]) -> Callable[P, Tensor]:
             return build(*args, **kwargs)
         key = (args, tuple(sorted(kwargs.items())))
         found = captured.get(key, cache.get(key))
-        if _capturing():
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             if found is None:
                 return build(*args, **kwargs)
             captured[key] = found
@@ -47,10 +47,6 @@ def constant(build: Callable[P, Tensor]) -> Callable[P, Tensor]:
         return found
 
     return call
-
-
-def _capturing() -> bool:
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def _is_faking() -> bool:

@@ -9,7 +9,6 @@ from collections.abc import Generator, Iterator
 from fractions import Fraction
 from pathlib import Path
 
-import av
 from av.audio.stream import AudioStream
 from av.container import InputContainer, OutputContainer
 from av.packet import Packet
@@ -17,7 +16,7 @@ from av.stream import Stream
 
 from redline.errors import RedlineError
 from redline.stream.continuous_timestamps import ContinuousTimestamps
-from redline.video.reading import opened
+from redline.video.reading import opened, packets
 from redline.video.writing import can_hold
 
 
@@ -53,14 +52,7 @@ class AudioCopy:
         last: dict[int, int] = {}
         indices, timestamps = {stream.index for stream in streams}, ContinuousTimestamps(self._source.format.name)
         # Reads all streams, because any of them may show where recordings were concatenated.
-        packets = self._source.demux()
-        while True:
-            try:
-                packet = next(packets, None)
-            except (av.FFmpegError, OSError) as error:
-                raise RedlineError(f"cannot read the audio of {self._source.name!r} to its end.") from error
-            if packet is None:
-                return
+        for packet in packets(self._source, None, self._source.name):
             timestamps.shift(packet)
             dts = packet.dts if packet.dts is not None else packet.pts
             if not packet.size or dts is None or packet.stream.index not in indices:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from redline.errors import RedlineError
+from redline.errors import RedlineError, first_line
 from redline.stream.frames import Frame, as_square_pixels
 from redline.stream.sinks import Sink
 
@@ -100,7 +100,5 @@ class VirtualCameraSink(Sink):
         try:
             return library.Camera(width=width, height=height, fps=self._rate, device=self._device)
         except (RuntimeError, ValueError) as error:
-            why = (str(error).strip().splitlines() or ["no reason is given"])[0].rstrip(".")
-            raise RedlineError(
-                f"cannot open a virtual camera ({why}): on Linux load v4l2loopback, elsewhere install OBS."
-            ) from error
+            advice = "on Linux load v4l2loopback, elsewhere install OBS"
+            raise RedlineError(f"cannot open a virtual camera ({first_line(error)}): {advice}.") from error

@@ -166,12 +166,10 @@ class _VideoWriter:
     def keep_partial(self, path: Path) -> bool:
         """Moves the playable part of the file to the path. Returns False if it has no frame."""
         self._close()
-        try:
+        with suppress(OSError):
             if trim_to_playable(self.partial):
                 os.replace(self.partial, path)
                 return True
-        except OSError:
-            pass
         return False
 
     def discard(self) -> None:

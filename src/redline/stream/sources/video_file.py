@@ -235,11 +235,9 @@ class VideoFile:
     def _skip_gap(self, gap: Gap | None, end_s: Fraction | None = None) -> None:
         if gap is None:
             return
-        if gap.at_s == end_s:
-            message = f"{self.name!r} is damaged: it cannot be read after {_format_time(gap.at_s)}."
-        else:
-            message = f"{self.name!r} is damaged at {_format_time(gap.at_s)}: frames are missing."
-        self._skip(message, MISSING, gap.frames)
+        time = _format_time(gap.at_s)
+        what = f": it cannot be read after {time}" if gap.at_s == end_s else f" at {time}: frames are missing"
+        self._skip(f"{self.name!r} is damaged{what}.", MISSING, gap.frames)
 
 
 def to_pixels(frame: VideoFrame, to_rgb: VideoReformatter, size: tuple[int, int] | None = None) -> Tensor:

@@ -84,7 +84,11 @@ class LsdTask(PhotoTask):
         self.tests = {
             folder: Clips(data, device, _SEED_OF_VALIDATION, photos=folder) for folder in settings.data.validation
         }
-        self._check_disjoint()
+        for folder, clips in self.tests.items():
+            if clips.crops.pairs.hashes & self.pairs.hashes:
+                raise RedlineError(
+                    f"the test set {folder!r} contains a training photo: remove it from one of the two folders."
+                )
         with torch.random.fork_rng([]):
             torch.manual_seed(settings.loop.seed)
             student = Lsd(settings.model.config)
@@ -275,13 +279,6 @@ class LsdTask(PhotoTask):
         for networks in {id(one): one for one in (self.networks, self.computing)}.values():
             networks.seconds.fill_(elapsed_s)
         return loop.progress(step, elapsed_s)
-
-    def _check_disjoint(self) -> None:
-        for folder, clips in self.tests.items():
-            if clips.crops.pairs.hashes & self.pairs.hashes:
-                raise RedlineError(
-                    f"the test set {folder!r} contains a training photo: remove it from one of the two folders."
-                )
 
 
 @torch.no_grad()

@@ -24,7 +24,8 @@ def check_memory(training: TextTraining, device: torch.device) -> None:
     """Raises if the training state, alone or together with a batch's activations, exceeds the device's memory."""
     model, data, loop = training.model, training.data, training.loop
     on_cpu = device.type == "cpu"
-    memory_bytes, where = _memory_bytes(device), "this machine has" if on_cpu else "this GPU has"
+    memory_bytes = available_host_bytes() if on_cpu else torch.cuda.mem_get_info(device)[1]
+    where = "this machine has" if on_cpu else "this GPU has"
     vocabulary = model.vocabulary or (training.recall.vocabulary if training.recall else MIN_VOCABULARY)
     parameters = model.parameters(vocabulary)
     each = _WEIGHT_AND_GRADIENT + _MOMENTS[loop.optimizer] + (_AVERAGE if loop.ema_decay else 0)
@@ -44,7 +45,3 @@ def check_memory(training: TextTraining, device: torch.device) -> None:
             f"a batch of {rows:,} rows of {data.length:,} tokens takes at least {format_bytes(step)}, and {where} "
             f"{format_bytes(memory_bytes)}: lower batch or length under [data]."
         )
-
-
-def _memory_bytes(device: torch.device) -> int:
-    return torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else available_host_bytes()

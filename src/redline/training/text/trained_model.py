@@ -13,7 +13,7 @@ from redline.errors import RedlineError
 from redline.ladder.job import Job, entered
 from redline.ladder.plan import Plan
 from redline.ladder.plans.choose import choose_plan
-from redline.ladder.rung import Rung, Stage
+from redline.ladder.rung import Stage
 from redline.ladder.rungs.fused_ops import FusedOps
 from redline.machine.machine import Machine
 from redline.nn.meta import meta_device
@@ -49,10 +49,6 @@ class TrainedModel:
     def around(self) -> AbstractContextManager[object]:
         return entered(self.job.contexts)
 
-    def _rung(self, rung: Rung) -> str:
-        # The proof of fused_ops does not need a training step, and says whether the rung found anything to replace.
-        return f"rung {rung}: {rung.proof(self.job)}" if isinstance(rung, FusedOps) else f"rung {rung}"
-
     def active(self, optimizer: Optimizer, training: TextTraining) -> list[str]:
         """Returns a line of text for every active optimization."""
         loop, data = training.loop, training.data
@@ -64,9 +60,12 @@ class TrainedModel:
         lines.append(f"optimizer {describe(optimizer)}")
         if loop.optimizer == "muon" and (slow := self.machine.why_slow("bf16", "matmul")):
             lines.append(f"muon always computes in bf16, and {slow}: adamw is faster here")
-        lines += [self._rung(rung) for rung in self.plan.rungs] or [
-            "no plan: `redline climb train:CONFIG` searches for one"
-        ]
+        for rung in self.plan.rungs:
+            # The proof of fused_ops does not need a training step, and says whether it found anything to replace.
+            proof = f": {rung.proof(self.job)}" if isinstance(rung, FusedOps) else ""
+            lines.append(f"rung {rung}{proof}")
+        if not self.plan.rungs:
+            lines.append("no plan: `redline climb train:CONFIG` searches for one")
         if training.recall is None:
             lines.append("documents packed without padding, attention masked to each document")
         if data.accumulate > 1:

@@ -10,7 +10,7 @@ Files are read from the top down in constant memory.
 import base64
 import math
 from collections.abc import Callable, Generator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -178,10 +178,8 @@ def _resized(image: VipsImage, width: int, height: int) -> VipsImage:
 
 def _to_srgb(image: VipsImage) -> VipsImage:
     if field(image, "icc-profile-data") is not None:
-        try:
+        with suppress(load_vips().Error):  # browsers also ignore an unreadable profile
             return image.icc_transform("srgb", embedded=True, depth=8, intent="relative", black_point_compensation=True)
-        except load_vips().Error:
-            pass  # browsers also ignore an unreadable profile
     return image.colourspace("srgb")
 
 

@@ -1,8 +1,7 @@
 """The ablation chart: how much slower a step becomes without each rung of the final plan."""
 
 from redline.ladder.report.charts.svg import Drawing, Scale, text_width
-from redline.ladder.report.climb import Climb, Entry, format_ratio
-from redline.ladder.statistics import Interval
+from redline.ladder.report.climb import Climb, format_ratio
 
 
 def draw_ablation(climb: Climb, width: int) -> Drawing | None:
@@ -12,7 +11,7 @@ def draw_ablation(climb: Climb, width: int) -> Drawing | None:
     bars.sort(key=lambda bar: -bar[1].middle)
     stacked = width < 480
     row, top = (38, 26) if stacked else (29, 28)
-    notes = [_note(entry, slowdown) for entry, slowdown in bars]
+    notes = [format_ratio(s.middle) + ("" if e.row.verdict == "kept" else " · removed") for e, s in bars]
     left = 0 if stacked else min(230, 26 + max(text_width(e.row.rung) for e, _ in bars))
     right = width - (0 if stacked else 18 + max(map(text_width, notes)))
     height = top + row * len(bars) + 4
@@ -40,7 +39,3 @@ def draw_ablation(climb: Climb, width: int) -> Drawing | None:
             ends = f"M{low:.1f} {middle - 3.5:.1f}v7M{high:.1f} {middle - 3.5:.1f}v7"
             drawing.path(f"M{low:.1f} {middle:.1f}H{high:.1f}{ends}", "whisker")
     return drawing
-
-
-def _note(entry: Entry, slowdown: Interval) -> str:
-    return format_ratio(slowdown.middle) + ("" if entry.row.verdict == "kept" else " · removed")
