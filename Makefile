@@ -27,7 +27,7 @@ test: $(READY)
 	$(BIN)/pytest -m "not gpu and not slow and alone" --durations=25 --reruns 2 $(shell grep -rl "mark.alone" tests)
 
 test-main: $(READY)
-	$(BIN)/pytest -m "not gpu and not slow and not alone" --durations=25 --numprocesses 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest -m "not gpu and not slow and not alone" --durations=25 --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 # In one process beside the others, which wait at times.
 test-interpreted: $(READY)

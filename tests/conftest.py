@@ -29,8 +29,9 @@ def pytest_configure() -> None:
         torch.set_num_threads(share)
         # For the processes that tests start, which would each take all of them too.
         os.environ.setdefault("OMP_NUM_THREADS", str(share))
-        if torch.cuda.is_available():
-            os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(2 * share))
+        # Otherwise every process that compiles starts others that import torch.
+        threads = 2 * share if torch.cuda.is_available() else 1
+        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(threads))
 
 
 # The files that take longest. Begun first, they do not keep one process busy while the others have nothing left.

@@ -1,6 +1,5 @@
 """The reference outputs, for models built in any precision and models with state."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import pytest
 from redline.errors import WorkloadError
 from redline.ladder.measuring.reference import run_reference
 from redline.ladder.measuring.worker import Bench
+from redline.ladder.measuring.worker_pool import WorkerPool
 
 WORKLOADS = str(Path(__file__).parents[2] / "tiny_workloads.py")
 SEEDS = (10, 11, 12)
@@ -38,7 +38,7 @@ def test_shapes_that_change_the_model_are_refused(tmp_path: Path) -> None:
     assert judged("of_width", tmp_path, shapes={"one": {"width": 4}, "many": {"width": 4, "batch": 7}})
 
 
-def test_only_modules_of_installed_packages_may_be_imported_early(tmp_path: Path) -> None:
+def test_only_modules_of_installed_packages_may_be_imported_early(lent_pool: WorkerPool, tmp_path: Path) -> None:
     """Importing the user's own modules may have an effect, and packages that start threads do not survive a fork."""
     (tmp_path / "own_module.py").write_text("")
     source = """
@@ -51,14 +51,14 @@ from torch.utils import tensorboard
 def mine():
     return redline.Workload(lambda: torch.nn.Linear(4, 4), lambda seed: torch.randn(2, 4))
 """
-    found = {}
+    found = []
     for start in ("", "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"):
         address = tmp_path / f"workload_{len(found)}.py"
         address.write_text(source.format(start=start))
-        for name in [name for name in sys.modules if name.startswith("torch.utils.tensorboard")]:
-            del sys.modules[name]
-        paths = {SEEDS: str(tmp_path / "reference.pt")}
-        found[start] = run_reference(f"{address}:mine", {"": {}}, "cpu", paths, "fp32")["modules"]
-    quiet, threaded = found.values()
+        arguments = {"shapes": {"": {}}, "device": "cpu", "paths": {SEEDS: str(tmp_path / "reference.pt")}}
+        worker = lent_pool.start()
+        found.append(worker.ask("reference", 60, address=f"{address}:mine", dtype="fp32", **arguments)["modules"])
+        worker.stop()
+    quiet, threaded = found
     assert "torch.utils.tensorboard" in quiet and not any("own_module" in name or "workload" in name for name in quiet)
     assert threaded == []

@@ -90,29 +90,27 @@ def has_imported(names: Sequence[str]) -> list[bool]:
     return [name in sys.modules for name in names]
 
 
-def test_modules_are_imported_early_in_all_further_workers() -> None:
+def test_modules_are_imported_early_in_all_further_workers(lent_pool: WorkerPool) -> None:
     question = functools.partial(has_imported, ["tabnanny", "sched"])
-    with WorkerPool() as pool:
-        answers = []
-        for modules in ([], ["no_such_module", "tabnanny"]):
-            pool.import_early(modules)
-            answers.append(pool.start().ask("call", 60, function=cloudpickle.dumps(question), path=sys.path))
+    answers = []
+    for modules in ([], ["no_such_module", "tabnanny"]):
+        lent_pool.import_early(modules)
+        answers.append(lent_pool.start().ask("call", 60, function=cloudpickle.dumps(question), path=sys.path))
     assert answers == [[False, False], [True, False]]
 
 
-def test_an_interrupted_request_does_not_disturb_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_request_does_not_disturb_the_next(
+    lent_pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ctrl-C may arrive between a request to the fork server and its answer."""
-    with WorkerPool() as pool:
-        first, second = pool.start(), pool.start()
-        first.stop()
-        reader = pool._reader
-        with monkeypatch.context() as patch:
-            patch.setattr(pool, "_reader", Interrupted())
-            for _ in range(2):
-                with pytest.raises(KeyboardInterrupt):
-                    pool.exit_code(second.pid)
-        assert pool._reader is reader and pool.exit_code(second.pid) is None
-        assert pool.start().ask("machine", 60, device="cpu", measure=False)["device"] == "cpu"
+    worker = lent_pool.start()
+    with monkeypatch.context() as patch:
+        patch.setattr(lent_pool, "_reader", Interrupted())
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                lent_pool.exit_code(worker.pid)
+    assert lent_pool.exit_code(worker.pid) is None
+    assert lent_pool.start().ask("machine", 60, device="cpu", measure=False)["device"] == "cpu"
 
 
 class Interrupted:

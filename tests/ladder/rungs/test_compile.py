@@ -193,7 +193,7 @@ def test_reasons_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = replace(CPU, device="cuda:0", versions={"torch": "2"})
     assert "pip install triton" in Compile().why_not(cuda)
     assert "CUDA graphs" in Compile(mode="reduce-overhead").why_not(CPU)
-    assert "none is in a list" in Compile(regional=True).why_not(CPU, Job.of(Net(2)))
+    assert "no list of modules has 3 of one class" in Compile(regional=True).why_not(CPU, Job.of(Net(2)))
     training = Job.of(Net(), loss=lambda y, b: y.mean(), optimizer=lambda ps: torch.optim.SGD(ps, lr=0.1))
     assert "training" in Compile(freeze=True).why_not(CPU, training)
     with pytest.raises(Unavailable, match="reduce-overhead"):

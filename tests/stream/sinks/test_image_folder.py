@@ -26,7 +26,7 @@ def test_a_folder_round_trip_is_exact(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_not_empty_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(RedlineError, match=r"is not empty: give a new or empty one\.$"):
+    with pytest.raises(RedlineError, match=r"is not empty: give a new or an empty folder\.$"):
         ImageFolderSink(tmp_path)
     with pytest.raises(RedlineError, match=r"is not a folder\.$"):
         ImageFolderSink(tmp_path / "file")
