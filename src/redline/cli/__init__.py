@@ -27,7 +27,7 @@ from redline.version import VERSION
 COMMANDS = {
     "doctor": "Show what this machine supports: dtypes, kernels, measured ceilings, and which rungs can run.",
     "climb": "Make a model faster, one measured and proven rung at a time.",
-    "verify": "Re-measure a plan here; exit code 1 when a rung no longer holds.",
+    "verify": "Measure a plan again on this machine; exit code 1 if a rung fails or no longer gains anything.",
     "report": "Write the measurements of a climb as one HTML page, with the ladder, the plots and the reasons.",
     "bench": "Measure workloads under plans, interleaved; exit code 1 on a regression beyond the noise.",
     "profile": "Show the time and memory of a step, layer by layer.",
