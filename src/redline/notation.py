@@ -31,7 +31,7 @@ def parse_bytes(text: str) -> int:
 
 
 def format_seconds(seconds: float) -> str:
-    """Formats a duration with three significant digits and the largest unit below it."""
+    """Formats a duration with three significant digits and a suitable unit: `16 ms`, `90 s`, `5 min`."""
     if seconds != seconds:
         return "n/a"
     for limit, scale, unit in ((1e-3, 1e6, "µs"), (1.0, 1e3, "ms"), (120.0, 1.0, "s"), (7200.0, 1 / 60, "min")):

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def unadvised() -> Iterator[None]:
-    """Suppresses torch.compile's warnings about tensor types without a cache hash, and about TF32, which is a rung."""
+    """Suppresses torch.compile's warnings about tensor types without a cache hash, and about TF32 being off."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "TensorFloat32 tensor cores for float32 matrix multiplication")
         warnings.filterwarnings("ignore", ".* does not implement _stable_hash_for_caching")

@@ -1,6 +1,6 @@
 """Flattens and rebuilds nested values like `torch.utils._pytree`, including dataclasses and subclasses of dict.
 
-Their classes are registered with torch when the first object is seen, so torch.export and CUDA graphs support them too.
+The classes of such objects are registered with torch on first use, so torch.export and CUDA graphs support them too.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 def tree_flatten(value: Any) -> tuple[list[Any], pytree.TreeSpec]:
     """Returns the leaves and the structure of a value, from which `tree_unflatten` restores the value."""
     leaves, structure = pytree.tree_flatten(value)
-    # The compiler traces this function; every class was registered by an earlier call.
+    # While torch.compile traces this function, nothing is registered: an earlier call registered every class.
     if torch.compiler.is_compiling() or not sum(_register(kind) for kind in {type(leaf) for leaf in leaves}):
         return leaves, structure
     return tree_flatten(value)

@@ -27,11 +27,11 @@ from redline.version import VERSION
 COMMANDS = {
     "doctor": "Show what this machine supports: dtypes, kernels, measured ceilings, and which rungs can run.",
     "climb": "Make a model faster, one measured and proven rung at a time.",
-    "verify": "Re-measure a plan here; exit code 1 when a rung no longer holds.",
+    "verify": "Measure a plan again on this machine; exit code 1 if a rung fails or no longer gains anything.",
     "report": "Write the measurements of a climb as one HTML page, with the ladder, the plots and the reasons.",
     "bench": "Measure workloads under plans, interleaved; exit code 1 on a regression beyond the noise.",
     "profile": "Show the time and memory of a step, layer by layer.",
-    "batch-size": "Find the largest batch size that fits in memory, by running steps with doubling and bisection.",
+    "batch-size": "Find the largest batch size that fits in memory: double it until a step does not fit, then bisect.",
     "rungs": "List the rungs of the ladder in their order, or show the options of one.",
     "upscale": "Upscale images and videos without visible seams; colours, transparency and metadata are kept.",
     "stream": "Transform live video with a diffusion model, a frame or two behind the camera.",
@@ -108,7 +108,8 @@ def _redline(
         bool, Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
     ] = False,
     show_traceback: Annotated[
-        bool, Option("--traceback", help="On an error, also print the traceback: where your own code failed.")
+        bool,
+        Option("--traceback", help="On an error, also print the traceback, which shows where your own code failed."),
     ] = False,
 ) -> None:
     """Runs PyTorch models at the limit of the machine they are on, and proves it."""
@@ -142,7 +143,7 @@ def _main(termination: Termination) -> None:
     if sys.argv[1:2] in (["stream"], ["upscale"]):
         # Also set before torch is imported: large pages make allocating and reusing image buffers faster.
         os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-    # The option is also accepted after the command.
+    # `--traceback` is also accepted after the command.
     show_traceback = "--traceback" in sys.argv
     sys.argv[1:] = [*["--traceback"] * show_traceback, *(word for word in sys.argv[1:] if word != "--traceback")]
     try:
@@ -169,7 +170,7 @@ def _main(termination: Termination) -> None:
 
 
 def _print_traceback(error: BaseException) -> None:
-    """Prints the traceback of the error's first cause, and that of the trial process if the error occurred there."""
+    """Prints the traceback of the first cause, and the trial process's traceback if the error occurred there."""
     while error.__cause__ is not None:
         error = error.__cause__
     traceback.print_exception(error)

@@ -37,7 +37,7 @@ def batch_size(
     limit: Annotated[str, Option(help="Time limit for each batch size.")] = "5m",
     as_json: AsJson = False,
 ) -> None:
-    """Find the largest batch size that fits in memory, by running steps with doubling and bisection.
+    """Find the largest batch size that fits in memory: double it until a step does not fit, then bisect.
 
     Example: redline batch-size mine.py:training --target-utilization 0.85 --memory 6GiB
     """
@@ -47,7 +47,8 @@ def batch_size(
     options = parse_workload_options(shape)
     if "batch" in options:
         raise RedlineError(
-            "--shape batch=… is not allowed, because the batch size is what is searched: use --start and --max-batch."
+            "--shape batch=… is not allowed, because this command searches for the batch size: "
+            "use --start and --max-batch."
         )
     # Raises if the workload has no option `batch`, before a process is started.
     load_workload(workload, {**options, "batch": start})

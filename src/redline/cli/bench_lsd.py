@@ -51,13 +51,13 @@ def bench_lsd(texts: list[str], plans: list[str], device: str, save_path: Path |
         print_json({**about, "rows": [asdict(row) for row in rows]})
     else:
         _print(rows)
-    # Only failures of the plain arm and of plans given by the user are errors, because the matrix may contain
-    # precisions that this machine does not support.
+    # If the user gave no plans, a failure of an arm other than PLAIN is not an error, because the built-in matrix may
+    # contain precisions that this machine does not support.
     raise typer.Exit(1 if any(row.failure and (plans or row.arm == PLAIN or row.device_lost) for row in rows) else 0)
 
 
 def _arm(text: str) -> Arm:
-    """Parses `fp16 + compile + graph`: a plan, `graph` for the engine's CUDA graph, `loop` for no overlap."""
+    """Parses `fp16 + compile + graph`: a plan, `graph` (use CUDA graphs), `loop` (no overlap with input and output)."""
     parts = [part.strip() for part in text.split("+")]
     plan = " + ".join(part for part in parts if part not in (_GRAPH, _LOOP)) or "eager"
     Plan.parse(plan)
@@ -66,7 +66,7 @@ def _arm(text: str) -> Arm:
 
 
 def _name(row: Row) -> str:
-    """Returns the name of the arm, and the plan that ran if it differs (fp16 that overflows becomes bf16)."""
+    """Returns the name of the arm, and the plan that ran if it differs (bf16 instead of fp16 after an overflow)."""
     made = row.plan and Plan.parse(row.plan) != without_cuda_graphs(Plan.parse(row.arm.plan), torch.device(row.device))
     return f"{row.arm.name} (as {row.plan})" if made else row.arm.name
 

@@ -29,7 +29,7 @@ def climb(
     workload: Workload,
     objective: Objective = "latency",
     target: Annotated[
-        str | None, Option(help="Stop trying rungs at this time per step (16ms) or peak memory (8GiB).")
+        str | None, Option(help="Stop trying rungs when this time per step (16ms) or peak memory (8GiB) is reached.")
     ] = None,
     budget: Annotated[
         str | None,

@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-# A closed stream is None; what is printed to it is discarded.
+# If stdout or stderr is closed, Python sets it to None; text printed to it is then discarded.
 sys.stdout, sys.stderr = (stream or open(os.devnull, "w") for stream in (sys.stdout, sys.stderr))  # noqa: SIM115
 # Piped output is read by programs and pagers, so tables are wider than the default of 80 columns.
-# No emoji codes, because a file name may contain one.
+# Emoji codes such as `:key:` are not replaced, because a file name may contain one.
 results = Console(width=None if sys.stdout.isatty() else 200, emoji=False, highlight=False)
 progress = Console(stderr=True, width=None if sys.stderr.isatty() else 200, emoji=False, highlight=False)
 YES, NO = "[green]yes[/]", "[red]no[/]"
@@ -36,7 +36,7 @@ def wrote(path: Path) -> None:
 
 
 def plain_table(*columns: str, **look: Any) -> Table:
-    """Returns an empty table without lines; `look` are further options of Rich's `Table`."""
+    """Returns an empty table without borders; `look` holds further options of Rich's `Table`."""
     return Table(*columns, box=None, pad_edge=False, **look)
 
 

@@ -113,7 +113,8 @@ def evaluate_memory(
     task: Annotated[
         list[str] | None,
         Option(
-            help="mqar, needle, passkey, number, word, or none for only --text; repeatable (default: the trained task)."
+            help="mqar, needle, passkey, number, word, or none to measure only --text; repeatable "
+            "(default: the trained task)."
         ),
     ] = None,
     lengths: Annotated[list[str] | None, Option(help="Text lengths in tokens, such as 1024,4096; repeatable.")] = None,
@@ -202,8 +203,8 @@ def evaluate_drift(
 ) -> None:
     """Measure a live model over a thousand frames: colours, contrast, detail, structure, flicker, and response.
 
-    Photos make three cases whose motion is known exactly: a moving camera, a still one, and a hard cut.
-    The exit code is 1 if a finding does not hold.
+    Photos are turned into three cases whose motion is known exactly: a moving camera, a still one, and a hard cut.
+    The exit code is 1 if a check fails or a trivial control model passes.
 
     Example: redline eval drift lsd-tiny.safetensors photos --page drift.html
     """

@@ -23,7 +23,9 @@ def export(
     format: Annotated[str, Option(help="onnx.")] = "onnx",
     tile: Annotated[int, Option(help="Side of the input tiles in pixels.")] = 128,
     out: Annotated[Path | None, Option("--out", "-o", help="The file to write (default: drct-x4.onnx).")] = None,
-    int8: Annotated[bool, Option("--int8", help="Write int8, calibrated on the images of --calibrate.")] = False,
+    int8: Annotated[
+        bool, Option("--int8", help="Write an int8 model, calibrated on the images of --calibrate.")
+    ] = False,
     calibrate: Annotated[Path | None, Option(help="For --int8: a folder of images like those to upscale.")] = None,
     samples: Annotated[int, Option(help="How many tiles to calibrate on.")] = 32,
     as_json: AsJson = False,

@@ -78,7 +78,7 @@ def generate(
         except KeyboardInterrupt:
             interrupted = True
         except RedlineError:
-            # Ends the line of the text, so that the error message starts on its own.
+            # Ends the line of the text, so that the error message starts on a new line.
             write("\n" if stream.text else "")
             raise
         write(stream.finish() + "\n")
@@ -104,7 +104,7 @@ def _read_prompt(prompt: str) -> str:
 
 
 def _figures(stream: GeneratedStream) -> dict[str, object]:
-    """Returns the speed as a caller sees it: prefill until the first token, then the intervals between tokens."""
+    """Returns the speed that a caller sees: the time to the first token (prefill), and the intervals between tokens."""
     text = stream.text
     steps_ms = [1000 * seconds for seconds in stream.step_s]
     found: dict[str, object] = {

@@ -18,9 +18,9 @@ LINE_EVERY_S = 10.0
 
 @dataclass(frozen=True)
 class _Count:
-    """Progress: `done` of `total` units at the time `at_s`, of which earlier runs did `before`.
+    """Progress: at the time `at_s`, `done` of `total` units are done; earlier runs did `before` of them.
 
-    The rate counts only this run's work: from `first_done` at the time `first_s` to `done - before` at `at_s`.
+    The rate counts only the work of this run since the time `first_s`, when this run had done `first_done` units.
     """
 
     what: str

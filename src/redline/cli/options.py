@@ -56,7 +56,7 @@ def parse_shape(text: str) -> dict[str, Any]:
 
 
 def parse_shapes(texts: list[str] | None) -> dict[str, dict[str, Any]]:
-    """Returns each shape by its text; without any text, the workload's own shape by the empty string."""
+    """Parses each text and returns the shapes by text; no texts give {"": {}}, the workload's own shape."""
     return {text: parse_shape(text) for text in texts or []} or {"": {}}
 
 

@@ -156,7 +156,7 @@ def _print_memory(memory: Memory, top: int) -> None:
     largest = memory.largest(top)
     fields = ("weight_bytes", "activation_bytes", "gradient_bytes", "optimizer_bytes", "at_peak_bytes")
     titles = ("weights", "activations", "gradients", "optimizer", "at peak")
-    # Inference has no gradients, and a compiled model shows no activations.
+    # Leaves out empty columns: inference has no gradients, and a compiled model shows no activations.
     shown = [field for field in fields if any(getattr(layer, field) for layer in largest)]
     columns = [title for title, field in zip(titles, fields, strict=True) if field in shown]
     table = _table(f"Memory by layer, the {top} largest", "layer", *columns)

@@ -66,8 +66,8 @@ def stream(
     key: Annotated[
         str | None,
         Option(
-            help="Key that viewers must give; required to serve other machines. The process list shows it, unlike "
-            f"--key-file and the environment variable {KEY_VARIABLE}."
+            help="Key that viewers must give; required to serve other machines. The process list shows a key given "
+            f"here, but not one given with --key-file or in the environment variable {KEY_VARIABLE}."
         ),
     ] = None,
     key_file: Annotated[Path | None, Option(help="Read the key from the first line of this file.")] = None,
@@ -132,7 +132,7 @@ def stream(
     elif report is not None:
         result.write_report(report)
         wrote(report)
-    # Ctrl-C is the normal end of a camera, but leaves a video incomplete.
+    # Ctrl-C is the normal end of live input, but leaves the output of a video file incomplete.
     if result.interrupted and not running.is_live:
         raise typer.Exit(130)
 

@@ -43,7 +43,7 @@ Time = Annotated[str | None, Option("--time", help="Train for this long, for exa
 
 
 class _TextByDefault(TyperGroup):
-    """Runs the command `text` if the first word is not a command but a config."""
+    """Runs the command `text` if the first word is a config instead of a command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and not args[0].startswith("-") and args[0] not in self.commands:
@@ -128,7 +128,7 @@ def train_lsd(
 def _run_training(
     kind: str, config: str, out: Path | None, resume: bool, device: str, options: Mapping[str, Any]
 ) -> TrainingResult:
-    """Trains; after an interruption prints how to resume and exits. `options` are named as on the command line."""
+    """Trains; after an interruption prints how to resume and exits. The keys of `options` are option names."""
     with uninterrupted_imports():
         from redline.training.run import train
     with LiveLine("reading the config …") as line:

@@ -29,9 +29,9 @@ def upscale(
         list[str],
         Argument(
             metavar="PATH",
-            help="Images, videos, or folders of them; then the output, unless --out names it. Of two paths, the second "
-            "is the output if it does not exist; of more, the last if it does not exist and ends in a slash. To "
-            "overwrite an existing image, use --out.",
+            help="Images, videos, or folders of them; then the output, unless --out names it. With two paths, the "
+            "second is the output if it does not exist; with more paths, the last is the output if it does not exist "
+            "and ends in a slash. To overwrite an existing image, use --out.",
             show_default=False,
         ),
     ],
@@ -53,7 +53,7 @@ def upscale(
     device: Device = "auto",
     workers: Annotated[str, Option(help="Number of worker processes, or auto for one per GPU.")] = "auto",
     wrap: Annotated[
-        bool, Option("--wrap", help="Images: seamless textures, which continue on the opposite edge.")
+        bool, Option("--wrap", help="Images: treat them as seamless textures, which continue on the opposite edge.")
     ] = False,
     format: Annotated[str | None, Option(help="Images: png, jpeg, webp, tiff, avif (default: the source's).")] = None,
     quality: Annotated[int | None, Option(help="Images: the quality of JPEG, WebP and AVIF, 1 to 100.")] = None,
@@ -120,7 +120,7 @@ def upscale(
 
 
 def _compare(page: Path, outcomes: list[Outcome]) -> bool:
-    """Writes the comparison page; returns whether this succeeded. The upscaled files exist in any case."""
+    """Writes the comparison page; returns whether this succeeded. A failure does not affect the upscaled files."""
     from redline.upscale.compare.page import write_comparison
 
     try:
@@ -176,7 +176,7 @@ class _Watch:
         if not outcome.seconds:  # skipped or refused: counting this file would make the estimated time left too short
             self._total -= 1
             self._resumed.pop(outcome.task, None)
-            if outcome.skipped:  # files are checked before the first one is upscaled
+            if outcome.skipped:  # the time of the checks, which run before any upscaling, must not count
                 self._line.restart()
         else:
             self._done += 1
@@ -209,7 +209,7 @@ class _Watch:
 
 
 def _print_result(outcome: Outcome) -> None:
-    # On a terminal, results are printed above the live line, by the console that owns it.
+    # On a terminal, prints with the live line's console, which puts the results above that line.
     console = progress if results.is_terminal and progress.is_terminal else results
     size = f"{outcome.width} × {outcome.height}"
     said = f"{escape(str(outcome.task.target))}  {size}  {format_seconds(outcome.seconds)}"

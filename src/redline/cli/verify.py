@@ -26,7 +26,7 @@ def verify(
     sampling: Sampling = "6s",
     as_json: AsJson = False,
 ) -> None:
-    """Re-measure a plan here; exit code 1 when a rung no longer holds.
+    """Measure a plan again on this machine; exit code 1 if a rung fails or no longer gains anything.
 
     Example: redline verify redline-out/resnet/plan.toml resnet
     """

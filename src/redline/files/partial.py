@@ -19,7 +19,7 @@ from redline.files.atomic import write_text
 from redline.files.untrusted import read_text, reading
 
 _PARTIAL = ".redline-partial"
-# The number of characters kept of the target's name, so that the hidden name does not exceed the file system's limit.
+# The hidden name keeps this many characters of the target's name, to stay within the file system's limit.
 _NAME_LENGTH = 40
 _OWNER = re.compile(r"\.(\d+)\.([0-9a-f]{4})[0-9a-f]{8}" + re.escape(_PARTIAL))
 _RECORDING = re.compile(r"(.+)\.recording-(\d+)(?:-(\d+))?-([0-9a-f]{4})[0-9a-f]{8}(\.\w+)")
@@ -42,7 +42,7 @@ def recording_path(path: Path) -> Path:
 
 
 def abandoned_recordings(folder: Path) -> list[tuple[Path, Path]]:
-    """Returns the recordings in the folder whose processes on this machine have ended, each with its target.
+    """Returns the recordings in the folder whose processes on this machine have ended, each with its final path.
 
     Skips symbolic links and all other entries that are not regular files.
     """

@@ -20,12 +20,12 @@ from torch import Tensor
 from redline.errors import ModelError
 from redline.files.untrusted import reading
 
-# Keys under which training frameworks store the weights; averaged weights (EMA) come before those of the last step.
+# Keys under which training frameworks store the weights; averaged weights (EMA) are preferred, so they come first.
 _WRAPPERS = ("params_ema", "ema", "params", "state_dict", "model_state_dict", "model", "net", "generator", "weights")
 # A safetensors header of this size takes a second or two to parse; the largest known models have a tenth of this.
 _HEADER_BYTES, _HEADER_ENTRIES = 16 * 2**20, 32_768
 _ZIP = b"PK\x03\x04"
-# Tensors may share storage (tied weights), so their total size may exceed the file's size up to this ratio.
+# Tensors may share storage (tied weights), so their total size may be up to this many times the file's size.
 _SHARED_BYTES_RATIO = 2
 _DTYPES = {
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),

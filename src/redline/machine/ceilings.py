@@ -17,10 +17,10 @@ from redline.machine.cpu_features import cpu_limit
 from redline.machine.load import current_load
 from redline.machine.machine import Ceilings, Machine
 
-# Each round measures all dtypes, so that a busy moment does not make one dtype look slow. There are more rounds if the
-# three best differ by more than this share.
+# The least and the most rounds. Rounds after the third run only while the best three rates of a dtype differ by more
+# than this share. Each round measures all dtypes, so that a busy moment does not make only one dtype look slow.
 _ROUNDS, _MOST_ROUNDS, _UNSTEADY = 3, 6, 0.15
-# No round starts after this time. A dtype below this share of the fp32 rate is measured only once.
+# No round starts after this time. A dtype below this share of the fp32 rate is measured only in the first round.
 _LONGEST_S, _SLOW_SHARE = 5.0, 0.05
 _FLOATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -37,7 +37,7 @@ def with_ceilings(machine: Machine, again: bool = False) -> Machine:
         if not unsteady and not _is_exceeded(machine, machine.ceilings):
             return machine
     known, measured = machine.ceilings, measure_ceilings(machine)
-    # If a cached ceiling was too low, keeps those cached ceilings that are higher, because the machine may be busy now.
+    # Without `again`, keeps cached ceilings that are higher than the new ones, because the machine may be busy now.
     machine = replace(machine, ceilings=measured if known is None or again else _higher(known, measured))
     with suppress(RedlineError):  # if the cache is not writable, the ceilings are measured again next time
         assert machine.ceilings is not None
@@ -60,18 +60,18 @@ def _higher(one: Ceilings, other: Ceilings) -> Ceilings:
 
 
 def _is_exceeded(machine: Machine, cached: Ceilings) -> bool:
-    """Returns whether fp32 matmul exceeds its cached ceiling, as after a measurement on a busy machine."""
+    """Returns whether fp32 matmul exceeds its cached ceiling, probably because that was measured on a busy machine."""
     with _tf32_allowed(False):
         rate = _matmul_rate(torch.device(machine.device), torch.float32)
     return rate > 1.1 * cached.matmul_flops_per_s["fp32"]
 
 
 def measure_ceilings(machine: Machine) -> Ceilings:
-    """Measures all ceilings in a few seconds; a ceiling is the best of several rounds, with their spread."""
+    """Measures all ceilings in a few seconds; returns the best of several rounds, and how much the rounds differ."""
     start_s = time.monotonic()
     rounds = [_measure_round(machine, frozenset())]
     rates = rounds[0].matmul_flops_per_s
-    # A second measurement of an emulated dtype takes long and changes nothing.
+    # Measured once, because measuring an emulated dtype again would take long and change nothing.
     emulated = frozenset(name for name in _FLOATS if name in rates and rates[name] < _SLOW_SHARE * rates["fp32"])
     while len(rounds) < _MOST_ROUNDS and time.monotonic() - start_s < _LONGEST_S:
         if len(rounds) >= _ROUNDS and max(_combine(rounds).spread.values()) <= _UNSTEADY:
@@ -81,7 +81,7 @@ def measure_ceilings(machine: Machine) -> Ceilings:
 
 
 def _combine(rounds: Sequence[Ceilings]) -> Ceilings:
-    """Returns the highest value of each ceiling; the spread by dtype compares it with the third best."""
+    """Returns the highest value of each ceiling; `spread` is the share by which the third best is below the best."""
     spread: dict[str, float] = {}
 
     def best(tables: list[Mapping[str, float]]) -> dict[str, float]:
@@ -89,7 +89,7 @@ def _combine(rounds: Sequence[Ceilings]) -> Ceilings:
         for name in tables[0]:
             rates = sorted((table[name] for table in tables if name in table), reverse=True)
             found[name] = rates[0]
-            # The noise is unknown after a single round, which is enough only for an emulated dtype.
+            # Too few rounds do not show the noise, so the spread is 1; an emulated dtype needs only one round.
             unknown = len(rounds) < _ROUNDS and rates[0] > _SLOW_SHARE * tables[0]["fp32"]
             spread[name] = max(spread.get(name, 0.0), 1.0 if unknown else 1 - rates[:3][-1] / rates[0])
         return found
@@ -129,7 +129,7 @@ def _measure_round(machine: Machine, skipped: frozenset[str]) -> Ceilings:
 
 
 def _is_hidden(dtype: str, machine: Machine) -> bool:
-    """Returns whether a CPU limit hides this dtype. Libraries still use the hardware, so a measured rate is wrong."""
+    """Returns whether a CPU limit hides this dtype. Libraries would still use the hardware if it were measured."""
     return not machine.is_cuda and bool(cpu_limit()) and dtype not in machine.hardware_dtypes
 
 
@@ -181,8 +181,8 @@ def _copy_rate(size: int, device: torch.device) -> float:
 
 
 def _matmul_rate(device: torch.device, dtype: torch.dtype) -> float:
-    # Starts small on a CPU, where an emulated dtype may be a thousand times slower than fp32. A large emulated product
-    # does not fit into the caches, so it takes longer than the small one predicts and does not raise the ceiling.
+    # On a CPU, an emulated dtype may be a thousand times slower than fp32, so a small product is measured first. If it
+    # is slow, the large one is skipped: it does not fit into the caches and would not raise the ceiling.
     sizes = (8192,) if device.type == "cuda" else (128, 1024)
     rate = 0.0
     for n in sizes:
@@ -229,7 +229,7 @@ def _onnxruntime_int8_rate(n: int = 1024) -> float:
 
 
 def _convolution_rate(device: torch.device, dtype: torch.dtype) -> float:
-    """Returns the best rate of two shapes, because kernels are tuned for different shapes."""
+    """Returns the rate; on a CPU, the better rate of two shapes, because kernels are tuned for different shapes."""
     rate = 0.0
     for batch, channels, side in ((64, 512, 56),) if device.type == "cuda" else ((1, 64, 32), (4, 128, 28)):
         image = torch.randn(batch, channels, side, side, device=device).to(dtype)

@@ -27,7 +27,7 @@ class Channel(Generic[T]):
         self._items: deque[T] = deque()
         self._changed = threading.Condition()
         self.closed = False
-        # The number of items that were put and will never be taken.
+        # The number of items that were put but dropped before they were taken.
         self.dropped = 0
 
     def put(self, item: T, timeout_s: float | None = None) -> bool:
@@ -48,7 +48,7 @@ class Channel(Generic[T]):
             self._changed.wait_for(lambda: self._overwrite_cause is not None or self._has_room_or_is_closed())
 
     def take(self, timeout_s: float | None = None) -> T | None:
-        """Returns the next item, or None if the channel is closed and empty or nothing comes until the timeout."""
+        """Returns the next item, or None if the channel is closed and empty, or if no item comes before the timeout."""
         with self._changed:
             self._changed.wait_for(lambda: self._items or self.closed, timeout_s)
             if not self._items:

@@ -1,4 +1,4 @@
-"""Keeps the files that torch.compile builds before its first CPU kernel, so that it builds them once per machine.
+"""Keeps the files that torch.compile builds before its first CPU kernel, so that they are built only once per machine.
 
 These files are a dozen small programs that test which vector instructions the CPU has, and a precompiled header.
 Building them takes longer than compiling most models (30 s on a CPU with AMX), and the time would count as set-up
@@ -16,8 +16,8 @@ from pathlib import Path
 
 from redline.machine.machine import Machine, cache_folder
 
-# On some CPUs `valid_vec_isa_list` lists instruction sets without testing them; `bool` tests each. Compiling a function
-# builds the header, in the folder for temporary files.
+# On some CPUs `valid_vec_isa_list` lists instruction sets without testing them, so `bool` is called to test each one.
+# Compiling a function builds the header in the folder for temporary files.
 _BUILD = """
 import os, tempfile
 import torch
@@ -32,7 +32,7 @@ _TIMEOUT_S = 300
 def prepare_compiler(machine: Machine, cache: Path, temporary: Path) -> None:
     """Copies the files into the compiler's folders; builds the files first if this machine has none.
 
-    Builds them in another process, so that the set-up measured in this process is its first use of the compiler.
+    Builds them in another process, because the set-up measured in this process must be its first use of the compiler.
     `cache` is the compiler's cache, `temporary` the folder for temporary files.
     """
     known = cache_folder() / "compiled" / "prepared" / f"{machine.fingerprint}-{_compiler()}"
@@ -70,7 +70,7 @@ def _copy(known: Path, cache: Path, temporary: Path) -> None:
 
 
 def _copy_missing(source: Path, target: Path) -> None:
-    """Copies a folder without overwriting files, which a process may have open. Links the header, which is large."""
+    """Copies a folder without overwriting files, which a process may have open. Hard-links the large header."""
 
     def copy(file: str, to: str) -> None:
         if Path(to).exists():

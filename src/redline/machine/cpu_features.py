@@ -1,7 +1,7 @@
 """The CPU's instruction sets, and `REDLINE_CPU_LIMIT`, which hides some of them for tests.
 
 `avx512` hides AMX and the hardware for bf16 and fp16; `avx2` also hides AVX-512 and the int8 dot products. On ARM,
-`avx512` leaves Neon with its int8 dot products, `avx2` without them. A limit does not add features that the CPU lacks.
+`avx512` leaves Neon and its int8 dot products, `avx2` only Neon. A limit does not add features that the CPU lacks.
 
 The variable changes only what Redline detects. The libraries have variables of their own, which must be set before
 torch is imported, to values that depend on the CPU. This module prints all of them, for `env`:
@@ -29,7 +29,7 @@ _MKL = {"avx512": "AVX512_E1", "avx2": "AVX2"}
 
 
 def hardware_flags() -> set[str]:
-    """Returns all features that the kernel lists, despite any limit; libraries that detect the CPU use all of them."""
+    """Returns all features that the kernel lists, with or without a limit; libraries that detect the CPU use them."""
     return set((proc_field("cpuinfo", "flags", "Features") or "").split())
 
 
@@ -51,8 +51,8 @@ def limited_environment(limit: str, flags: Set[str], architecture: str) -> dict[
     """Returns the environment variables that limit Redline, and torch and its libraries as far as possible.
 
     Torch does not check whether the CPU supports the value of `ATEN_CPU_CAPABILITY`, and warns about values for other
-    architectures, so it is set only if the CPU supports it. On ARM the BLAS has no limit; a variable selects the
-    kernels for an older core.
+    architectures, so it is set only if the CPU supports it. On ARM the BLAS has no such limit,
+    so a variable makes it use the kernels for an older core.
     """
     variables = {VARIABLE: limit}
     if architecture in ("x86_64", "AMD64"):

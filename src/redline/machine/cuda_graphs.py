@@ -191,7 +191,7 @@ class GraphedCallable:
     def _capture(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Tensor]
     ) -> tuple[_CapturedGraph, Any]:
-        """Returns the graph for this input signature and, for training, the output of the one real step."""
+        """Captures and returns the graph of this signature and, for training, the output of the real step before it."""
         if not self.capturer.supports(leaves):
             raise RungError(
                 "cuda_graph: an input tensor is in host memory, which a CUDA graph cannot read. Move it to the GPU."
@@ -267,7 +267,7 @@ class TrainingState:
             with torch.no_grad():
                 for tensor, before in saved:
                     tensor.copy_(before)
-                # The graph's gradient buffers are empty before the first replay, so they get the real step's gradients.
+                # The graph's gradient buffers hold no values before a replay, so they get the real step's gradients.
                 for parameter, before in gradients:
                     if parameter.grad is not None and before is not None:
                         parameter.grad.copy_(before)

@@ -12,7 +12,7 @@ from redline.machine.cores import cores
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 # A GPU needs about this many cores to launch kernels without a pause.
 _CORES_FOR_A_GPU = 2
-# Background services use up to this share of the needed cores without a visible effect.
+# This share of the needed cores is enough: background services may use the rest without a visible effect.
 _FREE_SHARE = 0.85
 
 
@@ -42,7 +42,7 @@ def is_contended(other_cores: float, cores: int, cuda: bool) -> bool:
 
 
 class LoadMeter:
-    """Measures the load from its creation until `read()`; `pids` are our other processes, whose use does not count."""
+    """Measures the load from its creation until `read()`; `pids` are our child processes, whose load is left out."""
 
     def __init__(self, pids: Sequence[int] = ()) -> None:
         self._pids = (os.getpid(), *pids)
@@ -62,14 +62,14 @@ class LoadMeter:
 
 
 def current_load(seconds: float = 0.3) -> Load:
-    """Waits for `seconds` and returns the load during this time, in which none of our processes may run."""
+    """Waits for `seconds` and returns the load meanwhile. Our child processes must be idle, or they count as load."""
     meter = LoadMeter()
     time.sleep(seconds)
     return meter.read()
 
 
 def _busy_s() -> float:
-    """Returns the seconds that all cores were busy, with the time that the host gave to other guests."""
+    """Returns the busy seconds of all cores in total, including the time that the host gave to other guests."""
     with suppress(OSError, ValueError, IndexError):
         user, nice, system, _idle, _wait, irq, soft, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
         return (user + nice + system + irq + soft + steal) / _TICKS_PER_S

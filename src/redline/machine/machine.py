@@ -98,7 +98,7 @@ class Machine:
         """Returns a sentence if torch emulates this dtype here, else "".
 
         Decides by the measured rate, or by the hardware features if there is none. `mostly` is the model's main
-        operation, "matmul" or "convolution"; without it the faster of the two counts.
+        operation, "matmul" or "convolution"; without it, the higher of the two rates counts.
         """
         if self.ceilings is None or dtype not in self.ceilings.matmul_flops_per_s:
             return "" if dtype in self.hardware_dtypes else f"{self.name} has no hardware support for {dtype}"
@@ -107,7 +107,7 @@ class Machine:
         share = shares.get(mostly, max(shares.values()))
         noise = self.ceilings.spread.get(dtype, 0.0) + self.ceilings.spread.get("fp32", 0.0)
         if noise and (1 - noise) * share < _EMULATED < (1 + noise) * share:
-            # The rate is too close to the limit for this machine's noise, so the hardware features decide.
+            # The rate is too close to `_EMULATED`, given the noise of the machine, so the hardware features decide.
             return "" if dtype in self.hardware_dtypes else f"{self.name} has no hardware support for {dtype}"
         if share >= _EMULATED:
             return ""

@@ -36,9 +36,9 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 def free_cuda_caches() -> None:
     """Frees the GPU memory of unreachable tensors, the cuBLAS workspaces and the allocator's cached blocks.
 
-    Call it before measuring memory as a difference. A cuBLAS workspace (32 MiB for each stream on Hopper) stays
-    allocated until a CUDA graph capture frees it; if that happens during the measurement, the difference is too small
-    and may be negative.
+    Call it before measuring memory as the difference of two readings. A cuBLAS workspace (32 MiB for each stream on
+    Hopper) stays allocated until a CUDA graph capture frees it; if that happens between the readings, the difference
+    is too small and may be negative.
     """
     gc.collect()
     torch._C._cuda_clearCublasWorkspaces()
@@ -98,7 +98,7 @@ class MemoryMonitor:
             current = resident_bytes()
             polled = self._polled_peak
             peak = peak_resident_bytes() if polled is None else polled
-            # The kernel updates the peak later than the current count, by some pages per thread.
+            # The kernel updates the peak with a delay, so the current value may exceed it by some pages per thread.
             self._highest_read = max(self._highest_read, current)
             return MemoryReading("cpu", current, max(peak, self._highest_read), current, host_bytes())
         current = torch.cuda.memory_allocated(self.device)

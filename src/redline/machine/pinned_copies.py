@@ -131,7 +131,7 @@ class PendingCopy:
         self._tensor, self._wait, self._release, self._events = tensor, wait, release, events
 
     def wait(self) -> Tensor:
-        """Returns the tensor: a host tensor when it is complete, a device tensor for kernels launched from now on."""
+        """Waits, then returns a host tensor; returns a device tensor at once, for kernels launched from now on."""
         self._wait()
         return self._tensor
 
@@ -172,12 +172,12 @@ class PinnedCopies(PlainCopies):
     """Copies that overlap with the computation.
 
     `inward` yields the stream for each copy to the device, `outward` for each copy to the host. `limit` bounds the
-    released buffers of each pool and the number of copies into pooled host buffers that are in flight.
+    released buffers of each pool, and the copies into pooled host buffers that are in flight at a time.
 
-    By default buffers are shared by size, and `to_device` blocks the host until the buffer's last use is over. With
-    `ring`, a call uses only the buffers of that ring, which have the exact size and are replaced if they are too small.
-    Then the host does not wait for kernels that still use the device memory; only the stream of the copy does. This
-    needs separate streams for the two directions: otherwise results would queue behind the waiting input.
+    By default, calls share buffers of similar size, and `to_device` blocks the host until the last use of its buffer is
+    over. With `ring`, a call uses only the buffers of that ring, which have the exact size and are replaced if they are
+    too small. The host then does not wait for kernels that still use the device memory: only the copy's stream waits.
+    Rings need a stream per direction; on a shared stream, results would queue behind the waiting input.
 
     `stage` copies bytes of inputs into pinned memory on the host. If there is no device memory for an input, the input
     stays on the host until it is used, and `warn` is called the first time; without `warn`, the error is raised.
@@ -264,7 +264,7 @@ class PinnedCopies(PlainCopies):
         return PendingCopy(_typed(buffer.device, tensor), wait, release, events)
 
     def to_host(self, tensor: Tensor, into: Tensor | None = None, ring: int | None = None) -> PendingCopy:
-        """Starts the copy once the work launched so far is done; the thread that computes calls it.
+        """Starts a copy that runs after the work launched so far. Only the computing thread may call it.
 
         Copies into a buffer of the pool, or into `into`, whose memory must be contiguous.
         """

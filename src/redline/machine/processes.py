@@ -1,4 +1,4 @@
-"""Child processes: starts them, sends requests with a time limit, detects that and why a child ended, and ends them.
+"""Starts child processes, sends them requests with a time limit, explains why they ended, and ends them.
 
 Each child has its own connection and shares no lock, so killing one affects no other: the parent only sees its
 connection close. Each child leads a process group of its own: Ctrl-C in a terminal reaches the parent alone, and ending

@@ -1,4 +1,4 @@
-"""Renders a template into one self-contained HTML file; the data behind the macros of `parts.html.jinja`."""
+"""Renders a template into one self-contained HTML file. Defines the data types that `parts.html.jinja` shows."""
 
 from functools import cache
 from importlib.resources import files

@@ -22,8 +22,8 @@ from redline.machine.cores import cores
 _DAMAGED_START = 1000
 _FASTEST, _PACKETS_TIMED = 240, 100
 _DECODED_PER_THREAD, _CONVERTED_PER_THREAD, _MOST_THREADS = 2**17, 2**16, 16
-# Codecs whose frames are mostly one slice. VP8 is not among them: its decoder threads over rows, and reports some
-# damage only with these threads.
+# Codecs whose frames are mostly one slice, so that slice threads do not help. VP8 is not listed: its decoder uses
+# threads over rows instead, and reports some damage only with them.
 _ONE_SLICE = ("h264", "hevc", "mpeg4", "vp9")
 _MAX_FRAME_THREADS = 6
 # Demuxers that read one file only. Playlists (HLS, DASH, ffconcat, image sequences) open other files and addresses that
@@ -33,7 +33,7 @@ _FORMATS = (
     "mjpeg,vc1,cavsvideo,dirac,dnxhd,dv,yuv4mpegpipe,rm,nsv,nuv,wtv,swf,smk,bink,flic,roq,jpegxl_anim,webp,"
     "png_pipe,jpeg_pipe,webp_pipe,bmp_pipe,tiff_pipe,gif_pipe,ppm_pipe,jpegxl_pipe,j2k_pipe,exr_pipe,dpx_pipe"
 )
-# Formats whose timestamps start at an arbitrary value, in ticks of this length.
+# Formats whose timestamps start at an arbitrary value, and the length of their ticks in seconds.
 ARBITRARY_START_FORMATS = ("mpegts", "mpeg", "mpegtsraw")
 TICK_90KHZ = Fraction(1, 90_000)
 _PLAYLIST_STARTS, _XML_STARTS, _PLAYLIST_BYTES = (b"#EXTM3U", b"ffconcat", b"<MPD"), (b"<?xml", b"<!--"), 4096
@@ -64,8 +64,8 @@ def main_stream(container: InputContainer, path: Path) -> VideoStream:
     stream = next((stream for stream in candidates if best is not None and stream.index == best.index), candidates[0])
     if stream.codec_context is None:
         raise RedlineError(f"there is no decoder for the video codec of {path.name!r}.")
-    # Frame threads silently lose the frames after damage near the end, so callers of `enable_frame_threads` must detect
-    # damage and read the file again.
+    # Slice threads are the default, because frame threads silently lose the frames after damage near the end of the
+    # file. Callers of `enable_frame_threads` must therefore detect damage and read the file again.
     stream.thread_type = "SLICE"
     stream.codec_context.thread_count = _threads(stream.height * stream.width, _DECODED_PER_THREAD)
     return stream
@@ -77,20 +77,20 @@ def conversion_threads(pixels: int) -> int:
 
 
 def _threads(pixels: int, each: int) -> int:
-    """Returns the number of threads, with fewer for small images, where more threads only add jitter."""
+    """Returns the number of threads: fewer for small images, where more threads would only add jitter."""
     return max(1, min(cores(), _MOST_THREADS, pixels // each))
 
 
 def enable_frame_threads(stream: VideoStream) -> int:
-    """Enables frame threads if the decoder supports them. Returns how many frames it decodes at a time, or 1."""
+    """Enables frame threads if they help this codec. Returns how many frames are decoded at a time, or 1."""
     context = stream.codec_context
     count = frame_threads()
     if count < 2 or context.name not in _ONE_SLICE:
         return 1
     stream.thread_type = "FRAME"
     context.thread_count = count
-    # Without this flag, a reordered frame may be returned, and not marked, before its thread finds the damage. With the
-    # flag, an error is raised in packet order, before any damaged frame.
+    # Without this flag, the decoder may return a damaged frame before the frame's thread finds the damage, and does
+    # not mark the frame as corrupt. With the flag, an error is raised first, in the order of the packets.
     context.options = {**context.options, "err_detect": "explode"}
     return count
 
@@ -109,7 +109,7 @@ def first_frame(container: InputContainer, stream: VideoStream, path: Path) -> V
 
 
 def intact_frame(stream: VideoStream, packets: Iterator[Packet], most: int) -> VideoFrame | None:
-    """Returns the first intact frame of the next `most` packets; a recording may start between two key frames."""
+    """Returns the first intact frame in the next `most` packets; before the first key frame, decoding may fail."""
     for packet in islice(packets, most):
         with suppress(av.FFmpegError, OSError):
             for frame in stream.decode(packet):
@@ -119,7 +119,7 @@ def intact_frame(stream: VideoStream, packets: Iterator[Packet], most: int) -> V
 
 
 def arbitrary_start_s(container: InputContainer) -> Fraction:
-    """Returns where the times of a broadcast container start; 0 for other formats."""
+    """Returns the time at which the timestamps of a broadcast container start; 0 for other formats."""
     start = container.start_time if container.format.name in ARBITRARY_START_FORMATS else None
     return round(Fraction(start or 0, av.time_base) / TICK_90KHZ) * TICK_90KHZ
 

@@ -19,7 +19,7 @@ _FINEST_CLOCK = (1 << 31) - 1
 def open_output(path: Path, container: str, clock: int = 1000, **options: str) -> OutputContainer:
     """Opens a file for writing. `clock` is the time scale of the MP4 header, in ticks per second."""
     if container in ("matroska", "webm"):
-        # Audio that starts slightly before 0, as AAC does in MP4, would shift all timestamps.
+        # By default, FFmpeg shifts all timestamps if audio starts slightly before 0, as AAC from an MP4 file does.
         options["avoid_negative_ts"] = "disabled"
     else:
         options["movie_timescale"] = str(clock)
@@ -27,7 +27,7 @@ def open_output(path: Path, container: str, clock: int = 1000, **options: str) -
 
 
 def exact_clock(rates: list[int], otherwise: int) -> int:
-    """Returns a time scale that represents times in units of all these rates exactly, if one is possible."""
+    """Returns a time scale in which ticks of all these rates are exact; `otherwise` if it would be too fine."""
     finest = math.lcm(1000, *rates)
     return finest if finest <= _FINEST_CLOCK else otherwise
 
@@ -54,7 +54,7 @@ def trial_output(container: str) -> Iterator[OutputContainer]:
 
 
 def can_hold(container: str, stream: Stream) -> bool:
-    """Returns whether a header with this stream can be written; containers reject more than they document."""
+    """Tries to write a header with this stream, and returns whether that worked; not all limits are documented."""
     with suppress(ValueError, AttributeError, av.FFmpegError), trial_output(container) as trial:
         trial.add_stream_from_template(stream, opaque=True)
         trial.start_encoding()
