@@ -32,7 +32,7 @@ class OutputCheck:
 
     def __call__(self, optimized: Callable[..., Any], built: Job, plan: str) -> None:
         """Raises Refused if an output on the samples is outside the gates; warns if outputs cannot be compared."""
-        # Restores the state that the calls change. Without state, only the plan's caches change, which may stay.
+        # Restores the state that the calls change. If there is none, only the plan's caches change, and they may stay.
         with state_preserved(unwrapped(built.model)) if self.state.kept else nullcontext():
             outputs = self._outputs(lambda batch: call(optimized, batch))
         for expected, output in zip(self.expected, outputs, strict=True):

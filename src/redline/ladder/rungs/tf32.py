@@ -23,7 +23,7 @@ from redline.machine.machine import Machine
 # The functions behind the attributes of torch.backends; the attributes are several times slower to read.
 _read = torch._C._get_fp32_precision_getter
 _write = torch._C._set_fp32_precision_setter
-# A switch set to "none" inherits the value of ("cuda", "all"), which if "none" inherits that of _EVERYTHING.
+# A switch set to "none" inherits from ("cuda", "all"). If that is "none" too, both inherit from _EVERYTHING.
 _SWITCHES = (("cuda", "all"), ("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn"))
 _EVERYTHING = ("generic", "all")
 

@@ -184,7 +184,7 @@ class Climber:
         expected_s = min(map(self.trials.expected_s, compiled))
         if expected_s <= self.budget.left_s or any(self.log.knows_plan(str(plan)) for plan in compiled):
             return
-        # Includes the other openings, which take time too, and a quarter more, because the estimates are rough.
+        # Adds the time of the other openings, and a quarter more because the estimates are rough.
         enough_s = 1.25 * (self.budget.total_s - self.budget.left_s + sum(map(self.trials.expected_s, plans)))
         self.advice = (
             f"the budget of {format_seconds(self.budget.total_s)} is too small for torch.compile, which takes about "

@@ -13,7 +13,7 @@ _SETUP_S = {"plain": (0.5, 0.001), "onnxruntime": (4.0, 0.04), "compile": (8.0, 
 _MARGIN = 1.3
 # A set-up that was stopped at its time limit is assumed to need this many times the limit.
 _LONGER = 1.5
-# The number of records of a kind that are used, the latest ones.
+# At most this many records of a kind are used, the latest ones.
 _LATEST = 12
 
 

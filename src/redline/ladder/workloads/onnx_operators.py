@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# The type of arguments that determine shapes. They are known when the graph is converted, so they are integers.
+# The type of arguments that determine shapes. They are known when the graph is converted, and passed as integers.
 Ints = Sequence[int]
 _ONES = (1, 1, 1)
 _ZEROS = (0, 0, 0)
