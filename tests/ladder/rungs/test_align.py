@@ -230,7 +230,7 @@ def test_proof_counts_layers_and_work() -> None:
     # 8·16 − 5·13 = 63 and 16·8 − 13·8 = 24, over 169 before.
     assert Align().proof(job) == (
         "2 layers padded to multiples of 8: 87 more multiply-adds per output position "
-        "(+51.5% in those layers), 1 cut-and-pad avoided"
+        "(+51.5% in those layers), cut-and-pad pairs avoided: 1"
     )
 
 

@@ -85,7 +85,7 @@ def test_results_stay_what_they_were() -> None:
 
 
 def test_an_output_without_rows_is_refused() -> None:
-    with pytest.raises(RungError, match="no row per input row"):
+    with pytest.raises(RungError, match="does not have one row per input row"):
         pipeline(lambda x: x.mean(), 2)(inputs(0)[0])
 
 

@@ -50,7 +50,7 @@ class AttentionCall:
 
         mask = None
         if self.mask is not None:
-            # A mask that blocks no key: True if it is boolean, 0 if it is added.
+            # The mask blocks no key: it is True everywhere if boolean, and 0 everywhere if added.
             mask = torch.full(
                 self.mask, self.boolean_mask, dtype=torch.bool if self.boolean_mask else dtype, device=device
             )
@@ -97,7 +97,7 @@ class Observation:
 
 
 class _Observer(TorchFunctionMode):
-    """Records the attention calls among all torch calls from Python; `stack` holds the running modules."""
+    """Sees every torch call from Python and records those of attention; `stack` holds the modules that are running."""
 
     def __init__(self, stack: list[tuple[str, tuple[Any, ...], dict[str, Any]]], seen: Observation) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ def observe(job: Job) -> Observation:
     """Runs the first sample without gradients and without changing the model."""
     seen = Observation()
     stack: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
-    # A softmax inside nn.Softmax belongs to the module that uses it.
+    # Leaves out torch's own modules, so that the softmax of an nn.Softmax counts for the module that uses it.
     modules = {n: m for n, m in job.model.named_modules() if not type(m).__module__.startswith("torch.nn.")}
     with (
         watch_inputs(modules, lambda name, args, kwargs: stack.append((name, args, kwargs))),
@@ -207,7 +207,7 @@ def _mask(bias: Tensor | None, blocked: Tensor | None, fill: float, dtype: torch
         return None if bias is None else bias.to(dtype)
     if bias is not None:
         return torch.where(blocked, fill, bias).to(dtype)
-    # With a finite fill, a query whose keys are all blocked has uniform weights, unlike with a boolean mask.
+    # Where all keys of a query are blocked, a finite fill value gives uniform weights, which a boolean mask does not.
     return blocked.logical_not() if fill == MINUS_INFINITY else torch.where(blocked, fill, 0.0).to(dtype)
 
 

@@ -16,8 +16,8 @@ from torch import fx, nn
 
 from redline.ladder.rewrites.attention import MINUS_INFINITY, PRODUCTS, attend
 
-# The largest finite fill value of a mask: adding a lower value to a score has the same effect as overwriting the score.
-_LOWEST_FILL = -1e8
+# Fill values of masks must not exceed this: only then, adding the value to a score has the effect of overwriting it.
+_LARGEST_FILL = -1e8
 _CASTS = frozenset({"float", "to", "type_as", "type", "half", "bfloat16", "double", "contiguous"})
 
 
@@ -35,7 +35,7 @@ class Scores:
     key_is_transposed: bool
     scales: tuple[tuple[str, Any], ...] = ()
     biases: tuple[Any, ...] = ()
-    # Conditions that select keys, each with True if it selects the keys to attend to, or False for the keys to block.
+    # Boolean mask nodes, each with a flag: True if the mask marks the keys to attend to, False if the keys to block.
     blocked: tuple[tuple[fx.Node, bool], ...] = ()
     fill: float = MINUS_INFINITY
 
@@ -191,7 +191,7 @@ def _above(node: fx.Node, position: int, depth: int) -> Scores | None:
 
 
 def _either(node: fx.Node, depth: int, then: Any) -> Scores | None:
-    """Returns the scores if one of the two operands is a product, combined with the other operand by `then`."""
+    """Returns `then(scores, other)` if one of the two operands leads to a product; None if neither does."""
     if len(node.args) != 2:
         return None
     for position in (0, 1):
@@ -216,7 +216,7 @@ def _biased(scores: Scores, by: Any) -> Scores:
 def _filled(scores: Scores, condition: Any, value: Any, inverted: bool) -> Scores:
     if not isinstance(condition, fx.Node) or not isinstance(value, (int, float)):
         raise NoMatch("its mask fill value is not a constant")
-    if value > _LOWEST_FILL:
+    if value > _LARGEST_FILL:
         raise NoMatch(f"its mask is filled with {value:g}, which is not minus infinity")
     if scores.blocked and scores.fill != value:
         raise NoMatch("its masks are filled with different values")
@@ -281,7 +281,7 @@ def _with_einsum_values(node: fx.Node, weights: fx.Node, found: Match) -> Match:
     query_letters, key_letters = theirs[:2] if product.args[1] is found.scores.query else theirs[1::-1]
     if not isinstance(value, fx.Node) or len(weight_letters) != len(theirs[2]):
         raise NoMatch("its einsum is not a product with the values")
-    # The two equations may use different letters for an axis; the attention weights map one to the other.
+    # The two equations may use different letters for an axis; the weights occur in both, and so map the letters.
     names = dict(zip(weight_letters, theirs[2], strict=True))
     *batch, i, j = theirs[2]
     width = [a for a in query_letters if a not in theirs[2]]
@@ -309,7 +309,7 @@ def _permuted(graph: fx.Graph, node: fx.Node, axes: tuple[int, ...]) -> fx.Node:
 
 
 def _folded(graph: fx.Graph, function: Callable[..., Any], values: Iterable[Any]) -> Any:
-    """Returns a node that combines the values from left to right; None if there are no values."""
+    """Returns a node that applies the binary function to the values from left to right; None without values."""
     nodes = iter(values)
     return functools.reduce(lambda total, one: graph.call_function(function, (total, one)), nodes, next(nodes, None))
 

@@ -55,7 +55,7 @@ def prove(
 
 def _compare(expected: list[Tensor], seen: list[Tensor]) -> None:
     if [e.shape for e in expected] != [s.shape for s in seen]:
-        raise NoMatch("the rewritten module returns another shape")
+        raise NoMatch("the rewritten module returns a different shape")
     error = relative_error(expected, seen)
     if not error <= TOLERANCE:
         raise NoMatch(f"equality is not proven: relative error {error:.1e}")
@@ -109,12 +109,12 @@ def _run(function: Callable[..., Any], twin: nn.Module, args: Any, kwargs: Any, 
             return output
         given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.requires_grad]
         wanted = [*given, *(p for p in twin.parameters() if p.requires_grad)]
-        # A weighted sum, because the plain sum of a softmax has a zero gradient.
+        # The loss is a weighted sum of the outputs, because the plain sum of a softmax has a zero gradient.
         weights = [torch.linspace(-1, 1, t.numel(), device=t.device).reshape(t.shape) for t in output]
         total = torch.stack([(t * w).sum() for t, w in zip(output, weights, strict=True)]).sum()
         found = torch.autograd.grad(total, wanted, allow_unused=True)
         zeros = [torch.zeros_like(w) if g is None else g for g, w in zip(found, wanted, strict=True)]
-        # Scaled to the norm of the output, so that one relative error covers outputs and gradients.
+        # Scales the gradients to the norm of the outputs, so that one relative error can cover both.
         size = torch.cat([t.detach().flatten() for t in output]).norm()
         scale = size / torch.cat([g.flatten() for g in zeros]).norm().clamp_min(1e-30)
         return [*(t.detach() for t in output), *(g * scale for g in zeros)]

@@ -28,7 +28,7 @@ _ORIGINAL = "_redline_original_class"
 
 
 class _Tracer(fx.Tracer):
-    """Traces the code of one module; children are leaves, and buffers are read at each call."""
+    """Traces the code of one module: calls of children stay calls, and buffers are read at run time."""
 
     proxy_buffer_attributes = True
 
@@ -100,13 +100,13 @@ def _constants(original: type[nn.Module], module: nn.Module, site: Site) -> dict
                 raise NoMatch(f"it takes *{name}")
         elif not isinstance(value, Tensor):
             if value is not None and not isinstance(value, (bool, int, float, str)):
-                raise NoMatch(f"its argument {name} is a {type(value).__name__}")
+                raise NoMatch(f"its argument {name} has the unsupported type {type(value).__name__}")
             constants[name] = value
     return constants
 
 
 def _bound(original: type[nn.Module], module: nn.Module, site: Site) -> inspect.BoundArguments:
-    """Returns the recorded arguments and the defaults by name."""
+    """Returns the arguments of the recorded call by name, including defaults."""
     bound = inspect.signature(original.forward).bind(module, *site.args, **site.kwargs)
     bound.apply_defaults()
     return bound

@@ -21,13 +21,13 @@ from redline.ladder.rewrites.sample_run import state_preserved
 from redline.ladder.workload import call
 
 _PLAIN, _FUSED = "eager", "sdpa"
-# This limit is larger than that for a single module, because rounding errors accumulate over the layers.
+# The limit of the relative error, larger than for a single module, because rounding errors accumulate over layers.
 TOLERANCE = 1e-4
 
 
 @dataclass
 class Rewriting:
-    """The rewritten modules, and the unchanged modules with reasons."""
+    """Lists the rewritten modules, and the unchanged modules with the reason for each."""
 
     done: list[str] = field(default_factory=list)
     left: list[tuple[str, str]] = field(default_factory=list)

@@ -29,7 +29,7 @@ class Seen:
 
     largest: float = 0.0
     ranks: set[int] = field(default_factory=set)
-    # The minimum number of rows over all calls.
+    # The number of rows in the call with the fewest rows.
     rows: int = 0
     histogram: Tensor | None = None
 

@@ -19,7 +19,7 @@ from redline.errors import RungError
 from redline.ladder.rewrites.per_shape import FlatModel, flat_tensors
 from redline.quiet import quiet
 
-# Called after the export with the exported file, the file to write, and the names of the inputs.
+# A function that rewrites the exported model: it gets the exported file, the file to write, and the input names.
 Rewrite = Callable[[Path, Path, Sequence[str]], None]
 
 
@@ -71,7 +71,7 @@ class OnnxEngine:
     def _run_on_cpu(self, tensors: list[Tensor]) -> list[Tensor]:
         feeds = {n: t.detach().contiguous().numpy() for n, t in zip(self._inputs, tensors, strict=True)}
         results = self._session.run(self._outputs, feeds)
-        # A 0-d result is returned as a scalar, not as an array.
+        # ONNX Runtime returns a 0-d result as a scalar and not as an array.
         return [torch.from_numpy(r) if isinstance(r, np.ndarray) else torch.as_tensor(r) for r in results]
 
     def _run_on_cuda(self, tensors: list[Tensor]) -> list[Tensor]:
@@ -83,7 +83,7 @@ class OnnxEngine:
             binding.bind_input(name, "cuda", index, _onnx_type(t.dtype), tuple(t.shape), t.data_ptr())
         for name, t in zip(self._outputs, results, strict=True):
             binding.bind_output(name, "cuda", index, _onnx_type(t.dtype), tuple(t.shape), t.data_ptr())
-        # The session runs on its own stream, so torch's kernels must finish first. The call returns after its kernels.
+        # The session uses its own stream, so torch's kernels must finish first. `run` waits for the session's kernels.
         torch.cuda.current_stream(self._device).synchronize()
         self._session.run_with_iobinding(binding)
         return results
@@ -102,7 +102,7 @@ def _export(model: nn.Module, tensors: Sequence[Tensor], path: Path) -> None:
 
 
 def _innermost(error: BaseException) -> str:
-    """Returns the message of the innermost cause, because the exporter wraps it in general advice."""
+    """Returns the message of the innermost cause; the exporter's own message contains only general advice."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

@@ -15,7 +15,7 @@ from redline.errors import RungError
 from redline.machine.cpu_features import cpu_flags
 from redline.quiet import quiet
 
-# "entropy" is not supported: ONNX Runtime gives it as many histogram bins as int8 levels, so that it never clips.
+# "entropy" is left out, because in ONNX Runtime its histogram has only as many bins as int8 levels, so it never clips.
 METHODS = ("minmax", "percentile")
 # Convolutions are omitted: ONNX Runtime has no kernel for dynamic int8 convolutions with signed weights.
 _DYNAMIC_OPERATORS = ["MatMul", "Gemm", "Attention", "LSTM"]
@@ -23,7 +23,7 @@ _INT8_OPERATORS = {
     "ConvInteger", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "MatMulInteger", "MatMulIntegerToFloat",
     "QAttention", "QGemm",
 }  # fmt: skip
-# Operators that only move elements; a roll is exported as two slices and a concatenation.
+# Operators that move elements without changing them. torch.roll is exported as two slices and a concatenation.
 _MOVES = {"Reshape", "Transpose", "Slice", "Concat", "Squeeze", "Unsqueeze", "Flatten"}
 
 
@@ -100,9 +100,9 @@ def quantize_static(
 
 
 def normalized_linears(graph: Any) -> list[str]:
-    """Returns the linear layers whose input is not a sum of other layers.
+    """Returns the linear layers whose input is not a sum, such as that of a residual connection.
 
-    In such sums a few values are so much larger than the rest that 256 levels cannot represent both.
+    In such a sum a few values are so much larger than the rest that 256 levels cannot represent both.
     """
     weights = {weight.name for weight in graph.initializer}
     made_by = {output: node for node in graph.node for output in node.output}

@@ -23,7 +23,7 @@ def state_of(job: Job) -> CallState:
 
 
 class OutputCheck:
-    """Compares outputs on the samples: create it before the plan is built, then call it with the optimized model."""
+    """Compares outputs on the samples. Create it before the plan is built, and call it with the optimized model."""
 
     def __init__(self, job: Job) -> None:
         self.samples, self.gates, self.state = job.samples, job.gates, state_of(job)
@@ -32,7 +32,7 @@ class OutputCheck:
 
     def __call__(self, optimized: Callable[..., Any], built: Job, plan: str) -> None:
         """Raises Refused if an output on the samples is outside the gates; warns if outputs cannot be compared."""
-        # Restores the state that the calls change; if the model keeps no state, only caches of the plan change.
+        # Restores the state that the calls change. If there is none, only the plan's caches change, and they may stay.
         with state_preserved(unwrapped(built.model)) if self.state.kept else nullcontext():
             outputs = self._outputs(lambda batch: call(optimized, batch))
         for expected, output in zip(self.expected, outputs, strict=True):

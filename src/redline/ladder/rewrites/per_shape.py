@@ -98,7 +98,7 @@ class FlatModel(nn.Module):
 
 
 class _Form:
-    """The structure of nested values. `filled` returns it with its tensors replaced by other tensors."""
+    """The structure of nested values. `filled` returns the same nested values with other tensors."""
 
     def __init__(self, values: Any) -> None:
         leaves, self.structure = tree_flatten(values)

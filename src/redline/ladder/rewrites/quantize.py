@@ -115,7 +115,7 @@ def weights_before(model: nn.Module) -> int:
 
 
 def quantized_job(job: Job, dtype: str, mode: str, bytes_before: int, remarks: Iterable[str]) -> Job:
-    """Returns the job of a model whose layers the rung `dtype` has quantized, with the evidence for its proof."""
+    """Returns the job after the model was quantized to `dtype` ("int8" or "fp8"), with the evidence for the proof."""
     job = job.with_evidence(dtype, (mode, bytes_before, tuple(remarks)))
     # Drops the parameters that the model no longer has, so that their memory is freed.
     alive = {id(p) for p in job.model.parameters()}

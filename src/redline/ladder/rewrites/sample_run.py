@@ -21,7 +21,7 @@ def state_preserved(model: nn.Module) -> Iterator[None]:
     """Restores buffers (such as the statistics of BatchNorm), other attributes and the random state on exit."""
     base = vars(nn.Module()).keys()
     modules = [(vars(m), {k: v for k, v in vars(m).items() if k not in base}) for m in model.modules()]
-    # A module may replace a buffer by assignment, which leaves the old tensor as it was.
+    # A module may also assign a new tensor to a buffer; then the old tensor has to be put back.
     buffers = [(m._buffers, dict(m._buffers)) for m in model.modules()]
     values = [value for _, attributes in modules for value in attributes.values()]
     saved = [(tensor, tensor.detach().clone()) for tensor in [*model.buffers(), *values] if isinstance(tensor, Tensor)]
@@ -42,7 +42,7 @@ def state_preserved(model: nn.Module) -> Iterator[None]:
             value.extend(before) if isinstance(value, list) else value.update(before)
         with torch.no_grad():
             for tensor, before in saved:
-                if not torch.equal(tensor, before):  # a tensor that was expanded cannot be written
+                if not torch.equal(tensor, before):  # an expanded tensor cannot be written to
                     tensor.copy_(before)
 
 

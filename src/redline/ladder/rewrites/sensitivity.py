@@ -14,7 +14,7 @@ from redline.ladder.metrics import METRICS
 from redline.ladder.rewrites.calibrate import outputs_on_samples
 
 Quantize = Callable[[str, nn.Linear], None]
-# The share of a limit that is reserved, because inputs other than the samples may have larger errors.
+# The share of each gate's limit that stays unused, because inputs other than the samples may have larger errors.
 _MARGIN = 0.1
 
 
@@ -29,7 +29,7 @@ def quantized(layers: Mapping[str, nn.Linear], quantize: Quantize) -> Iterator[N
     finally:
         for name, layer in layers.items():
             layer.weight = originals[name]
-            layer.__dict__.pop("extra_repr", None)  # set by torchao
+            layer.__dict__.pop("extra_repr", None)  # torchao sets it on the layer
 
 
 def least_sensitive_first(job: Job, layers: Mapping[str, nn.Linear], quantize: Quantize) -> list[str]:

@@ -30,8 +30,8 @@ def find_state(
     with state_preserved(model), torch.no_grad():
         torch.manual_seed(0)
         before_any = torch.get_rng_state()
-        once = output(first, 0)  # also fills caches that later calls only read
-        # Whether the call drew random numbers; on a GPU that is not known here.
+        once = output(first, 0)  # also fills caches, so that later calls only read them
+        # Whether the call sampled random numbers, which is assumed on a GPU, where it cannot be seen.
         draws = any(p.is_cuda for p in model.parameters()) or not torch.equal(before_any, torch.get_rng_state())
         before = _snapshot(module)
         output(between, 0)

@@ -17,12 +17,12 @@ from redline.ladder.job import Job
 from redline.ladder.rung import Rung, Stage, option
 from redline.machine.machine import Machine
 
-# Elementwise modules: they do not mix the extra channels with others, and the next layer has zero weights for them.
+# Elementwise modules can run on padded tensors: they do not mix channels, and extra channels get zero weights later.
 _ELEMENTWISE = (
     nn.Identity, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish,
     nn.Hardswish, nn.Hardtanh, nn.Hardsigmoid, nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Softsign, nn.Dropout,
 )  # fmt: skip
-# Modules that process each channel separately, which is sufficient between convolutions.
+# Modules that process each channel separately; between convolutions they can run on padded tensors too.
 _CHANNELWISE = (
     nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.Upsample, nn.Dropout2d,
     nn.ZeroPad2d, nn.ReflectionPad2d, nn.ReplicationPad2d,
@@ -72,7 +72,7 @@ class Padded(nn.Module):
             x = F.pad(x, (0, self.extra_inputs) if self.is_linear else (0, 0, 0, 0, 0, self.extra_inputs))
         x = self.layer(x)
         if self.extra_outputs and not keep_padding:
-            # Channels are the third dimension from the end, with or without a batch. Clones, so that `.view` works.
+            # Channels are dimension -3, with or without a batch. `clone` makes the tensor dense, so that `.view` works.
             x = x.narrow(-1 if self.is_linear else -3, 0, self.outputs).clone()
         return x
 
@@ -85,7 +85,7 @@ class PaddedSequential(nn.Sequential):
 
     def __init__(self, children: "OrderedDict[str, nn.Module]", joints: set[int]) -> None:
         super().__init__(children)
-        # The index of each child whose output stays padded for the next Padded layer.
+        # The indices of the children that pass their padded output on to the next Padded layer.
         self.joints = frozenset(joints)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -131,7 +131,7 @@ class Align(Rung):
         added, now = sum(m.added for m in padded), sum(m.layer.weight.numel() for m in padded)
         return (
             f"{len(padded)} layers padded to multiples of {self.multiple}: {added:,} more multiply-adds per "
-            f"output position (+{added / (now - added):.1%} in those layers), {joints} cut-and-pad avoided"
+            f"output position (+{added / (now - added):.1%} in those layers), cut-and-pad pairs avoided: {joints}"
         )
 
 
@@ -154,7 +154,7 @@ def _hooked(module: nn.Module) -> bool:
 
 
 def _swap(model: nn.Module, new: Mapping[nn.Module, nn.Module]) -> nn.Module:
-    """Replaces modules in all places where they are used; a module used twice is replaced by one module."""
+    """Replaces modules in all places where they are used; a module that is used twice gets a single replacement."""
     for parent in [*model.modules(), *new.values()]:
         if isinstance(parent, Padded):
             continue

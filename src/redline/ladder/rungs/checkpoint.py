@@ -28,7 +28,7 @@ _CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 @dataclass
 class _Record:
-    """Counts the eager runs of the wrapped blocks, and their traces, because compiled code cannot count its runs."""
+    """Counts runs and traces of the wrapped blocks; traces are needed because compiled code cannot count its runs."""
 
     wrapped: int = 0
     forwards: int = 0
@@ -154,9 +154,9 @@ class Checkpoint(Rung):
         if record.forwards:
             parts.append(f"{again} of {record.forwards} forward passes recomputed in the backward pass")
         elif again:
-            parts.append(f"{again} runs outside of compiled graphs")
+            parts.append(f"{again} block runs outside of compiled graphs")
         if record.traces:
             parts.append(f"recomputation traced {record.traces} times by the compiler")
         if self.granularity == "selective":
-            parts.append(f"results saved of {', '.join(sorted(record.kept_results)) or 'no operation'}")
+            parts.append(f"saved the results of {', '.join(sorted(record.kept_results)) or 'no operation'}")
         return "; ".join(parts)

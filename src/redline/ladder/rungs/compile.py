@@ -31,9 +31,9 @@ from redline.quiet import quiet
 from redline.trees import tree_map_only
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-# The minimum number of blocks of one class in a list that `regional` compiles.
+# `regional` compiles the blocks of a list only if at least this many of them have the same class.
 _MIN_REPEATS = 3
-# The number of compilations allowed per block; beyond its recompile limit, torch runs code uncompiled.
+# Raises torch's recompile limit to this many compilations per block, because torch runs code eagerly beyond the limit.
 _COMPILATIONS_PER_REGION = 8
 
 
@@ -129,8 +129,8 @@ class Compile(Rung):
         wrappers, contexts = job.wrappers, job.contexts
         settings = functools.partial(_compiler_settings, self.freeze, len(regions))
         if self.regional and job.training:
-            # The context covers whole steps, because blocks are compiled again for the backward pass and for
-            # evaluation without gradients, even if the input shapes are known.
+            # The settings apply to all steps and not only to new input shapes, because blocks are compiled again for
+            # the backward pass and for evaluation without gradients.
             contexts = (*contexts, settings)
         elif self.freeze or self.regional:
             wrappers = (*wrappers, functools.partial(_while_compiling, settings=settings))

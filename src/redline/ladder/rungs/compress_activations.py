@@ -163,7 +163,7 @@ class CompressActivations(Rung):
     stage = Stage.MEMORY
     summary = "activations saved for the backward pass in bf16, fp8 or int8"
     inference = False
-    # Inside a checkpoint, its own saved-tensor hooks replace the hooks of this rung.
+    # Inside a checkpoint, the saved-tensor hooks of the checkpoint replace those of this rung.
     excludes = frozenset({"checkpoint"})
 
     format: str = option("bf16", "format of saved activations", tuple(_FORMATS))

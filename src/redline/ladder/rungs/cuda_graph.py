@@ -67,7 +67,7 @@ class CudaGraph(Rung):
 
         def wrap(function: Callable[..., Any]) -> GraphedCallable:
             tally.capturers[:] = [recorder]
-            # The last optimizer is that of this step, because it is created just before the step is wrapped.
+            # Each step's optimizer is created just before the step is wrapped, so the last one belongs to this step.
             state = TrainingState(model, optimizers[-1]) if optimizers else None
             settings: dict[str, Any] = {"clone": self.clone, "limit": self.limit, "warmup_calls": self.rehearsals}
             return GraphedCallable(function, recorder, tally, **settings, state=state)

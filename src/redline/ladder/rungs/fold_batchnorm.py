@@ -92,7 +92,7 @@ def find_pairs(job: Job) -> tuple[list[Pair], str]:
 
 
 def _traced_pairs(job: Job) -> tuple[list[Pair] | None, str]:
-    """Returns pairs that run once and whose layer output only the BatchNorm uses; None if tracing fails."""
+    """Returns pairs that run once and where only the BatchNorm uses the layer's output; None if tracing fails."""
     in_sequentials = "inside nn.Sequential only"
     # Traces a copy that shares the weights, because user code may store the tracer's proxies.
     weights = [*job.model.parameters(), *job.model.buffers()]
@@ -169,7 +169,7 @@ def _confirmed_pairs(model: nn.Module, pairs: list[Pair], sample: Inputs, device
             stack.callback(model.get_submodule(norm_name).register_forward_pre_hook(compare).remove)
         stack.enter_context(watch_outputs({name: model.get_submodule(name) for name, _ in pairs}, outputs.__setitem__))
         call(model, on_device(sample, device))
-    # A layer whose last output reached no BatchNorm is also used elsewhere.
+    # Excludes layers whose last output no BatchNorm received, because that output is used elsewhere.
     return {pair for pair in agreed - broken if pair[0] not in outputs}
 
 

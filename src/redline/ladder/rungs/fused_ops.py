@@ -27,7 +27,9 @@ class FusedOps(Rung):
     stage = Stage.STRUCTURE
     summary = "fused kernels in modules that Redline provides (Triton on GPU)"
 
-    pack: bool = option(True, "reorder weights for inference into the fastest layout; false for int8 on a GPU")
+    pack: bool = option(
+        True, "reorder weights for inference into the fastest layout (use false if int8 follows on a GPU)"
+    )
 
     def why_not(self, machine: Machine, job: Job | None = None) -> str:
         if job is not None and not _plain(job.model):

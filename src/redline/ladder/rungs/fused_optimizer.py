@@ -22,14 +22,14 @@ from redline.ladder.rung import Rung, Stage, option
 from redline.machine.machine import Machine
 
 _INSTALL_APEX = "apex is not installed: build it from https://github.com/NVIDIA/apex with its CUDA extensions"
-# In the order in which `auto` prefers them.
+# `auto` uses the first of these implementations that works.
 _BACKENDS = ("apex", "fused", "foreach", "plain")
 _FLAGS = {
     "fused": {"fused": True, "foreach": False},
     "foreach": {"fused": False, "foreach": True},
     "plain": {"fused": False, "foreach": False},
 }
-# The class of apex for each class of torch, and the arguments that make it compute the same.
+# The equivalent of each torch class in apex, with the arguments that make the two compute the same.
 _APEX = {
     Adam: ("FusedAdam", {"adam_w_mode": False}),
     AdamW: ("FusedAdam", {"adam_w_mode": True}),
@@ -108,7 +108,7 @@ def fastest_backend(optimizer: Optimizer) -> str:
 
 
 def implementation(optimizer: Optimizer) -> str:
-    """Returns the implementation that the optimizer uses, with the default of torch resolved."""
+    """Returns the implementation that the optimizer uses; where none is set, the one that torch uses by default."""
     if type(optimizer).__module__.partition(".")[0] == "apex":
         return "apex"
     found = set()

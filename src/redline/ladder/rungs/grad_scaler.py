@@ -96,7 +96,7 @@ class AdaptiveGradScaler:
         self.switched = True
         warnings.warn(
             f"grad_scaler: {self.options.switch_after} steps in a row overflowed fp16, the last with a scale of "
-            f"{self.current:g}; the model is converted to bf16 and trains on without loss scaling.",
+            f"{self.current:g}; the model is converted to bf16, and training continues without loss scaling.",
             stacklevel=4,
         )
         with torch.no_grad():

@@ -36,7 +36,7 @@ _CUDA_MULTIPLE = 8
 class Int8(Rung):
     mode: str = option(
         "weight_only",
-        "weight_only, or inputs too with scales per row (dynamic) or calibrated (static)",
+        "quantize weights only, or also inputs, with a scale per row (dynamic) or a calibrated scale (static)",
         ("weight_only", "dynamic", "static"),
     )
     calibration: str = option("minmax", "mode=static: method that determines the input range of each layer", METHODS)
@@ -108,7 +108,7 @@ class Int8(Rung):
         convert, layers = self._quantizer(job, self._layers(job))
         for name, layer in layers.items():
             convert(name, layer)
-            # Packs Redline's own modules now: packing synchronizes with the device, which a compiled call cannot do.
+            # Packs the weights of Redline's modules now: packing waits for the device, which a compiled call cannot do.
             if isinstance(layer, SwitchableModule):
                 layer.pack(job.device)
         remarks = []
@@ -126,7 +126,7 @@ class Int8(Rung):
         return quantize.choose_layers(self.name, job.model, self.skip, self.min_features, multiple)
 
     def _quantizer(self, job: Job, layers: dict[str, nn.Linear]) -> tuple[Quantize, dict[str, nn.Linear]]:
-        """Returns a function that quantizes one layer, and the layers that it supports."""
+        """Returns a function that quantizes one layer, and those of the layers that the function supports."""
         ao = quantize.torchao_quantization()
         # torchao would otherwise change global settings of the compiler.
         common: dict[str, Any] = {"set_inductor_config": False}

@@ -169,10 +169,10 @@ class Onnxruntime(Rung):
 
 
 def _samples_of_form(model: nn.Module, given: Call, samples: Sequence[Call]) -> list[list[Tensor]]:
-    """Returns the samples with the same input shapes, because a graph with fixed shapes cannot run the others."""
+    """Returns the samples with the input shapes of the call, because the graph has fixed shapes."""
     alike = [sample for sample in samples if input_form(*sample) == input_form(*given)]
     if not alike:
-        said = "onnxruntime: no sample has the input shapes of this call, so its own inputs calibrate int8."
+        said = "onnxruntime: no sample has the input shapes of this call, so int8 is calibrated on its inputs."
         warnings.warn(said, stacklevel=2)
         alike = [given]
     for args, kwargs in alike:

@@ -39,8 +39,8 @@ _REPEATS = 10
 class _Prefer:
     """Gives one kernel priority during a call; the others stay enabled for shapes it does not support.
 
-    Sets only the priority order, and enables the kernel if necessary. `torch.nn.attention.sdpa_kernel` sets every
-    switch, which is much slower.
+    Sets only the priority order, and enables the kernel if necessary. `torch.nn.attention.sdpa_kernel` would enable or
+    disable every kernel, which is much slower.
     """
 
     def __init__(self, backend: str) -> None:

@@ -73,12 +73,13 @@ class Pipeline:
         if pieces == 1:
             return self.copies.empty_host(leaf.shape, leaf.dtype)
         if not leaf.ndim or leaf.shape[0] != count:
-            raise RungError(f"streams: an output of shape {tuple(leaf.shape)} has no row per input row; use chunks=1.")
+            said = f"streams: an output of shape {tuple(leaf.shape)} does not have one row per input row"
+            raise RungError(f"{said}; use chunks=1.")
         return self.copies.empty_host([rows, *leaf.shape[1:]], leaf.dtype)
 
 
 def _pieces(tensors: list[Tensor], chunks: int) -> Iterator[tuple[int, list[Tensor]]]:
-    """Yields chunks of the inputs along dimension 0, each with its row count; one chunk if no split is possible."""
+    """Yields chunks of the inputs along dimension 0 with their row counts; a single chunk if no split is possible."""
     rows = {tensor.shape[0] if tensor.ndim else -1 for tensor in tensors}
     count = rows.pop() if len(rows) == 1 else -1
     if count < chunks or chunks == 1:
@@ -127,7 +128,7 @@ class Streams(Rung):
     def _check(self, job: Job) -> None:
         """Raises `RungError` unless split batches give the same output as whole batches on every sample."""
         wrap = functools.partial(Pipeline, copies=PlainCopies(job.device), chunks=self.chunks, tally={})
-        # Eager mode is enough to see whether rows depend on each other.
+        # Compilation is not necessary to see whether rows depend on each other.
         with torch.compiler.set_stance("force_eager"):
             for sample in job.samples:
                 whole = call(job.finish(), sample)

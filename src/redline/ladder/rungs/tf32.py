@@ -23,7 +23,7 @@ from redline.machine.machine import Machine
 # The functions behind the attributes of torch.backends; the attributes are several times slower to read.
 _read = torch._C._get_fp32_precision_getter
 _write = torch._C._set_fp32_precision_setter
-# A switch set to "none" inherits from ("cuda", "all"); if that is "none" too, from _EVERYTHING.
+# A switch set to "none" inherits from ("cuda", "all"). If that is "none" too, both inherit from _EVERYTHING.
 _SWITCHES = (("cuda", "all"), ("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn"))
 _EVERYTHING = ("generic", "all")
 
@@ -39,7 +39,7 @@ class Seen:
 
 
 def _own_settings() -> tuple[str, ...]:
-    """Returns the value that each switch has itself, without inheritance.
+    """Returns the value of each switch without inheritance.
 
     Reading a switch set to "none" returns its parent's value, so the parents are set to "none" while reading.
     """
@@ -60,7 +60,7 @@ def _own_settings() -> tuple[str, ...]:
 def _old_matmul_switch() -> bool:
     try:
         return torch._C._get_cublas_allow_tf32()
-    except RuntimeError:  # raised if and only if it disagrees with the new setting
+    except RuntimeError:  # raised exactly if the old setting disagrees with the new one
         return _read("cuda", "matmul") != "tf32"
 
 
@@ -95,7 +95,7 @@ def _every_switch(precision: str) -> Iterator[None]:
     _swallow_deprecation_warning()
     on = precision == "tf32"
     matmul_was_on, cudnn_was_on, own = _old_matmul_switch(), _old_cudnn_switch(), _own_settings()
-    # Writing a switch, even with its current value, would change the matmul precision "medium" to "high".
+    # Saved, because writing a switch, even with its current value, changes the matmul precision "medium" to "high".
     matmul_precision = _matmul_precision()
     if matmul_was_on != on:
         torch._C._set_cublas_allow_tf32(on)

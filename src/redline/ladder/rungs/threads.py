@@ -1,8 +1,8 @@
 """threads: sets the number of CPU threads of torch, OpenMP and ONNX Runtime around every call, and can pin them.
 
-By default torch uses one thread per core. The threads of an operation wait for each other at its end, so on a machine
-with other busy processes every operation takes as long as its slowest thread waits for a core; fewer threads can be ten
-times faster. Small operations gain nothing from more threads on a quiet machine either.
+By default torch uses one thread per core. An operation ends when its slowest thread ends. On a machine with other busy
+processes that thread first waits for a core, so fewer threads can be ten times faster. Small operations gain nothing
+from more threads even on an idle machine.
 
 `pin` keeps the calling thread, and the threads that OpenMP starts during a call, on one hardware thread per core.
 """
@@ -57,7 +57,7 @@ class Threads(Rung):
 
     @classmethod
     def variants(cls, machine: Machine, training: bool = False) -> tuple[Rung, ...]:
-        """Returns one thread, half of the cores and all cores, without the number that torch uses already."""
+        """Returns variants with other numbers of threads than torch uses now: 1, cores / 2, cores, and a pinned one."""
         if machine.is_cuda:
             return (cls(),)
         counts = dict.fromkeys((1, max(1, machine.cores // 2), machine.cores))

@@ -2,7 +2,7 @@
 
 import time
 
-# A trial is stopped when it has taken this multiple of its expected time, and at least this many seconds.
+# A set-up is stopped after this multiple of its expected time, but not before this many seconds.
 _PATIENCE = 4.0
 _LEAST_S = 15.0
 
@@ -13,7 +13,7 @@ class Budget:
     def __init__(self, total_s: float | None, trial_s: float, started_s: float | None = None) -> None:
         self.total_s, self._trial_s = total_s, trial_s
         self._started_s = time.monotonic() if started_s is None else started_s
-        # Time that is kept for the final race.
+        # The seconds that are kept for the final race.
         self.reserved_s = 0.0
 
     @property
@@ -34,7 +34,7 @@ class Budget:
     def limit_s(self, expected_s: float, to_the_end: bool = False) -> float:
         """Returns the time limit of a set-up that is expected to take `expected_s`.
 
-        `to_the_end` lets it take all the time that is left; otherwise a set-up that hangs is stopped earlier.
+        With `to_the_end` it may use all the time that is left; without, a set-up that hangs is stopped earlier.
         """
         patience_s = max(_LEAST_S, _PATIENCE * expected_s)
         return min(self._trial_s, self.left_s if to_the_end or self.total_s is None else min(self.left_s, patience_s))

@@ -53,10 +53,10 @@ def climb(
         rungs: Only try these rungs, for example `["bf16", "compile(mode=max-autotune)"]`.
         without: Do not try these rungs.
         shapes: Input shapes as options of the workload's function: `[{"batch": 1}, {"batch": 8}]`.
-        device: `"cpu"`, `"cuda"`, `"cuda:1"`; `"auto"` takes a GPU if there is one.
+        device: `"cpu"`, `"cuda"`, `"cuda:1"`; `"auto"` uses a GPU if there is one.
         reference: Precision of the reference outputs that the gates compare with: `"fp32"` or `"fp64"`.
         timeout: Time limit of one trial.
-        sampling: Time for timing the two plans of one comparison.
+        sampling: Duration of the timing of one comparison (both plans together).
         ablation: Whether to measure the plan without each of its rungs at the end. Rungs without a gain are removed.
         resume: Whether to continue the climb whose measurements are in `out`.
         out: Folder for `measurements.jsonl` (written as the climb runs), `plan.toml`, `report.html` and `report.md`.

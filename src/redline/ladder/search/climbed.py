@@ -22,7 +22,7 @@ class Climbed:
     plan: Plan
     measurements: tuple[Measurement, ...]
     machine: Machine
-    # `target` says whether the plan reached the target, and `resumed` what was resumed; empty if neither was asked for.
+    # `target` says whether the plan reached the target, and `resumed` what was resumed; each is empty if not requested.
     target: str = ""
     missed_target: bool = False
     resumed: str = ""

@@ -29,12 +29,12 @@ from redline.notation import format_seconds
 
 # torch.compile as a user would type it, which the table of results shows for comparison.
 _COMPILE_BASELINE = {"cuda": "compile(mode=reduce-overhead)", "cpu": "compile"}
-# The shares of the budget for the timed turns of one comparison and of the final race.
+# The largest share of the budget that timing may take in one comparison, and in the final race.
 _SAMPLING_SHARE, _RACE_SHARE = 0.04, 0.06
-# Estimates are rough, so an opening without compilation is started if at least this share of its expected time is
-# left; the same holds for a compilation at the end, when there is nothing else to try.
+# An opening without compilation is started if at least this share of its expected time is left, because estimates are
+# rough. At the end of the climb, when there is nothing else to try, this also applies to openings with compilation.
 _START_SHARE = 0.6
-# Time to end all processes and to write the files, and a share of the budget as a reserve for delays.
+# The budget reserves these seconds to end all processes and write the files, and this share of itself for delays.
 _END_S, _END_SHARE = 1.5, 0.02
 # Even a slow model runs at least this many steps in the final race, half of them untimed.
 _LEAST_TURNS = 8
@@ -59,7 +59,7 @@ class Climber:
         if self.resumed:
             self.trials.announce(self.resumed)
         self.advice = ""
-        # The plans that were compared with an incumbent, both with the requested options and with the resolved ones.
+        # The plans that were compared with an incumbent: each as requested, and with options such as `auto` resolved.
         self._tried: set[Plan] = set()
 
     @property
@@ -99,7 +99,7 @@ class Climber:
         return sampling_s if self.budget.total_s is None else min(sampling_s, _RACE_SHARE * self.budget.total_s)
 
     def _reserve_race(self) -> None:
-        """Keeps the time that the final race will need."""
+        """Reserves the part of the budget that the final race will need."""
         estimates, incumbent = self.trials.estimates, self.trials.incumbent
         racers = max(2, incumbent.alive_count)
         missing = [plan for plan in {Plan(), self.plan} if not incumbent.is_alive(plan)]
@@ -121,7 +121,7 @@ class Climber:
             resumed=self.resumed,
         )
 
-    # The model as it is
+    # Baseline
 
     def _baseline(self) -> None:
         trials = self.trials
@@ -132,7 +132,7 @@ class Climber:
         if arm.failed_score is not None:
             raise WorkloadError(
                 f"{trials.spec.label}: the untouched model fails its own gate ({arm.failed_score}): check whether its "
-                "output is random or not finite, and whether the limit is below the error of its own arithmetic."
+                "output is random or not finite, and whether the limit is below the rounding error of its dtype."
             )
         known = self.log.recall("baseline")
         if known is not None:
@@ -142,16 +142,16 @@ class Climber:
         (samples,) = trials.take_turns([arm], about)
         trials.record("baseline", self.plan, "baseline", "the model as it is", arm, samples, **about)
 
-    # The openings
+    # Openings
 
     def _try_threads(self) -> None:
-        """Tries numbers of CPU threads first: this takes little time, and gains most on a busy machine."""
+        """Tries different numbers of CPU threads; comes first because it is quick and helps most on a busy machine."""
         if not self.trials.machine.is_cuda and may_try("threads", self.settings, self.trials.training):
             for rung in variants("threads", self.settings, self.trials.machine, self.trials.training):
                 self._try("trial", Plan((rung,)), self.trials.candidate(Plan((rung,))))
 
     def _try_openings(self) -> None:
-        """Tries the plans that an expert would type first, and alternatives if none of them runs."""
+        """Tries the openings; if none of them is kept, tries the alternatives that their rungs suggest."""
         trials = self.trials
         plans = self._openings()
         self._advise(plans)
@@ -170,7 +170,7 @@ class Climber:
         trials.setups.discard()
 
     def _openings(self) -> list[Plan]:
-        """Returns the openings with the number of threads that was kept, sorted by the expected time of each trial."""
+        """Returns the openings, each with the kept number of threads if there is one, shortest expected trial first."""
         found = openings(self.settings, self.trials.machine, self.trials.training)
         threads = [rung for rung in self.plan.rungs if rung.name == "threads"]
         return sorted((Plan.of((*threads, *plan.rungs)) for plan in found), key=self.trials.expected_s)
@@ -184,7 +184,7 @@ class Climber:
         expected_s = min(map(self.trials.expected_s, compiled))
         if expected_s <= self.budget.left_s or any(self.log.knows_plan(str(plan)) for plan in compiled):
             return
-        # The openings that are tried first take time too, and the estimates are rough.
+        # Adds the time of the other openings, and a quarter more because the estimates are rough.
         enough_s = 1.25 * (self.budget.total_s - self.budget.left_s + sum(map(self.trials.expected_s, plans)))
         self.advice = (
             f"the budget of {format_seconds(self.budget.total_s)} is too small for torch.compile, which takes about "
@@ -193,7 +193,7 @@ class Climber:
         self.trials.announce(self.advice)
 
     def _try_plans(self, plans: list[Plan]) -> None:
-        """Tries whole plans in turn, and sets up the next few in parallel."""
+        """Tries whole plans one after the other; where possible, sets up the next few in parallel."""
         for index, plan in enumerate(plans):
             if self._is_new("opening", plan) and not self.trials.setups.has(plan):
                 self.trials.prepare([p for p in plans[index:] if self._is_new("opening", p)])
@@ -202,12 +202,12 @@ class Climber:
     def _is_new(self, role: str, plan: Plan) -> bool:
         return not self.log.knows(role, str(plan), str(self.plan)) and not self._why_untried(plan)
 
-    # One change at a time
+    # Trials of single rungs
 
     def _try_changes(self) -> None:
         """Tries the rungs one by one on top of the incumbent, those with the largest expected gain per second first.
 
-        A rung that was dropped before a compiler was kept is tried once more, because it may help under the compiler.
+        When a compiler is kept, the rungs that were dropped before are tried once more: they may help compiled code.
         """
         trials = self.trials
         left: list[tuple[str, Rung]] = [
@@ -230,7 +230,7 @@ class Climber:
             self._try("trial", Plan((searched,)), plan, start_share=0.0)
 
     def _start_search(self, left: list[tuple[str, Rung]]) -> Rung | None:
-        """Starts one kernel search that runs in the background of the other trials, and returns its rung."""
+        """Starts a kernel search in the background of the other trials; returns the rung that it is for, or None."""
         trials = self.trials
         peak_bytes = max(row.peak_bytes for row in self.log.rows)
         for role, rung in left:
@@ -251,7 +251,7 @@ class Climber:
 
         def seconds(rung: Rung) -> float:
             candidate = trials.candidate(Plan((rung,)))
-            # Rungs that cannot run here and plans that are set up already come first, because they take no time.
+            # A rung that cannot run here, or whose plan is already set up, takes almost no time and so comes first.
             instant = rung.why_not(trials.machine) or trials.setups.has(candidate)
             return 1e-3 if instant else trials.expected_s(candidate)
 
@@ -271,7 +271,7 @@ class Climber:
         )
 
     def _was_tried(self, candidate: Plan) -> bool:
-        """Returns whether the plan was compared with this incumbent or with an earlier one."""
+        """Returns whether the plan is the incumbent, or was compared with any incumbent of this climb."""
         return candidate == self.plan or candidate in self._tried
 
     def _second_looks(self) -> list[tuple[str, Rung]]:
@@ -285,7 +285,7 @@ class Climber:
         return [("second look", r) for r in rungs if r.stage < Stage.COMPILE and r.name not in self.plan]
 
     def _try(self, role: str, added: Plan, candidate: Plan, start_share: float = 1.0) -> Measurement | None:
-        """Tries a plan against the incumbent; if a single rung fails, tries the fallbacks that it suggests."""
+        """Tries a plan against the incumbent; after a single rung, tries the fallbacks that it suggests, if any."""
         trials = self.trials
         if self._was_tried(candidate):
             return None
@@ -331,7 +331,7 @@ class Climber:
                 smaller = [self.plan.without(one.name) for one in upcoming]
                 trials.prepare([plan for plan in smaller if not self._why_untried(plan)])
             if rung.name not in self.plan:
-                continue  # an earlier plan without this rung has replaced the incumbent
+                continue  # the rung was removed together with an earlier one
             smaller = self.plan.without(rung.name)
             if not known[0] and (reason := self._why_untried(smaller)):
                 trials.record("ablation", smaller, "unmeasured", reason, rung=str(rung))
@@ -340,12 +340,12 @@ class Climber:
             if row.verdict == "dropped":
                 trials.incumbent.replace_plan(Plan.parse(row.plan))
 
-    # What is left of the budget
+    # The remaining budget
 
     def _use_what_is_left(self) -> None:
-        """Tries a compiled opening if the estimates ruled out all of them so far, and plain torch.compile last.
+        """Tries a compiled opening if no compiled plan was timed yet; then times torch.compile on the untouched model.
 
-        A plan that only beats eager proves nothing, so the table also has torch.compile on the untouched model.
+        The report needs this second baseline, because a plan that only beats eager proves nothing.
         """
         trials = self.trials
         trials.setups.discard()

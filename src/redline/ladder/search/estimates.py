@@ -6,36 +6,36 @@ from redline.ladder.measuring.worker_pool import WorkerFailed
 from redline.ladder.plan import Plan
 from redline.ladder.search.history import History, Record
 
-# The time of a set-up by kind: a constant in seconds, and seconds per operation of the model. Measured on a few
-# models and machines; the set-ups on this machine correct the values.
+# The time of a set-up by kind: a constant in seconds, and seconds per operation of the model. The values were measured
+# on a few models and machines; the set-ups that ran on this machine correct them.
 _SETUP_S = {"plain": (0.5, 0.001), "onnxruntime": (4.0, 0.04), "compile": (8.0, 0.1), "search": (30.0, 0.6)}
-# A set-up may take this many times as long as an earlier one of the same kind.
+# An estimate is this many times the earlier set-up that it is based on, because set-up times vary.
 _MARGIN = 1.3
-# A set-up that was stopped at its time limit would probably have taken this many times the limit.
+# A set-up that was stopped at its time limit is assumed to need this many times the limit.
 _LONGER = 1.5
-# Only this many of the latest records of a kind are used.
+# At most this many records of a kind are used, the latest ones.
 _LATEST = 12
 
 
 class Estimates:
-    """Estimates times. `open_s` is the time of a trial without its set-up: building the model and a few steps.
+    """Estimates the time of trials. `open_s` is the time without set-up: building the model and a few steps.
 
-    `slowdown` is how many times slower other processes make this machine now.
+    `slowdown` is the factor by which other processes slow this machine down at present.
     """
 
     def __init__(self, history: History, digest: str, operations: int, training: bool) -> None:
         self.history, self._digest, self._training = history, digest, training
         self._operations = max(operations, 1)
         self.open_s, self.slowdown = 1.0, 1.0
-        # The longest set-up of this climb by kind, and whether it was stopped.
+        # The expected time of the next set-up of each kind, from the longest set-up of this kind in this climb.
         self._seen_s: dict[str, float] = {}
 
     def observe_open(self, seconds: float) -> None:
-        """Keeps the shortest time: the first processes also load files, and the steps of eager may take much longer."""
+        """Keeps the shortest time seen, because the first processes also load files, and eager steps may be slower."""
         self.open_s = min(self.open_s, max(seconds, 0.2))
 
     def trial_s(self, plan: Plan) -> float:
-        """Returns the seconds until the plan can be timed."""
+        """Returns the expected seconds until the timing of the plan can start."""
         return self.open_s + self.setup_s(plan)
 
     def setup_s(self, plan: Plan) -> float:
@@ -46,17 +46,17 @@ class Estimates:
         if same:
             return _MARGIN * self.slowdown * same[-1].setup_s
         alike = [r for r in self.history.records if kind_of_text(r.plan) == kind and r.setup_s > 0][-_LATEST:]
-        # The mean factor between set-ups on this machine and the constants above, which count as one record.
+        # The geometric mean of measured time / time from the constants above; the constants count as one record.
         factors = [r.setup_s * (1 if r.finished else _LONGER) / _constant_s(kind, r.operations) for r in alike]
         factor = math.exp(sum(map(math.log, factors)) / (len(factors) + 1))
         return factor * self.slowdown * _constant_s(kind, self._operations)
 
     def has_seen(self, plan: Plan) -> bool:
-        """Returns whether a set-up of this kind has ended, or was stopped, in this climb."""
+        """Returns whether this climb has already finished or stopped a set-up of this kind."""
         return kind_of(plan) in self._seen_s
 
     def record(self, rung: str, plan: Plan, setup_s: float, gain: float, cached: bool = False) -> None:
-        """Adds a finished set-up. A set-up that used a compiler's cache is too short to predict others."""
+        """Adds a finished set-up. If it used a compiler's cache, it is too short to predict the next of its kind."""
         if not cached:
             kind = kind_of(plan)
             self._seen_s[kind] = max(self._seen_s.get(kind, 0.0), _MARGIN * setup_s)
@@ -83,7 +83,7 @@ def kind_of(plan: Plan) -> str:
 
 
 def kind_of_text(plan: str) -> str:
-    """Returns which part of a set-up takes most of its time: kernel search, compiler, export, or none ("plain")."""
+    """Returns the slowest part of a plan's set-up: "search" (of kernels), "compile", "onnxruntime", or else "plain"."""
     if "max-autotune" in plan or "tensorrt" in plan:
         return "search"
     return next((kind for kind in ("compile", "onnxruntime") if kind in plan), "plain")

@@ -42,11 +42,12 @@ def run_race(
 ) -> Measurement:
     """Times eager, the climbed plan and its rivals; records a row for each, and returns the winner's (verdict "kept").
 
-    `alive` are running processes of other plans, which are judged on fresh inputs, race too, and are then closed. A
-    rival that contains one of the `barred` rungs (names, or rungs with options) is timed but cannot win.
+    `alive` maps other plans to their running processes: these plans are judged on fresh inputs and become rivals, and
+    the processes are closed at the end. A rival that contains one of the `barred` rungs (names, or rungs with options)
+    is timed but cannot win.
     """
     others = [rival for rival in alive if rival not in (Plan(), plan)]
-    # The climbed plan is set up before its rivals, so that a rival and not this plan is dropped if memory is short.
+    # The climbed plan is set up before its rivals, so that a rival is dropped if memory is too small for all.
     plans = [Plan(), *([plan] if plan.rungs else []), *others]
     arms, failures = _open_racers(setups, spec, log, plans, dict(alive))
     try:
@@ -92,14 +93,14 @@ def _drift_note(log: RunLog, eager: Samples) -> tuple[str, ...]:
         return ()
     return (
         f"the model as it is took {format_seconds(then_s)} at the start and {format_seconds(now_s)} in the final race: "
-        "something else ran on this machine, so trust ratios taken in turns, not times of different rows",
+        "the machine's speed changed in between, so compare speed-ups, not the times of different rows",
     )
 
 
 def _take_turns(
     arms: list[Arm], spec: TrialSpec, sampling_s: float
 ) -> tuple[list[dict[str, list[float]]], tuple[str, ...]]:
-    """Times all racers. A racer that fails is removed with a note, and the timing of the others starts again."""
+    """Times all racers in turns. If one fails, removes it with a note and times the others from the start."""
     notes: tuple[str, ...] = ()
     while True:
         try:
@@ -149,9 +150,9 @@ def _open_racers(
 
 
 def _judged_again(arm: Arm, spec: TrialSpec) -> Arm | None:
-    """Judges a running process on the fresh inputs; returns None if the plan needs a new process.
+    """Judges a running process on the fresh inputs; closes it and returns None if it fails or is outside a gate.
 
-    A model that keeps state between calls no longer gives the outputs of a newly built model.
+    The plan is then judged again in a new process, because a model that keeps state between calls may have changed.
     """
     with suppress(WorkerFailed):
         judge_again(arm, spec, FRESH_SEEDS)
@@ -169,10 +170,11 @@ def _winner(
     favourite: Plan,
     verified: bool,
 ) -> int:
-    """Returns the winner's index: eager, unless the climbed plan is better beyond the noise, or a rival beats both.
+    """Returns the index of the winner, which is at first eager (index 0).
 
-    If a trial has already `verified` that the climbed plan is better beyond the noise, the plan wins if it is faster at
-    all: on a busy machine the confidence interval of one race may include 1.
+    The climbed plan and then each rival becomes the winner if it is better than the present winner beyond the noise.
+    If a trial has `verified` the climbed plan, it only has to be faster in the median, because on a busy machine the
+    confidence interval of a single race may include 1.
     """
     order = sorted(range(1, len(arms)), key=lambda i: arms[i].plan != favourite)
     best = 0

@@ -1,6 +1,6 @@
 """The history of climbs on this machine: how long set-ups took and what rungs gained, in a small local file.
 
-It only changes the order in which a climb tries rungs, and its estimates of their time, never a verdict.
+The history affects only the order in which a climb tries rungs and its time estimates, never a verdict.
 """
 
 import json
@@ -24,7 +24,7 @@ class Record:
     rung: str
     plan: str
     training: bool
-    # Operations in a step of the model, and the seconds of the set-up; `finished` is false if the set-up was stopped.
+    # Operations in a step of the model, and seconds of the set-up; `finished` is false if it failed or was stopped.
     operations: int
     setup_s: float
     finished: bool

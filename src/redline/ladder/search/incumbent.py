@@ -11,13 +11,13 @@ from redline.ladder.measuring.worker_pool import WorkerFailed
 from redline.ladder.plan import Plan
 from redline.ladder.search.parallel_setups import ParallelSetups
 
-# The largest number of processes that stay alive, and the largest share of memory that they may use.
+# At most this many processes stay alive, and together they use at most this share of the device's memory.
 _MOST_ALIVE = 4
 _SHARE_OF_MEMORY = 0.4
 
 
 class Incumbent:
-    """Starts with the untouched model. `announce` is called with a sentence when a plan is lost."""
+    """Holds the best plan, at first the untouched model. Calls `announce` with a sentence if that plan is lost."""
 
     def __init__(
         self, setups: ParallelSetups, spec: TrialSpec, memory_bytes: int, announce: Callable[[str], None]
@@ -35,8 +35,8 @@ class Incumbent:
     def arm(self) -> Arm:
         """Returns the process in which the incumbent runs; sets it up first if necessary.
 
-        If the plan cannot be set up again, the previous plan becomes the incumbent, and `WorkerFailed` is raised,
-        because the caller wants to compare with the lost plan.
+        If the plan cannot be set up again, makes the previous plan the incumbent and raises `WorkerFailed`, because the
+        caller's comparison with the lost plan is not possible.
         """
         if self.plan in self._alive:
             return self._alive[self.plan]
@@ -57,7 +57,7 @@ class Incumbent:
         """Adds a running process, and ends the oldest processes if there are too many or they use too much memory."""
         close(self._alive.pop(arm.plan, None))
         self._alive[arm.plan] = arm
-        # The untouched model and the latest plans are kept first, and the incumbent always.
+        # Ends the oldest process first and the untouched model's last; never ends the incumbent's or the new one.
         others = [plan for plan in self._alive if plan not in (arm.plan, self.plan)]
         for plan in sorted(others, key=lambda plan: plan == Plan()):
             held = sum(alive.peak_bytes for alive in self._alive.values())
@@ -81,12 +81,12 @@ class Incumbent:
         return len(self._alive)
 
     def close_others(self) -> None:
-        """Ends the processes of all other plans, to free their memory."""
+        """Ends the processes of all plans except the incumbent, to free their memory."""
         for plan in [plan for plan in self._alive if plan != self.plan]:
             close(self._alive.pop(plan))
 
     def release(self) -> dict[Plan, Arm]:
-        """Returns the running processes, which the caller closes."""
+        """Hands the running processes over to the caller, who must close them."""
         released, self._alive = self._alive, {}
         return released
 

@@ -9,7 +9,7 @@ from redline.ladder.search.search_order import may_try
 from redline.ladder.search.settings import Settings
 from redline.machine.machine import Machine
 
-# An opening must contain one of these rungs; the rungs of any other plan are tried one by one.
+# A plan is an opening only if it contains one of these rungs; otherwise its rungs are tried one by one.
 ENGINES = ("compile", "onnxruntime", "tensorrt", "cuda_graph")
 _GPU = (
     "bf16 + compile(mode=reduce-overhead)",

@@ -30,7 +30,7 @@ def locked(folder: Path | None) -> Iterator[None]:
         os.close(file)
         with suppress(OSError):
             for place in created:
-                place.rmdir()  # only if nothing was written
+                place.rmdir()  # fails if the folder contains files, which are kept
 
 
 def _lock(path: Path, folder: Path) -> int:

@@ -17,9 +17,10 @@ from redline.machine.host_memory import available_host_bytes
 from redline.machine.machine import Machine
 
 _MOST = 4
-# A compiler uses several threads: with fewer cores per set-up than this, parallel set-ups only slow each other down.
+# The minimum number of cores per set-up: a compiler uses several threads, so that with fewer cores parallel set-ups
+# would only slow each other down.
 _CORES_EACH = 4
-# Host memory of a process with torch, CUDA, a compiler and a copy of a large model.
+# The host memory to expect for each process: torch, CUDA, a compiler and a copy of a large model.
 _HOST_BYTES_EACH = 12 * 2**30
 _SHARE_OF_MEMORY = 0.8
 
@@ -33,7 +34,7 @@ class ParallelSetups:
         self.search = BackgroundSearch(pool, spec)
 
     def at_once(self, peak_bytes: int, alive: int = 1) -> int:
-        """Returns how many more plans can run while `alive` plans run, if each needs `peak_bytes` of device memory."""
+        """Returns how many plans to set up in parallel while `alive` others run; each needs `peak_bytes` on the GPU."""
         if not self._machine.is_cuda:
             return 1  # on a CPU, parallel set-ups would compete for the same cores
         machine, peak_bytes = self._machine, max(peak_bytes, 1)
@@ -60,7 +61,7 @@ class ParallelSetups:
             arm.notes += note if others else ()
             return arm
 
-        # No `with` block, which would wait for the threads after an interrupt; they end when their workers end.
+        # A `with` block would wait for the threads after an interrupt. The threads end when their workers end.
         threads = ThreadPoolExecutor(max(1, len(timeouts_s)))
         try:
             self._ready = dict(zip(timeouts_s, threads.map(set_up, timeouts_s), strict=True))
@@ -78,7 +79,7 @@ class ParallelSetups:
             raise found
         if found is not None:
             self.discard()  # the plan may have failed for lack of memory, so it is set up again alone
-        # The background search must not run kernels while this plan times its own.
+        # The background search must not run kernels while the set-up of this plan times kernels.
         with nullcontext() if may_run_in_parallel([plan]) else self.search.paused():
             try:
                 return open_arm(self._pool, self._spec, plan, seeds, timeout_s)

@@ -13,7 +13,7 @@ _EVERY_S = 10.0
 
 
 class _Printer:
-    """Prints each measurement to stderr if it is a terminal, otherwise events, at most one line in ten seconds."""
+    """Prints to stderr: every measurement on a terminal, otherwise events and measurements, one in ten seconds."""
 
     def __init__(self) -> None:
         self._printed_s = float("-inf")

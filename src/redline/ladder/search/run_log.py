@@ -46,7 +46,7 @@ class RunLog:
             if self._is_reusable(row):
                 self._known[(row.role, row.rung, row.against)] = row
                 self.run = row.run
-        # Removes the rows that are measured again: the final race, failures, and trials that did not fit in the budget.
+        # Removes the rows that will be measured again: final race, failures, and trials that did not fit in the budget.
         kept = [row for row in rows if row.run != self.run or self._is_reusable(row)]
         write_text(self.path, "".join(row.to_json() + "\n" for row in kept))
         if self._known:

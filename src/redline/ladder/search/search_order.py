@@ -11,14 +11,14 @@ from redline.ladder.search.settings import Settings
 from redline.ladder.workload_prefixes import runs_steps_in_parts
 from redline.machine.machine import Machine
 
-# The expected speed-up of a rung on a machine where no earlier climb has tried the rung.
+# The speed-up to expect of a rung that was never tried on this machine; `_EXPECTED` is for rungs that are not listed.
 EXPECTED_GAIN = {
     "threads": 1.4, "bf16": 1.5, "fp16": 1.5, "fused_ops": 1.2, "onnxruntime": 1.5, "compile": 1.5, "tensorrt": 1.3,
     "cuda_graph": 1.3, "autocast": 1.2, "channels_last": 1.1, "fused_optimizer": 1.1, "fold_batchnorm": 1.08,
     "sdpa": 1.05, "tf32": 1.2, "cudnn_benchmark": 1.05, "keep_memory": 1.05,
 }  # fmt: skip
 _EXPECTED = 1.02
-# The weight of the expected speed-up, and of a trial of the same workload; a trial of another workload has weight 1.
+# The weights of `EXPECTED_GAIN` and of an earlier trial of the same workload; a trial of another workload has weight 1.
 _PRIOR_TRIALS, _SAME_WORKLOAD = 2.0, 4.0
 
 
@@ -36,7 +36,7 @@ def by_gain_per_second(
 
 
 def _expected_gain(rung: Rung, history: History, training: bool, digest: str) -> float:
-    """Returns the logarithm of the expected gain: the weighted mean of earlier trials here and `EXPECTED_GAIN`."""
+    """Returns the logarithm of the expected gain: a weighted mean of `EXPECTED_GAIN` and earlier trials."""
     weights, total = _PRIOR_TRIALS, _PRIOR_TRIALS * math.log(EXPECTED_GAIN.get(rung.name, _EXPECTED))
     for record in history.records:
         if record.rung == str(rung) and record.training == training:

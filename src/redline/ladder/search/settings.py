@@ -12,7 +12,7 @@ from redline.ladder.rung import Rung
 from redline.ladder.search.target import Target
 from redline.notation import parse_seconds
 
-# An input shape is given as options of the workload's function, such as {"batch": 8}; in a mapping, keys are labels.
+# Input shapes, each given as options of the workload's function such as {"batch": 8}: a list, or a mapping from labels.
 Shapes = Mapping[str, Mapping[str, Any]] | Sequence[Mapping[str, Any]]
 
 

@@ -1,4 +1,4 @@
-"""A target: a time per step, or a peak size, that is good enough for a climb to stop."""
+"""A target: a time per step, or a peak size of memory, at which a climb stops."""
 
 from dataclasses import dataclass
 

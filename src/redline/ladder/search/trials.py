@@ -24,16 +24,17 @@ from redline.machine.load import LoadMeter, current_load
 
 # No trial is started with less time left than this.
 _OVERHEAD_S = 2.0
-# The minimum time for timing a trial, even if only the time reserved for the final race is left.
+# A trial is timed for at least this long, even if this uses time that is reserved for the final race.
 _LEAST_SAMPLING_S = 0.5
-# Fewer threads count as probably faster if the measured ratio exceeds this value, and the interval contains it.
+# A number of threads counts as probably faster if the measured ratio exceeds this value, although its confidence
+# interval contains the value.
 _PROBABLY = 1.1
 
 
 class Trials:
     """Measures plans against the incumbent. Every failure is recorded as a row with its reason.
 
-    The parameter `added` is a plan of the rungs to add to the incumbent: one rung, or a few that only work together.
+    In the methods, `added` holds the rungs that are added to the incumbent: one, or a few that only work together.
     """
 
     def __init__(self, settings: Settings, pool: WorkerPool, budget: Budget, progress: Progress) -> None:
@@ -41,16 +42,16 @@ class Trials:
         self.load = current_load()
         contended = self.load.is_contended(settings.device.startswith("cuda"))
         if contended:
-            self.announce(f"{self.load}: intervals will be wide, and every trial takes longer")
+            self.announce(f"{self.load}: confidence intervals will be wide, and every trial takes longer")
         self.announce("running the untouched model for reference")
-        # Comes before the measurement of the ceilings, which takes seconds, so that a wrong address fails at once.
+        # Does not measure the ceilings yet, which takes seconds, so that a wrong address fails at once.
         found = ask_machine(pool, settings.device, measure=False)
         threads = max(1, int(found.cores - self.load.other_cores)) if contended else 0
         self.spec, facts = prepare_trials(pool, settings, found, threads)
         if facts.state:
             self.announce(facts.state)
         self.announce("reading the machine's properties")
-        # Ceilings measured under other load are wrong; without ceilings, the hardware's features decide what to try.
+        # On a busy machine measured ceilings would be wrong; without them, the hardware's features decide what to try.
         self.machine = ask_machine(pool, settings.device, measure=not contended)
         self.training = facts.training
         self.log = RunLog(self.spec, self.machine, facts, settings.measurements_path)
@@ -81,7 +82,7 @@ class Trials:
         return self.report(self.log.record(self.log.row(role, plan, verdict, reason, *seen, **values)))
 
     def take_turns(self, arms: list[Arm], about: dict[str, Any]) -> list[dict[str, list[float]]]:
-        """Times the arms, and adds the load of other processes to the row that `about` describes."""
+        """Times the arms in turns, and stores the load of other processes in `about`, which holds fields of a row."""
         sampling_s = min(self.spec.sampling_s, max(_LEAST_SAMPLING_S, self._budget.left_s))
         with self.setups.search.paused():
             meter = LoadMeter([arm.worker.pid for arm in arms])
@@ -96,7 +97,7 @@ class Trials:
 
     def expected_s(self, candidate: Plan) -> float:
         """Returns the time that a trial of this plan is expected to take."""
-        # On average a decision is clear after about half of the sampling time.
+        # On average a comparison is decided after about half of the sampling time.
         return self.estimates.trial_s(candidate) + self.spec.sampling_s / 2
 
     def why_too_long(self, candidate: Plan, start_share: float = 1.0) -> str:
@@ -192,9 +193,10 @@ class Trials:
             close(arm)
 
     def _reduces_noise(self, added: Plan, ratio: Interval) -> bool:
-        """Returns whether the rung is a smaller number of threads that is probably faster under the present load.
+        """Returns whether only the number of threads changes, and the change is probably faster under the present load.
 
-        With one thread per core, times on a busy machine vary so much that no later trial could be decided.
+        Such a change is kept: with one thread per core, times on a busy machine vary so much that no later trial could
+        be decided.
         """
         is_threads = [rung.name for rung in added.rungs] == ["threads"]
         return is_threads and self.load.is_contended(self.machine.is_cuda) and ratio.middle > _PROBABLY > ratio.low

@@ -70,7 +70,7 @@ def check_file(workload: str | Workload) -> None:
 
 
 def _import_module(name: str) -> Any:
-    # The user's own module is usually in the working directory.
+    # Makes modules in the working directory importable, where the user's own module usually is.
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
@@ -87,7 +87,7 @@ def _import_file(path: Path) -> Any:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
-    # The file can import other modules from its folder, as when it is run as a script.
+    # Lets the file import other modules from its folder, as if it were run as a script.
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)

@@ -1,11 +1,11 @@
 """`drct` and `drct_l`: ×4 super-resolution of one tile by DRCT and by DRCT-L.
 
-The random weights are drawn so that every part affects the output: products preserve the scale of their input; queries,
+The random weights are such that every part affects the output: products preserve the scale of their input; queries,
 keys and position biases are large enough for attention to be selective; and norms are not the identity. With the usual
 small initial weights the blocks would add almost nothing to the image, so no gate would notice if a rung broke them.
 
 How the limit was chosen: on a DRCT of two groups, bf16 weights and arithmetic reach 61 dB, but a model without position
-biases only 43 dB, and a model whose windows are never shifted 42 dB. The limit is 44 dB.
+biases reaches only 43 dB, and a model whose windows are never shifted 42 dB. The limit is 44 dB.
 """
 
 import torch

@@ -18,7 +18,7 @@ from redline.trees import tree_leaves, tree_map_only
 
 
 class ExportedModel(nn.Module):
-    """Runs an exported program; adds `train()` and `eval()`, which its module lacks, and accepts keyword arguments."""
+    """Runs an exported program; adds `train()` and `eval()`, which the program lacks, and accepts keyword arguments."""
 
     def __init__(self, program: Any) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """`gpt` and `gpt_124m`: training steps (forward, backward, AdamW) of a small GPT and of one the size of GPT-2.
 
 Token frequencies follow Zipf's law, as in real text. So the loss falls from the first step, and an optimizer that does
-nothing is detected within a few steps. With uniformly drawn tokens even a correct optimizer could not reduce the loss.
+nothing is detected within a few steps. With uniformly sampled tokens no optimizer could reduce the loss.
 
 How the limits were chosen: on a tiny GPT, bf16 gradients have an error below 1%, and gradients without the causal mask
 above 20%; without optimizer steps the loss is 4% too high after one step. The limits are 5% for gradients and 1% for
@@ -59,6 +59,6 @@ def adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
 
 
 def _zipf_tokens(batch: int, length: int, vocabulary: int) -> Tensor:
-    """Draws tokens such that the frequency of the k-th most frequent one is proportional to 1/k."""
+    """Samples tokens such that the frequency of the k-th most frequent token is proportional to 1/k."""
     rank = torch.rand(batch, length).mul(math.log(vocabulary)).exp()
     return rank.long().clamp(1, vocabulary) - 1

@@ -23,9 +23,9 @@ from redline.ladder.workloads.images import random_images
 from redline.ladder.workloads.onnx_operators import OPERATORS
 from redline.ladder.workloads.optional import import_for
 
-# Attributes without effect here: they concern an output that is not computed, or the precision of a sum.
+# Attributes that are ignored, because they concern an output that is not computed, or the precision of a sum.
 _UNUSED = ("storage_order", "stash_type", "training_mode", "momentum")
-# The default size of a variable axis by its position: the batch, the channels or sequence positions, height and width.
+# The default sizes of variable axes, by position: batch, channels or sequence length, height, width.
 _SIZES = (1, 64, 224, 224)
 
 
@@ -41,7 +41,7 @@ class _Apply(nn.Module):
 
 
 class Conversion:
-    """Builds a `torch.fx` graph node by node, while running it on an example, which determines all shapes."""
+    """Builds a `torch.fx` graph node by node, and runs each node on an example input to determine all shapes."""
 
     def __init__(self, model: Any, example: dict[str, Tensor]) -> None:
         import onnx.reference
@@ -49,7 +49,7 @@ class Conversion:
         self.onnx, self.opset = onnx, model.opset_import
         self.root, self.graph = nn.Module(), fx.Graph()
         self.values: dict[fx.Node, Any] = {}
-        # The value of each name in the ONNX graph: a node of the new graph, or a constant.
+        # What each name in the ONNX graph stands for: a node of the new graph, or a constant.
         self.names: dict[str, Any] = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}
         for name, tensor in example.items():
             self.names[name] = self.graph.placeholder(_identifier(name))
@@ -71,7 +71,7 @@ class Conversion:
             self.names[node.output[0]] = size[slice(attributes.get("start"), attributes.get("end"))]
             return
         if not any(isinstance(value, fx.Node) for value in inputs):
-            # The reference implementation is limited for some operators, such as GatherElements.
+            # ONNX's reference implementation does not support every case of some operators, such as GatherElements.
             with suppress(ValueError, NotImplementedError, RuntimeError):
                 evaluator = self.onnx.reference.ReferenceEvaluator(self._alone(node))
                 results = evaluator.run(None, dict(zip(node.input, inputs, strict=True)))
@@ -200,7 +200,7 @@ def _find_function(path: str) -> Callable[..., Workload]:
             if isinstance(axis, str):
                 sizes.setdefault(axis, _SIZES[min(place, 3)])
     rows = {tensor.name: tensor.dims[0] for tensor in head.graph.initializer if len(tensor.dims) == 2}
-    # The number of embeddings in the table that an input indexes.
+    # For each input that indexes an embedding table: the number of embeddings in the table.
     counts = {n.input[1]: rows[n.input[0]] for n in head.graph.node if n.op_type == "Gather" and n.input[0] in rows}
 
     def model(**options: int) -> Workload:

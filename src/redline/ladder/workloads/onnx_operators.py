@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Values that determine shapes are known when a graph is converted, and are passed as lists of integers.
+# The type of arguments that determine shapes. They are known when the graph is converted, and passed as integers.
 Ints = Sequence[int]
 _ONES = (1, 1, 1)
 _ZEROS = (0, 0, 0)
@@ -62,7 +62,7 @@ def _gather_nd(x: Tensor, indices: Tensor, batch_dims: int = 0) -> Tensor:
 
 
 def _depth_to_space(x: Tensor, blocksize: int, mode: str = "DCR") -> Tensor:
-    if mode == "DCR":  # the block comes before the channels
+    if mode == "DCR":  # in the channel axis, the position inside the block comes before the channel
         x = x.unflatten(1, (blocksize**2, -1)).transpose(1, 2).flatten(1, 2)
     return F.pixel_shuffle(x, blocksize)
 

@@ -2,7 +2,7 @@
 
 cloudpickle writes classes and functions by value if a new process cannot import them, for example those of a script's
 `__main__`, of a notebook, or of a file that was loaded by its path. So a trial process never runs the user's script.
-torch.compile imports the module of each function that it traces, so modules of these names are created when reading.
+torch.compile imports the module of each function that it traces, so loading creates modules with the original names.
 """
 
 import functools
@@ -84,7 +84,7 @@ def _save(value: Any, path: Path) -> None:
 
 @functools.cache
 def _is_importable(name: str) -> bool:
-    """Returns whether a new process can import the module; True for `__main__` too, which cloudpickle always writes."""
+    """Returns whether a new process can import the module, or (`__main__`) cloudpickle writes it by value anyway."""
     package = name.partition(".")[0]
     finders = [finder.find_spec for finder in sys.meta_path if hasattr(finder, "find_spec")]
     return package == "__main__" or any(find(package, None) is not None for find in finders)
@@ -95,7 +95,7 @@ def _load(path: Path) -> Any:
 
 
 class _WithModules:
-    """A pickle module for `torch.load` that puts the functions it reads into modules with their original names."""
+    """A pickle module for `torch.load`: puts each function that it loads into a module with the original name."""
 
     class Unpickler(pickle.Unpickler):
         def find_class(self, module_name: str, global_name: str, /) -> Any:
@@ -118,7 +118,7 @@ def _make_function(code: Any, namespace: dict[str, Any], *rest: Any) -> Function
 def _exists(name: str) -> bool:
     try:
         return name in sys.modules or importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:  # the package of the module does not exist
+    except ModuleNotFoundError:  # raised if the module's package does not exist
         return False
 
 

@@ -1,7 +1,7 @@
 """Random weights that let every layer contribute to the output.
 
-Many models initialize the last norm of a block to zero, or its layer scale to 1e-6, so an error inside the block would
-not change the output, and no gate could find it.
+Many models initialize the last norm of a block to zero, or the layer scale of a block to 1e-6. An error inside such a
+block would not change the output, so no gate could detect it.
 """
 
 import torch

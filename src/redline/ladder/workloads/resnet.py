@@ -35,13 +35,13 @@ def resnet(batch: int = 4, size: int = 128, classes: int = 1000) -> Workload:
 
 @torch.no_grad()
 def _init_batch_norms(model: ResNet) -> ResNet:
-    """Draws batch-norm scales and shifts, then sets running statistics and centers the logits accordingly."""
+    """Samples batch-norm scales and shifts, then sets the running statistics and centers the logits for them."""
     norms = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.BatchNorm2d)]
     for name, norm in norms:
         is_last_in_block = name.endswith("norm2")
         nn.init.uniform_(norm.weight, *((0.1, 0.3) if is_last_in_block else (0.5, 1.5)))
         nn.init.normal_(norm.bias, std=0.2)
-        norm.momentum = None  # use the statistics of this one batch
+        norm.momentum = None  # without momentum, the running statistics become those of the one batch below
     nn.init.normal_(model.head.weight, std=0.15)
     nn.init.zeros_(model.head.bias)
     # fp64 does not depend on flags such as TF32, so every process gets the same weights.

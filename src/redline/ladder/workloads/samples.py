@@ -10,15 +10,15 @@ from redline.ladder.gate import tensors_of
 from redline.ladder.workload import Inputs
 from redline.trees import tree_map_only
 
-# Standard deviations of the random changes: each example is shifted and scaled, and noise is added. Shift and noise are
-# in units of the tensor's standard deviation.
+# The standard deviations of the random shift and the random factor of each example, and of the noise. Shift and noise
+# are in units of the tensor's standard deviation.
 _SHIFT, _SCALE, _NOISE = 0.3, 0.3, 0.3
 
 
 class SampleInputs:
     """Returns the batch of a seed: the samples themselves for the first seeds of calibration, judging and timing.
 
-    All other batches are variations. The final race judges plans on variations alone, which no trial has seen.
+    All other batches are random variations of them. The final race uses only variations, which no trial has seen.
     """
 
     def __init__(self, samples: Sequence[Inputs]) -> None:
@@ -55,7 +55,7 @@ def random_like(tensor: Tensor) -> Tensor:
 
 
 def _varies(tensor: Tensor) -> bool:
-    """Returns whether `_vary` changes a tensor; masks, constants and sorted integers (positions) stay as they are."""
+    """Returns whether `_vary` changes a tensor; it does not change masks, constants and sorted integers (positions)."""
     if tensor.numel() < 2 or tensor.is_complex() or len(torch.unique(tensor.flatten()[:4096])) <= 2:
         return False
     if tensor.is_floating_point():
@@ -65,7 +65,7 @@ def _varies(tensor: Tensor) -> bool:
 
 @torch.no_grad()
 def _vary(tensor: Tensor) -> Tensor:
-    """Returns a tensor of the same shape and range: permutes integers; shifts and scales floats, and adds noise."""
+    """Returns a tensor of the same shape and range: permutes integers; shifts, scales and adds noise to floats."""
     if not _varies(tensor):
         return tensor
     if not tensor.is_floating_point():

@@ -19,7 +19,7 @@ from redline.ladder.workloads.random_weights import replace_near_zero_weights
 
 
 def _tokens(config: Any, batch: int, length: int) -> Tensor:
-    # The lowest ids are usually special tokens, such as padding.
+    # Skips the lowest ids, which are usually special tokens such as padding.
     first = min(100, config.vocab_size // 2)
     return torch.randint(first, config.vocab_size, (batch, length))
 
@@ -40,7 +40,7 @@ def _waveform(config: Any, batch: int, _: int) -> Tensor:
     return torch.randn(batch, 16_000)  # one second of audio
 
 
-# A function that makes each kind of input, by the name of the model's argument.
+# The function that makes an input, by the name of the model's argument.
 _INPUTS: dict[str, Callable[[Any, int, int], Tensor]] = {
     "input_ids": _tokens,
     "decoder_input_ids": _tokens,
@@ -56,7 +56,7 @@ def _find_function(folder: str) -> Callable[..., Workload]:
     if not Path(folder, "config.json").is_file():
         raise WorkloadError(f"hf:{folder}: there is no file {str(Path(folder, 'config.json'))!r}.")
     config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-    config.use_cache = False  # a cache would be part of the output
+    config.use_cache = False  # a key-value cache would be part of the output
     cls = getattr(transformers, (config.architectures or ["AutoModel"])[0], transformers.AutoModel)
     if cls is transformers.AutoModel:
         cls = transformers.MODEL_MAPPING[type(config)]
@@ -70,7 +70,7 @@ def _find_function(folder: str) -> Callable[..., Workload]:
         )
 
     def model(batch: int = 1, length: int = 128, padding: float = 0.0) -> Workload:
-        """Returns the workload; `padding` is the share of tokens that is masked at the end of every second row."""
+        """Returns the workload; in every second row the last `padding` (a fraction) of the tokens are masked."""
 
         def build() -> nn.Module:
             if any(True for pattern in _WEIGHTS for _ in Path(folder).glob(pattern)):

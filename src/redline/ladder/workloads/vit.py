@@ -37,7 +37,7 @@ def vit(
 
 
 def _draw(model: VisionTransformer, width: int) -> VisionTransformer:
-    """Draws weights that make attention selective."""
+    """Samples weights that make attention selective."""
     nn.init.normal_(model.class_token)
     nn.init.normal_(model.positions)
     for module in model.modules():
