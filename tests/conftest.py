@@ -4,6 +4,7 @@ import contextlib
 import gc
 import os
 import signal
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -13,9 +14,11 @@ from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 
 from forked_python import ForkedPython
 from redline.ladder.measuring.worker_pool import WorkerPool
+from redline.machine.compiler_files import prepare_compiler
 from redline.machine.machine import Machine
 
 ONEDNN = torch._C._get_mkldnn_enabled()
@@ -82,6 +85,9 @@ def cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("REDLINE_CACHE", str(shared / "machine"))
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
+        if "PYTEST_XDIST_WORKER" in os.environ and not torch.cuda.is_available():
+            with FileLock(shared / "compiler.lock"):  # one builds the compiler's files, and the others copy them
+                prepare_compiler(Machine.detect("cpu"), folder / "inductor", Path(tempfile.gettempdir()))
         yield folder
 
 

@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).parents[2] / "benchmarks/long_context.py"
 
 
+@pytest.mark.slow
 def test_every_length_is_a_row_and_the_decoder_stops_at_its_limit(tmp_path: Path) -> None:
     out = tmp_path / "rows.jsonl"
     command = [sys.executable, str(SCRIPT), "--tiny", "--out", str(out), "--lengths", "70,100", "--decoder-limit", "80"]

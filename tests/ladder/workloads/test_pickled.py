@@ -84,7 +84,7 @@ def network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registered: bool) -
     return module
 
 
-@pytest.mark.parametrize("registered", [True, False])
+@pytest.mark.parametrize("registered", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_model_from_a_file_loaded_by_path_compiles_in_a_trial(
     network: ModuleType, registered: bool, tmp_path: Path
 ) -> None:

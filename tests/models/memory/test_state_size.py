@@ -32,12 +32,13 @@ def test_the_state_does_not_grow(kind: str) -> None:
     assert bytes_held(model, 128, 512, 64) == [model.new_state(1).bytes] * 3
 
 
+@pytest.mark.parametrize("last", [8192, pytest.param(65_536, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("update", ["gated_delta", "titans"])
-def test_the_state_is_the_same_from_1k_to_64k_tokens(update: str) -> None:
+def test_the_state_is_the_same_from_1k_tokens_on(update: str, last: int) -> None:
     """Long segments and few writes, so that it takes seconds; both kinds of layers."""
     long = replace(SMALL, width=16, layers=2, heads=1, key_value_heads=0, memory_heads=1, memory_update=update)
     model = built(replace(long, segment=256, memory_chunk=128, memory_compression_ratio=0.01), torch.float32)
-    assert bytes_held(model, 1024, 65_536, 1024) == [model.new_state(1).bytes] * 7
+    assert set(bytes_held(model, 1024, last, 1024)) == {model.new_state(1).bytes}
 
 
 @pytest.mark.parametrize("update", ["gated_delta", "titans"])
