@@ -26,7 +26,7 @@ def test_a_file_takes_precedence_and_a_folder_is_ignored(tmp_path: Path, monkeyp
     Path("mine").touch()
     assert find_config("mine", "lsd") == (Path("mine"), "lsd")
     assert find_config("missing.toml", "text") == (Path("missing.toml"), "text")
-    with pytest.raises(RedlineError, match="there is no config 'nothing' of a language model: .* decoder-tiny"):
+    with pytest.raises(RedlineError, match="there is no config 'nothing' for a language model: .* decoder-tiny"):
         find_config("nothing", "text")
     with pytest.raises(RedlineError, match="there is no config 'nothing': .* decoder-tiny, drct-small-x2"):
         find_config("nothing")

@@ -34,7 +34,7 @@ def test_decode_reads_every_type() -> None:
         ({"zebra": 3}, r"unknown key 'zebra' .* \(known: count, share"),
         ({"count": 2.5}, r"count = 2.5 under \[example\] must be a whole number\."),
         ({"count": True}, "count = True .* must be a whole number"),
-        ({"count": 2**70}, "count = 1180591620717411303424 .* is not a finite number of 64 bits"),
+        ({"count": 2**70}, "count = 1180591620717411303424 .* is not a finite 64-bit number"),
         ({"share": "half"}, "share = 'half' .* must be a number"),
         ({"sure": 1}, "sure = 1 .* must be true or false"),
         ({"sizes": [1, "two"]}, r"sizes = \[1, 'two'\] .* must be a list, each a whole number"),

@@ -1,7 +1,7 @@
 """Makes torch use deterministic kernels on a GPU.
 
 Some backward kernels sum the results of many threads in the order in which they finish, so the last bits differ from
-run to run. Everything else in training is the same in every run.
+run to run. Everything else in training is deterministic.
 """
 
 import os

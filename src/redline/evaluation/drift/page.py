@@ -10,11 +10,7 @@ from redline.pages import ChartCard, render_page
 
 # The title, description and metrics of each chart. The second metric is drawn in another colour.
 _CHARTS = (
-    (
-        "Gain over the input",
-        "PSNR of the output minus PSNR of the input (against the clean image), in dB.",
-        ("gain_db",),
-    ),
+    ("Gain over the input", "PSNR against the clean image, minus the PSNR of the input, in dB.", ("gain_db",)),
     ("Flicker", "Warp error of the output and, in another colour, of the input.", ("flicker", "input_flicker")),
     ("Brightness", "Logarithm of output over reference, mean green value: 0 is ideal, a slope is drift.", ("green",)),
     ("Detail", "Logarithm of output over reference, mean difference from a blurred copy.", ("detail",)),

@@ -16,7 +16,7 @@ _WEIGHT_AND_GRADIENT = 8
 # Bytes of optimizer state per weight.
 _MOMENTS = {"adam": 8, "adamw": 8, "adamw8bit": 2, "adafactor": 0, "muon": 4}
 _AVERAGE = 4
-# Rungs that keep fewer activations for the backward pass.
+# Rungs of a plan that keep fewer activations for the backward pass.
 _SAVING = ("checkpoint", "compress_activations")
 
 
