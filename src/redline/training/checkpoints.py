@@ -55,7 +55,7 @@ class Position:
     skipped: int = 0
     skipped_in_a_row: int = 0
     overflowed_in_a_row: int = 0  # steps skipped because the fp16 loss scale was too large
-    # The steps since the last log line, and three sums over them: losses, gradient norms, and the finite steps.
+    # The steps since the last log line; over these, the sums of losses and gradient norms and the number of finite steps.
     unlogged_steps: int = 0
     unlogged_sums: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
@@ -132,7 +132,7 @@ class SavedTraining:
     identity: Mapping[str, Any]
 
     def check_matches(self, known: Mapping[str, Any]) -> None:
-        """Raises if an entry of `known` (some entries of an identity) must not change on resume, but has changed."""
+        """Raises if an entry of `known`, a part of an identity, has changed but must not change on resume."""
         _changed(self.identity, json.loads(json.dumps(known)), known, self.path)
 
 

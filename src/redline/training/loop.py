@@ -38,7 +38,7 @@ _OWNER = ".training"
 
 @dataclass(frozen=True)
 class Progress:
-    """The metrics of one log line. `utilization` is achieved FLOP/s / peak FLOP/s, as measured.
+    """The metrics of one log line. `utilization` is the achieved FLOP/s divided by the measured peak.
 
     `loss` is the mean training loss since the last line; it includes the `penalties`.
     """

@@ -133,7 +133,7 @@ class DrctTask(PhotoTask):
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """The settings that must not change on resume: all but duration, logging, speed and location of the photos."""
+        """The settings that must not change on resume; duration, logging, speed and file locations may change."""
         settings = self.settings
         free = {"compile", "fused_ops", "cuda_graph", "photos", "validation", "weights"}
         kept = settings_except(free, settings.model, settings.data, settings.loop)

@@ -28,7 +28,7 @@ class Task(ABC):
 
     `model` holds the trained weights in fp32. `loss(step, part)` draws the batch from the seed and the step alone, so
     that a resumed run sees the same batches; the losses of a step's `parts` add up to its loss. `identity`
-    is a JSON object: a checkpoint can be resumed only by a task with the same one.
+    is a JSON object: a checkpoint can be resumed only by a task with the same identity.
     """
 
     model: nn.Module

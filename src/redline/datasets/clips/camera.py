@@ -21,7 +21,7 @@ _SHAKE_PX = 0.7
 
 @dataclass(frozen=True)
 class Camera(SampledTensors):
-    """For each clip and frame: photo pixels per frame pixel, rotation angle, and the photo position of its center."""
+    """For each clip and frame: photo pixels per frame pixel, rotation angle, and the frame center's photo position."""
 
     scale_BT: Tensor
     angle_BT: Tensor
@@ -38,7 +38,7 @@ class Camera(SampledTensors):
 
         moves = (some(0, 1) >= settings.still).double()
         widest = settings.world_px / settings.frame_px
-        # From one photo pixel per frame pixel up to 2, or less if a rotated frame would not fit into the photo.
+        # One to two photo pixels per frame pixel, or fewer than two if a rotated frame would not fit into the photo.
         scale = some(1.0, max(1.0, min(2.0, 0.8 * widest)))
         zoom = moves * _sometimes(generator, clips) * some(0, settings.zoom)
         turn = moves * _sometimes(generator, clips) * some(0, settings.turn)

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from redline.evaluation.drift.case_run import SETTLING, CaseRun, Row
 
-# The largest drift that passes. That of colour, contrast and detail is a logarithm of a ratio.
+# The largest drifts that pass. The drift of colour, contrast and detail is the logarithm of a ratio.
 COLOUR, CONTRAST, DETAIL = 0.05, 0.1, 0.25
 DISTANCE, FLICKER, GAIN_DB = 0.05, 0.01, 0.5
-# The output must be at most this far from the input, must differ at least this much from it, and must show at least
-# this fraction of a change of the input.
+# A model fails if its output is farther than this from the input, changes the input by less than this, or shows less
+# than this fraction of a change of the input.
 FARTHEST, LEAST_CHANGE, LEAST_RESPONSE = 0.75, 0.5 / 255, 0.2
 
 

@@ -12,8 +12,8 @@ from redline.pages import ChartCard, render_page
 _CHARTS = (
     ("Gain over the input", "PSNR against the clean image, minus the PSNR of the input, in dB.", ("gain_db",)),
     ("Flicker", "Warp error of the output and, in another colour, of the input.", ("flicker", "input_flicker")),
-    ("Brightness", "Logarithm of output over reference, mean green value: 0 is ideal, a slope is drift.", ("green",)),
-    ("Detail", "Logarithm of output over reference, mean difference from a blurred copy.", ("detail",)),
+    ("Brightness", "Mean green value: logarithm of output / reference. 0 is ideal, a slope is drift.", ("green",)),
+    ("Detail", "Mean difference from a blurred copy: logarithm of output / reference.", ("detail",)),
     ("Structure", "Structural distance of the output to the input.", ("distance",)),
 )
 

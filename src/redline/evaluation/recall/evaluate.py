@@ -18,9 +18,9 @@ from redline.evaluation.recall.tasks import name_of
 from redline.machine.host_memory import available_host_bytes
 from redline.notation import format_bytes
 
-# The most tokens in a batch of the default size. For a memory model, only one piece of each text counts.
+# A batch of the default size has at most this many tokens. For a memory model, only one piece of each text counts.
 _TOKENS = 2**16
-# The most tokens in a memory model's batch, with whole texts counted.
+# A memory model's batch of the default size has at most this many tokens if whole texts are counted.
 _WAITING = 2**24
 # Bytes of host memory per token: the token, its target, and a copy while texts are assembled.
 _TOKEN_BYTES = 3 * 8
@@ -136,7 +136,7 @@ def _sample(
 
 
 def _right(model: Cached, sample: Sample, device: torch.device, whole: bool) -> tuple[torch.Tensor, int]:
-    """Returns whether each predicted token (if `whole`, all in a text) is right, and the size of one text's state."""
+    """Returns whether each answer (a token; if `whole`, all of a text) is right, and the size of one text's state."""
     asked_BS = sample.targets_BS != IGNORED
     found, held = predict(model, sample.tokens_BS.to(device), asked_BS.to(device))
     if bool((found < 0).any()):

@@ -103,7 +103,7 @@ def pieces(model: Cached, tokens_BS: Tensor) -> Iterator[Piece]:
 
 
 def _is_headed(model: object) -> TypeGuard[Headed]:
-    # From Python 3.12 on, isinstance with a protocol does not find submodules of a module.
+    # From Python 3.12 on, isinstance with a protocol does not find submodules of an nn.Module.
     return hasattr(model, "head") and hasattr(model, "hidden")
 
 

@@ -53,7 +53,7 @@ def describe(task: Recall) -> dict[str, Any]:
 
 
 def task_in(config: Mapping[str, Any]) -> Recall | None:
-    """Returns the task on which a model was trained, as recorded in its config.json; None if there is none."""
+    """Returns the task on which a model was trained, as recorded in its config.json; None if it records none."""
     found = config.get(KEY)
     if found is None:
         return None

@@ -38,7 +38,7 @@ _SEED_OF_VALIDATION = 900_001
 
 
 class StudentTeacher(nn.Module):
-    """`student` is trained; `teacher` averages its weights before distillation; `seconds` is the training time.
+    """`student` is trained; until distillation, `teacher` averages its weights. `seconds` is the training time.
 
     Both networks are in one module, so that checkpoints contain both.
     """
@@ -122,7 +122,7 @@ class LsdTask(PhotoTask):
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """The settings that must not change on resume: all but duration, logging, speed and location of the photos."""
+        """The settings that must not change on resume; duration, logging, speed and file locations may change."""
         free = {"compile", "checkpointing", "photos", "validation", "weights", "size"}
         free |= {"validation_clips", "validation_frames", "final_frames"}
         settings = settings_except(free, self.settings.data, self.settings.stages, self.settings.loop)

@@ -29,7 +29,7 @@ _DEFAULT_BETAS = (0.9, 0.95)
 class TextData:
     """The text and its batches: a step takes `accumulate` batches of `batch` rows of `length` tokens.
 
-    `validation` is the share of tokens held out for validation; of these, `validation_rows` rows are evaluated.
+    `validation` is the fraction of tokens held out for validation; of these, `validation_rows` rows are evaluated.
     """
 
     sources: tuple[str, ...] = ()

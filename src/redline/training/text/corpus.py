@@ -41,14 +41,14 @@ _TEXTS_AT_ONCE = 512
 _TOKENIZER_BYTES = 400_000_000
 # The tokenizer is trained on a random sample of pieces of this many characters.
 _PIECE = 2**16
-# The largest fingerprint. Documents are held out in ascending order of fingerprints, so this one is held out last.
+# The largest fingerprint. Documents are held out in ascending order of fingerprints, so it is held out last.
 _LAST = 2**64 - 1
 Status = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class TokenizerSettings:
-    """A tokenizer file to load, or the size of a vocabulary to train. `end` is the name of the file's end token.
+    """A tokenizer file to load, or the vocabulary size to train. `end` names the end-of-document token of the file.
 
     With `special_tokens`, the name of a special token in the text becomes that token, as in chat templates; otherwise
     it is tokenized as plain characters.
@@ -128,8 +128,8 @@ class Corpus:
         return np.flatnonzero(~kept), np.flatnonzero(kept)
 
     def _walk(self, share: float) -> tuple[list[int], int | None, int]:
-        """Returns the fingerprints of the documents to hold out whole; then, of a document of which only the end is
-        held out, the fingerprint (None if there is no such document) and the number of tokens to hold out.
+        """Returns what to hold out: the fingerprints of whole documents, the fingerprint (or None) of a document of
+        which only the end is held out, and the number of tokens of that end.
 
         Holds out documents in the order of their fingerprints until the fraction `share` of all tokens is reached. A
         document that would exceed twice that fraction is not held out whole, but its end is, which completes the

@@ -81,7 +81,7 @@ class LanguageTask(Task):
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """What must not change on resume: model, data and tokens per step, but not speed settings and file paths."""
+        """The settings that must not change on resume: model, data and batch; speed and file locations may change."""
         asked = {"vocabulary": self.vocabulary, "precision": self.trained.precision}
         settings = identity_of_settings(self.training)
         return {**settings, **asked, **self.data_identity, "tokens_per_step": self.items_per_step}
