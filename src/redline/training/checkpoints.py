@@ -55,7 +55,7 @@ class Position:
     skipped: int = 0
     skipped_in_a_row: int = 0
     overflowed_in_a_row: int = 0  # steps skipped because the fp16 loss scale was too large
-    # The steps since the last log line; over these, the sums of losses and gradient norms and the number of finite steps.
+    # The steps since the last log line, the sums of their losses and gradient norms, and how many were finite.
     unlogged_steps: int = 0
     unlogged_sums: tuple[float, float, float] = (0.0, 0.0, 0.0)
 

@@ -36,7 +36,7 @@ def build_over(weights: Sequence[nn.Parameter], hidden: Sequence[nn.Parameter], 
     if name == "muon":
         return _muon(weights, hidden, settings)
     if name == "adafactor":
-        # By default, Adafactor's steps are relative to the size of each weight. This eps makes them as large as AdamW's.
+        # Adafactor's default steps are relative to the size of each weight. This eps makes them as large as AdamW's.
         return Adafactor(groups, lr=rate, eps=(None, 1.0))
     if name == "adamw8bit":
         return _adamw_8bit()(groups, lr=rate, betas=settings.betas)

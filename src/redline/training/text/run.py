@@ -40,7 +40,7 @@ def prepare_training(
     steps: int | None = None,
     minutes: float | None = None,
 ) -> LanguageTask:
-    """Returns the task of a config with its text tokenized. `log` receives messages to keep, `status` receives progress."""
+    """Returns the task of a config with its text tokenized. `log` gets messages to keep, `status` gets progress."""
     training = TextTraining.read(config, sources=sources, steps=steps, minutes=minutes)
     check_memory(training, device)
     check_machine(training, device)
