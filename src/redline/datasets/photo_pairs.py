@@ -143,7 +143,7 @@ class PhotoPairs:
 
     def _check_any(self) -> None:
         if not self.photos:
-            first = f" The first: {self.skipped[0]}" if self.skipped else ""
+            first = f" The first skipped photo: {self.skipped[0]}" if self.skipped else ""
             raise RedlineError(f"no photo of {self.settings.photos!r} can be used for training.{first}")
 
     def _read(self) -> Iterator[tuple[Path, Tensor]]:
