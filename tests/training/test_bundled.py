@@ -15,7 +15,7 @@ def test_bundled_settings_are_found_by_name_and_kind(name: str, kind: str) -> No
         name = next(one for one in sorted(names) if one.startswith(name.partition("-")[0]))
     assert find_config(name, kind) == find_config(name) == (CONFIGS / f"{name}.toml", kind)
     other = "lsd" if kind != "lsd" else "text"
-    with pytest.raises(RedlineError, match=f"the config '{name}' is of .*, not of"):
+    with pytest.raises(RedlineError, match=f"the config '{name}' is for .*, not for"):
         find_config(name, other)
 
 
