@@ -151,7 +151,9 @@ def test_bad_photos_are_said_and_skipped(tmp_path: Path) -> None:
     assert any("'small.png' is 200 × 31, but shrink 1 needs 32 pixels" in sentence for sentence in pairs.skipped)
     assert any("cut.png" in sentence for sentence in pairs.skipped)
     (tmp_path / "0.png").unlink()
-    with pytest.raises(RedlineError, match="no photo of .* can be used for training. The first: .*cut.png"):
+    with pytest.raises(
+        RedlineError, match="no photo of .* can be used for training. The first skipped photo: .*cut.png"
+    ):
         list(PhotoPairs(PhotoSettings(str(tmp_path), crop_px=8), 4, CPU))
 
 

@@ -15,7 +15,7 @@ def test_bundled_settings_are_found_by_name_and_kind(name: str, kind: str) -> No
         name = next(one for one in sorted(names) if one.startswith(name.partition("-")[0]))
     assert find_config(name, kind) == find_config(name) == (CONFIGS / f"{name}.toml", kind)
     other = "lsd" if kind != "lsd" else "text"
-    with pytest.raises(RedlineError, match=f"the config '{name}' is of .*, not of"):
+    with pytest.raises(RedlineError, match=f"the config '{name}' is for .*, not for"):
         find_config(name, other)
 
 
@@ -26,7 +26,7 @@ def test_a_file_takes_precedence_and_a_folder_is_ignored(tmp_path: Path, monkeyp
     Path("mine").touch()
     assert find_config("mine", "lsd") == (Path("mine"), "lsd")
     assert find_config("missing.toml", "text") == (Path("missing.toml"), "text")
-    with pytest.raises(RedlineError, match="there is no config 'nothing' of a language model: .* decoder-tiny"):
+    with pytest.raises(RedlineError, match="there is no config 'nothing' for a language model: .* decoder-tiny"):
         find_config("nothing", "text")
     with pytest.raises(RedlineError, match="there is no config 'nothing': .* decoder-tiny, drct-small-x2"):
         find_config("nothing")

@@ -163,9 +163,9 @@ def test_settings_are_found_by_file_or_name(here: Path) -> None:
     with pytest.raises(RedlineError, match="super-resolution model: .* one of drct-small-x2, drct-small-x4.$"):
         find_config("drct-tiny", "drct")
     for kind, name, said in (
-        ("lsd", "drct-small-x4", "not of a live video model: train it with `redline train drct drct-small-x4`[.]$"),
-        ("text", "lsd-tiny", "not of a language model: train it with `redline train lsd lsd-tiny`[.]$"),
-        ("drct", "decoder-tiny", "not of a super-resolution model: train it with `redline train decoder-tiny`[.]$"),
+        ("lsd", "drct-small-x4", "not for a live video model: train it with `redline train drct drct-small-x4`[.]$"),
+        ("text", "lsd-tiny", "not for a language model: train it with `redline train lsd lsd-tiny`[.]$"),
+        ("drct", "decoder-tiny", "not for a super-resolution model: train it with `redline train decoder-tiny`[.]$"),
     ):
         with pytest.raises(RedlineError, match=said):
             find_config(name, kind)

@@ -80,7 +80,7 @@ def test_a_photo_training(here: Path) -> None:
         ({**PHOTOS, "stages": {}}, {"steps": 1, "start": "x"}, "start is for super-resolution models"),
         ({**TEXT, "modle": {}}, {"steps": 1}, r"unknown table \[modle\] \(did you mean model"),
         ("decoder-tini", {}, "there is no config 'decoder-tini'"),
-        ("decoder-tiny", {"kind": "lsd"}, "the config 'decoder-tiny' is of a language model, not of a live video"),
+        ("decoder-tiny", {"kind": "lsd"}, "the config 'decoder-tiny' is for a language model, not for a live video"),
     ],
 )
 def test_impossible_arguments_raise(here: Path, config: Any, options: dict[str, Any], message: str) -> None:

@@ -34,13 +34,13 @@ def test_decode_reads_every_type() -> None:
         ({"zebra": 3}, r"unknown key 'zebra' .* \(known: count, share"),
         ({"count": 2.5}, r"count = 2.5 under \[example\] must be a whole number\."),
         ({"count": True}, "count = True .* must be a whole number"),
-        ({"count": 2**70}, "count = 1180591620717411303424 .* is not a finite number of 64 bits"),
+        ({"count": 2**70}, "count = 1180591620717411303424 .* is not a finite 64-bit number"),
         ({"share": "half"}, "share = 'half' .* must be a number"),
         ({"sure": 1}, "sure = 1 .* must be true or false"),
         ({"sizes": [1, "two"]}, r"sizes = \[1, 'two'\] .* must be a list, each a whole number"),
         ({"limit": "none"}, "limit = 'none' .* must be a whole number"),
-        ({"share": float("nan")}, "share = nan .* is not a finite number"),
-        ({"share": float("inf")}, "share = inf .* is not a finite number"),
+        ({"share": float("nan")}, "share = nan .* is not a finite 64-bit number"),
+        ({"share": float("inf")}, "share = inf .* is not a finite 64-bit number"),
     ],
 )
 def test_errors_name_key_table_value_and_type(table: dict[str, object], said: str) -> None:
@@ -58,12 +58,12 @@ def test_errors_name_key_table_value_and_type(table: dict[str, object], said: st
         ({"steps": 5, "warmup_steps": -1}, "warmup_steps = -1 .*at least 0"),
         ({"steps": 5, "ema_decay": 1}, "ema_decay = 1 .*at least 0 and less than 1"),
         ({"steps": 5, "final_share": 7}, "final_share = 7 .*at least 0 and at most 1"),
-        ({"steps": 5, "seed": 2**63}, "seed = 9223372036854775808 .* not a finite number"),
+        ({"steps": 5, "seed": 2**63}, "seed = 9223372036854775808 .* not a finite 64-bit number"),
         ({"steps": 5, "betas": [0.9]}, r"betas = \[0.9\] .* must be a list of 2 items, each a number"),
         ({"steps": 5, "optimizer": "sgd"}, "optimizer = 'sgd' .* must be one of adamw, adam, adamw8bit"),
         ({"steps": 5, "optimizer": "adamv"}, r"optimizer = 'adamv' .*\(did you mean adam"),
         ({"steps": 5, "precision": "fp4"}, "precision = 'fp4' .* must be one of auto, fp32"),
-        ({"minutes": float("inf")}, "minutes = inf .* is not a finite number"),
+        ({"minutes": float("inf")}, "minutes = inf .* is not a finite 64-bit number"),
     ],
 )
 def test_impossible_loop_settings_raise(table: dict[str, object], said: str) -> None:

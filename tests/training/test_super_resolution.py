@@ -232,7 +232,7 @@ def test_frequencies_count_from_their_share_of_the_steps_on(settings: DrctTraini
     torch.testing.assert_close(task.loss(3), expected)
     assert task.penalties(3) == ("frequencies",)
     assert "frequency_weight" in task.identity and "frequency_weight" not in plain.identity
-    with pytest.raises(RedlineError, match="frequency_from is a share of the steps"):
+    with pytest.raises(RedlineError, match="frequency_from is a fraction of the steps"):
         replace(loop, steps=None, minutes=1.0)
     with pytest.raises(RedlineError, match="frequency_from = 1.5 .*at most 1"):
         decode(DrctLoopSettings, {"steps": 1, "frequency_from": 1.5}, "training")

@@ -2,8 +2,8 @@
 
 The kernel is Keys' cubic with a = −½. For downscaling, the kernel is widened by the scale factor to prevent aliasing.
 Images are padded by mirroring, the outermost pixel included. 8-bit images are rounded after each of the two passes, as
-in Matlab. Other bicubic implementations (a = −¾, no antialiasing, replicated edges) give different images, which the
-models were not trained on, and scores that cannot be compared.
+in Matlab. Other bicubic implementations (a = −¾, no antialiasing, replicated edges) give different images: the models
+were not trained on such images, and scores on them cannot be compared with published scores.
 """
 
 import math
@@ -64,7 +64,7 @@ def _resize_side(image: Tensor, side: int, length: int, scale: float) -> Tensor:
     shape = [*image.shape]
     shape[side] = length
     result = image.new_zeros(shape, dtype=dtype)
-    # Adds one tap at a time, because gathering all of them would multiply the memory use.
+    # Adds one tap at a time, because gathering all taps at once would multiply the memory use.
     for position, weight in zip(positions.unbind(1), weights.unbind(1), strict=True):
         result += image.index_select(side, position) * weight.view(across)
     return to_8_bits(result) if image.dtype == torch.uint8 else result.to(image.dtype)
@@ -77,7 +77,7 @@ def contributions(length: int, new_length: int, scale: float) -> tuple[Tensor, T
     support = _SUPPORT / stretch
     # Centers of the output pixels in source coordinates, where pixel k covers k − ½ … k + ½.
     centres = (torch.arange(new_length, dtype=torch.float64) + 0.5) / scale - 0.5
-    # Rounds positions that count from 1, as Matlab does, then converts them to count from 0.
+    # Matlab rounds positions that count from 1; afterwards they are converted to count from 0.
     first = torch.floor(centres + 1 - support / 2) - 1
     positions = first[:, None] + torch.arange(math.ceil(support) + 2, dtype=torch.float64)
     weights = cubic((centres[:, None] - positions) * stretch)

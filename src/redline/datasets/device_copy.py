@@ -15,8 +15,8 @@ def copy_to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """Parameters that are drawn on the host and used on a device; subclass as a dataclass of tensors."""
+class SampledTensors:
+    """The base class of dataclasses of tensors that are sampled on the host and used on a device."""
 
     def to(self, device: torch.device) -> Self:
         return type(self)(*(copy_to_device(getattr(self, field.name), device) for field in fields(self)))

@@ -1,17 +1,18 @@
 """Random pairs of high- and low-resolution crops of photos, computed on the training device.
 
-All photos and their low-resolution images stay on the device as bytes, concatenated into one list of pixels. A batch is
-two gathers whose indices encode position, flip and rotation, so there are no worker processes and no copies, and the
-device never waits for data.
+All photos and their low-resolution images stay on the device as bytes, concatenated into one list of pixels. Two
+gathers, whose indices encode position, flip and rotation, produce a batch. There are no worker processes, no image is
+copied from the host, and the device never waits for data.
 
-Large parts of most photos are sky or out of focus, and contribute little to training. Crops are therefore drawn with a
-probability proportional to the detail that bicubic downscaling loses in them, to the power `focus`; 0 draws uniformly.
+Large parts of most photos are sky or out of focus, and contribute little to training. The probability of a crop is
+therefore proportional to (detail that bicubic downscaling loses in it) ** `focus`; with `focus` = 0 it is uniform.
 
-Uniform areas are then hardly ever drawn, and models rendered the corner of a white page grey. A share `flat` of the
-crops therefore has a single color, for example pure white.
+Areas of one color are then hardly ever sampled, and models trained this way rendered the corner of a white page grey.
+A fraction `flat` of the crops therefore has a single color, for example pure white.
 
-Training overfits a few dozen photos quickly. In a share `recolour` of the crops the channels are permuted, scaled and
-inverted. Bicubic downscaling is linear, so the recolored low-resolution crop still matches, except for clipped values.
+Training overfits a few dozen photos quickly. To prevent this, the channels of a fraction `recolour` of the crops are
+permuted, scaled and inverted. Bicubic downscaling is linear, so the recolored low-resolution crop still matches, except
+for clipped values.
 """
 
 import math
@@ -27,16 +28,16 @@ from redline.datasets.device_copy import copy_to_device
 from redline.datasets.photo_pairs import DRAWN_FOLDER, PhotoPairs, PhotoSettings, Variant
 from redline.errors import RedlineError
 
-# Candidate positions per crop side. A drawn crop is moved by a random offset smaller than the distance between two
-# candidates.
+# The distance between candidate positions is the crop's side divided by this. A sampled crop is then moved by a random
+# offset smaller than that distance.
 _CANDIDATES_PER_CROP = 4
-# Added to the lost detail (in levels of 255), so that every position can be drawn.
+# Added to the lost detail (the mean error on the scale 0…255), so that no position has probability 0.
 _LEAST_LOSS = 0.5
 
 
 @dataclass(frozen=True)
 class Draw:
-    """The crops of a batch: image, position in the low-resolution image, one of eight orientations, and colors."""
+    """The random parameters of a batch: image, position in its low-resolution image, orientation (0…7), and colors."""
 
     image: Tensor
     top: Tensor
@@ -49,7 +50,7 @@ class Draw:
 
 
 class PhotoCrops:
-    """Draws crops: `batch(step)` returns low- and high-resolution crops in [0, 1] that depend on seed and step only."""
+    """Samples crops: `batch(step)` returns low- and high-resolution crops in [0, 1], determined by seed and step."""
 
     def __init__(self, settings: PhotoSettings, scale: int, device: torch.device, seed: int = 0) -> None:
         self.settings, self.scale, self.device, self.seed = settings, scale, device, seed
@@ -107,7 +108,7 @@ class PhotoCrops:
         height, width = self._sizes[image].unbind(1)
         orientation = torch.randint(8, (count,), generator=generator)
         flat = torch.rand(count, generator=generator) < self.settings.flat
-        # Drawn from a range 1.5 times as wide and clamped, so that a third of all channels are exactly 0 or 1.
+        # Sampled from −0.25…1.25 and clamped to 0…1, so that a third of all channels are exactly 0 or 1.
         color = (1.5 * torch.rand((count, 3), generator=generator) - 0.25).clamp(0, 1)
         top, left = torch.minimum(top + offset[0], height - crop), torch.minimum(left + offset[1], width - crop)
         mix, shift = _draw_recoloring(count, self.settings.recolour, generator)
@@ -115,13 +116,14 @@ class PhotoCrops:
 
 
 def _balance(chance: Tensor, shrink: Tensor, is_drawn: Tensor, settings: PhotoSettings) -> None:
-    """Gives every shrink factor the same total probability, of which the folder `drawn` gets the share `drawn`.
+    """Rescales `chance` so that all shrink factors are equally likely. `settings.drawn`, if set, becomes the
+    probability of the subfolder `drawn`.
 
     Without this, a factor of 2 would be selected a quarter as often as a factor of 1, because its images have a quarter
     of the pixels.
     """
     if settings.drawn and not is_drawn.any():
-        raise RedlineError(f"drawn is {settings.drawn}, but the photos have no subfolder {DRAWN_FOLDER!r}.")
+        raise RedlineError(f"drawn = {settings.drawn}, but the folder of photos has no subfolder {DRAWN_FOLDER!r}.")
     for factor in settings.shrink:
         if not settings.drawn:
             chance[shrink == factor] /= chance[shrink == factor].sum()
@@ -138,7 +140,7 @@ def _recolored(crops_BCHW: Tensor, mix_BCC: Tensor, shift_BC: Tensor) -> Tensor:
 
 
 def _draw_recoloring(count: int, share: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Draws a color matrix (count, 3, 3) and a shift (count, 3) for each crop; they keep channels in [0, 1]."""
+    """Samples color matrices (count, 3, 3) and shifts (count, 3), one per crop, that keep colors in [0, 1]."""
     order = torch.rand(count, 3, generator=generator).argsort(1)
     gain = 0.5 + 0.5 * torch.rand(count, 3, generator=generator)
     shift = (1 - gain) * torch.rand(count, 3, generator=generator)
@@ -164,7 +166,7 @@ def _cut(pixels: Tensor, start: Tensor, width: Tensor, orientation: Tensor, side
 
 
 def _candidates(high: Tensor, low: Tensor, scale: int, settings: PhotoSettings) -> tuple[Tensor, Tensor]:
-    """Returns candidate positions for crops of a low-resolution image, (N, 2), and their weights, (N,)."""
+    """Returns candidate positions for crops of a low-resolution image, (N, 2), and their sampling weights, (N,)."""
     crop, spacing = settings.crop_px, _spacing(settings.crop_px)
     lost = (high.float() - resize(low.float(), scale)).abs().mean(0, keepdim=True)
     lost = F.avg_pool2d(F.avg_pool2d(lost, scale), crop, spacing)[0].double().cpu()

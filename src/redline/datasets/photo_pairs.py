@@ -1,10 +1,11 @@
 """Training photos: decoded once, optionally downscaled, each with its low-resolution image from bicubic downscaling.
 
-A photo that is unreadable or too small is skipped and listed in `skipped`; a folder without a usable photo raises.
+A photo that is unreadable or too small is skipped and listed in `skipped`. A folder without a usable photo raises an
+error.
 
-A long training overfits a few hundred photos. With `vary`, each photo is downscaled by new factors, different for
-height and width, in every round of `renew_steps` steps. The factors depend on the seed, the round and the photo only,
-so that a resumed training continues with the same images.
+A long training overfits a few hundred photos. To prevent this, `vary` downscales each photo by new random factors,
+different for height and width, every `renew_steps` steps (a round). The factors depend on the seed, the round and the
+photo only, so that a resumed training continues with the same images.
 """
 
 import hashlib
@@ -25,21 +26,21 @@ from redline.errors import RedlineError
 from redline.files.limits import NonNegativeFloat, NonNegativeInt, PositiveInt, Share, ShareBelowOne
 from redline.machine.cores import cores
 
-# The subfolder of synthetic images.
+# The name of the subfolder of synthetic images.
 DRAWN_FOLDER = "drawn"
-# Photos are stretched: the factors for height and width differ by up to about 15%.
+# With `vary`, photos are stretched: the factors for height and width differ by up to about 15%.
 _LARGEST_DISTORTION = 0.15
 
 
 @dataclass(frozen=True)
 class PhotoSettings:
-    """The photos, and how crops are drawn from them.
+    """The photos, and how crops are sampled from them.
 
-    `crop_px` is the side of a crop of the low-resolution image. `shrink` downscales photos first, which removes JPEG
-    artifacts and adds detail per crop; crops come equally often from each factor. `flat` is the share of crops of one
-    color, `recolour` the share with permuted, scaled and inverted channels, `drawn` the share from the subfolder
-    `drawn`. Every `renew_steps` steps each photo is downscaled again, by `shrink` times a random factor from 1 to
-    1 + `vary`.
+    `crop_px` is the side of a crop of the low-resolution image. Photos are first downscaled by each factor in `shrink`,
+    which removes JPEG artifacts and adds detail per crop; all factors supply the same number of crops. `flat` is the
+    fraction of crops of one color, `recolour` the fraction with permuted, scaled and inverted channels, and `drawn` the
+    fraction from the subfolder named `drawn`. Every `renew_steps` steps, each photo is downscaled again: by each factor
+    in `shrink`, multiplied by a random number from 1 to 1 + `vary`.
     """
 
     photos: str = ""
@@ -74,7 +75,7 @@ class Variant(NamedTuple):
 
 @dataclass
 class PhotoPairs:
-    """The photos of a folder. Iterating yields the images and fills the counters and `skipped`.
+    """The photos of a folder. Iterating yields the images, counts photos and pixels, and fills `skipped`.
 
     With `renew_steps`, decoded photos stay on the device, and `variants` downscales them again in each round.
     """
@@ -121,7 +122,7 @@ class PhotoPairs:
     def variants(self, round_: int) -> Iterator[Variant]:
         """Yields every decoded photo at this round's sizes; skips sizes smaller than a crop.
 
-        With a shrink of 1 the photo is used unchanged in every round.
+        A shrink factor of 1 leaves the photo unchanged in every round.
         """
         for index, (path, photo) in enumerate(self._decoded):
             random = torch.Generator().manual_seed((self.seed * 1_000_003 + round_) * 1_000_003 + index)
@@ -142,12 +143,12 @@ class PhotoPairs:
 
     def _check_any(self) -> None:
         if not self.photos:
-            first = f" The first: {self.skipped[0]}" if self.skipped else ""
+            first = f" The first skipped photo: {self.skipped[0]}" if self.skipped else ""
             raise RedlineError(f"no photo of {self.settings.photos!r} can be used for training.{first}")
 
     def _read(self) -> Iterator[tuple[Path, Tensor]]:
         paths = find_photos(self.settings.photos)
-        # Decodes a few photos ahead while others are downscaled; all at once would need too much memory.
+        # Decodes a few photos ahead while others are downscaled; decoding all photos first would need too much memory.
         threads = min(8, cores())
         with ThreadPoolExecutor(threads) as pool:
             for first in range(0, len(paths), 2 * threads):

@@ -9,12 +9,12 @@ from torch import Tensor
 from redline.errors import RedlineError
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".avif", ".bmp", ".tif", ".tiff"})
-# The modes that Pillow converts to 8-bit RGB without loss, except for transparency.
+# Pillow converts images of these modes to 8-bit RGB and loses only transparency.
 _MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr"})
 
 
 def find_photos(folder: str | Path) -> list[Path]:
-    """Returns the image files of a folder and its subfolders, by suffix, in a fixed order; skips hidden ones."""
+    """Returns the files with an image suffix in a folder and its subfolders, in a fixed order; skips hidden files."""
     folder = Path(folder)
     if not folder.is_dir():
         raise RedlineError(f"there is no folder {str(folder)!r}.")

@@ -1,9 +1,9 @@
 """Computes gradients of the weights: directly in fp32 and autocast, through a low-precision copy in bf16 and fp16.
 
-Most steps change a weight by less than bf16 can resolve, so the optimizer updates fp32 masters, and each step ends by
-copying them into the low-precision copy. Gradients are accumulated in fp32, so that summing many small batches loses no
-precision. In fp16 the loss scale adapts to overflows; a model that keeps overflowing is switched to bf16 with a
-warning.
+Most steps change a weight by less than bf16 can resolve, so the optimizer updates fp32 masters. At the end of a step,
+the masters are copied into the low-precision copy. Gradients are accumulated in fp32, so that summing many small
+batches loses no precision. In fp16 the loss scale adapts to overflows; a model that keeps overflowing is switched to
+bf16 with a warning.
 """
 
 import copy
@@ -31,18 +31,18 @@ class Arithmetic:
         return False
 
     def publish(self) -> None:
-        """Updates the copy after an optimizer step."""
+        """Called after an optimizer step: copies the trained weights into the low-precision copy, if there is one."""
 
     def state_dict(self) -> dict[str, Any]:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores the state, after the trained weights have been restored."""
+        """Restores the state. The trained weights must be restored first."""
         self.publish()
 
 
 class LossScale(AdaptiveGradScaler):
-    """The loss scaler of the ladder, with separate unscaling (so that gradients can be clipped) and a saved state."""
+    """The ladder's loss scaler, extended to unscale gradients before they are clipped, and to save its state."""
 
     _SAVED = ("current", "steps", "skipped", "switched", "_overflows_in_a_row", "_clean_in_a_row")
 

@@ -8,7 +8,7 @@ from redline.errors import RedlineError
 from redline.files.untrusted import read_toml
 
 CONFIGS = Path(__file__).parent / "configs"
-# Maps each kind of config to a name for its model and to its command.
+# Maps each kind of config to the kind of model that it trains and to the command that trains it.
 _KINDS = {
     "text": ("a language model", "redline train"),
     "drct": ("a super-resolution model", "redline train drct"),
@@ -30,10 +30,10 @@ def find_config(name: str, kind: str | None = None) -> tuple[Path, str]:
     bundled = {file.stem: kind_of(read_toml(file, "config file")) for file in sorted(CONFIGS.glob("*.toml"))}
     if name in bundled and kind in (None, bundled[name]):
         return CONFIGS / f"{name}.toml", bundled[name]
-    what = f" of {_KINDS[kind][0]}" if kind else ""
+    what = f" for {_KINDS[kind][0]}" if kind else ""
     if name in bundled:
         model, command = _KINDS[bundled[name]]
-        raise RedlineError(f"the config {name!r} is of {model}, not{what}: train it with `{command} {name}`.")
+        raise RedlineError(f"the config {name!r} is for {model}, not{what}: train it with `{command} {name}`.")
     known = ", ".join(one for one, its_kind in bundled.items() if kind in (None, its_kind))
     raise RedlineError(f"there is no config {name!r}{what}: give a .toml file, or one of {known}.")
 

@@ -6,7 +6,7 @@ random generators and the step. The step is also the position in the data: a bat
 A checkpoint is written under a temporary name and renamed once it is on disk; only then are older checkpoints deleted.
 A checkpoint starts with a checksum, and resuming uses the newest checkpoint whose checksum matches.
 
-A compact checkpoint has 10 bytes per parameter instead of 16, for training states that are transferred. Weights stay
+A compact checkpoint, for transfer to another machine, has 10 bytes per parameter instead of 16. Weights stay
 fp32. The optimizer's moments are stored in bf16. Averaged weights are stored as their difference from the weights, in
 bf16: the difference is small, so its rounding error is far below that of the average itself in bf16. Training continues
 in fp32, so that rounding happens once per transfer and not in every step.
@@ -45,17 +45,17 @@ _TORCH = (RuntimeError, pickle.UnpicklingError, AssertionError, struct.error)
 
 @dataclass(frozen=True)
 class Position:
-    """The progress of a training run: `step` steps, `skipped` of them skipped, in `elapsed_s` seconds.
+    """The progress of a training run: `step` steps in `elapsed_s` seconds; `skipped` of the steps changed no weight.
 
-    All three include the time before the run was resumed.
+    All three count from the first start of the run, not from a resume.
     """
 
     step: int = 0
     elapsed_s: float = 0.0
     skipped: int = 0
     skipped_in_a_row: int = 0
-    overflowed_in_a_row: int = 0  # steps lost because the fp16 loss scale was too large
-    # Steps since the last log line; the sums of their losses and gradient norms, and the number of finite steps.
+    overflowed_in_a_row: int = 0  # steps skipped because the fp16 loss scale was too large
+    # The steps since the last log line, the sums of their losses and gradient norms, and how many were finite.
     unlogged_steps: int = 0
     unlogged_sums: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
@@ -132,7 +132,7 @@ class SavedTraining:
     identity: Mapping[str, Any]
 
     def check_matches(self, known: Mapping[str, Any]) -> None:
-        """Raises for the first entry of `known`, a part of an identity, that differs from the checkpoint's identity."""
+        """Raises if an entry of `known`, a part of an identity, has changed but must not change on resume."""
         _changed(self.identity, json.loads(json.dumps(known)), known, self.path)
 
 
@@ -156,24 +156,24 @@ class Checkpoints:
             raise RedlineError(f"{out!r} already holds a training run: resume it, or choose another folder.")
 
     def saved_training(self) -> SavedTraining:
-        """Returns the training run of the newest complete checkpoint."""
+        """Returns the training run to which the newest complete checkpoint belongs."""
         path, content = self.read(warn=False)
         return SavedTraining(path, _identity(content, path))
 
     def save(self, state: State, position: Position, keep_all: bool = False) -> Path:
         path, files = self._path(position.step), self.files()
-        # First delete the incomplete files that a killed process left, to free disk space.
+        # First deletes the incomplete files that a killed process left, to free disk space.
         with suppress(OSError):
             for left in self.folder.glob(".step-*"):
                 left.unlink(missing_ok=True)
-        kept = f"{files[-1].name!r} is untouched" if files else "there is no earlier one"
+        kept = f"{files[-1].name!r} is untouched" if files else "there is no earlier checkpoint"
         write_checkpoint(path, state.content(position), f"; {kept}")
         for old in () if keep_all else self.files()[: -self.keep]:
             old.unlink(missing_ok=True)
         return path
 
     def go_back_before(self, step: int) -> int | None:
-        """Deletes the checkpoints from `step` on if there are earlier ones. Returns the step of the newest one kept."""
+        """Deletes the checkpoints from `step` on if an earlier one exists. Returns the step of the last earlier one."""
         earlier = [file for file in self.files() if file < self._path(step)]
         for late in self.files()[len(earlier) :] if earlier else ():
             late.unlink(missing_ok=True)
@@ -287,7 +287,7 @@ def _write(file: BinaryIO, content: dict[str, Any]) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Makes the renamed file durable against power loss."""
+    """Flushes the folder to disk, so that the renamed file survives a power loss."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,7 +1,7 @@
 """Makes torch use deterministic kernels on a GPU.
 
 Some backward kernels sum the results of many threads in the order in which they finish, so the last bits differ from
-run to run. Everything else in training is the same in every run.
+run to run. Everything else in training is deterministic.
 """
 
 import os
@@ -23,7 +23,7 @@ def deterministic(wanted: bool) -> Iterator[None]:
     if not wanted:
         yield
         return
-    # cuBLAS reads this when a process first uses it; without it, torch refuses deterministic matrix products.
+    # cuBLAS reads this variable when it starts; if it is not set, torch refuses deterministic matrix products.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     memory: Any = torch.utils.deterministic
     before, filled = torch.are_deterministic_algorithms_enabled(), memory.fill_uninitialized_memory

@@ -1,9 +1,10 @@
 """Initializes a DRCT as an interpolation, or with the weights of another DRCT, whose scale may differ.
 
-From random weights, the first steps only learn that the output resembles the input. To save these steps, a few channels
-pass the colours unchanged through the first convolution, past the body, and through the tail. The tail's upsampling
-starts as linear interpolation. The tail's LeakyReLU changes negative values, so each colour uses two channels, one of
-them negated: LeakyReLU(x) − LeakyReLU(−x) = 1.01·x. All other weights stay random, and all weights are trained.
+If all weights are random, the first steps only learn that the output resembles the input. To save these steps, a few
+channels pass the colours unchanged through the first convolution, past the body, and through the tail. The tail's
+upsampling starts as linear interpolation. The tail's LeakyReLU changes negative values, so each colour uses two
+channels, one of them negated: LeakyReLU(x) − LeakyReLU(−x) = 1.01·x. All other weights stay random, and all weights are
+trained.
 
 All layers but the upsampling have the same shapes at any scale, so a ×2 model can start from the weights of a ×4 model.
 The upsampling weights are copied only if the scales are equal.
@@ -42,7 +43,7 @@ def start_as_interpolation(model: Drct) -> None:
 
 
 def _pass(convolution: nn.Module, mixing: Tensor, kernels: Tensor | None = None) -> None:
-    """Makes the first output channels `mixing` @ (first input channels), convolved with each kernel."""
+    """Sets the first output channels to `mixing` @ (first input channels), convolved with each of the kernels."""
     assert isinstance(convolution, nn.Conv2d) and convolution.bias is not None
     if kernels is None:
         kernels = torch.zeros(1, 3, 3)

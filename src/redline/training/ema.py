@@ -19,7 +19,7 @@ class Ema:
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
         self.model = copy.deepcopy(model).eval().requires_grad_(False)
-        # Collected once: walking the modules of a deep model takes longer than averaging its weights.
+        # Collected only once, because walking the modules of a deep model takes longer than averaging its weights.
         self._averaged: list[Tensor] = list(self.model.parameters())
         self._followed = model
         self._weights: list[Tensor] = list(model.parameters())

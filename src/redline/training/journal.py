@@ -1,4 +1,4 @@
-"""Logs the metrics of a training run as JSON lines. A resumed run truncates the log to its checkpoint."""
+"""Logs the metrics of a training run as JSON lines. A resumed run drops the lines after its checkpoint."""
 
 import json
 import math

@@ -1,8 +1,8 @@
 """The training loop for every kind of model: steps, schedule, averaged weights, checkpoints, logging and interruption.
 
-If the optimizer can skip a step on the device, no step waits for the device: losses are summed there and read every
-`log_every` steps. A step whose loss or gradient is not finite changes no weight and is counted; `skip_limit` such steps
-in a row end the run. While steps are being skipped, no periodic checkpoint replaces the last good checkpoint.
+If the optimizer can skip a step on the device, no step waits for the device: losses are summed on the device and read
+every `log_every` steps. A step whose loss or gradient is not finite changes no weight and is counted; `skip_limit` such
+steps in a row end the run. While steps are being skipped, no periodic checkpoint replaces the last good checkpoint.
 """
 
 import math
@@ -38,7 +38,7 @@ _OWNER = ".training"
 
 @dataclass(frozen=True)
 class Progress:
-    """The metrics of one log line. `utilization` is the achieved share of the machine's measured FLOP/s.
+    """The metrics of one log line. `utilization` is the achieved FLOP/s divided by the measured peak.
 
     `loss` is the mean training loss since the last line; it includes the `penalties`.
     """
@@ -79,7 +79,7 @@ class Outcome:
         return next((entry["loss"] for entry in reversed(self.entries) if "loss" in entry), None)
 
     def median(self, key: str) -> float | None:
-        """Returns the median of a metric, without the first entry, which includes compilation and start-up."""
+        """Returns the median of a metric over the journal, without its first entry, which includes compilation."""
         values = [entry[key] for entry in self.entries if entry.get(key) is not None]
         return statistics.median(values[1:] or values) if values else None
 
@@ -101,7 +101,7 @@ def train(
     """
     with claimed(out / _OWNER, f"a training run is writing to {str(out)!r}: wait for it, or choose another folder."):
         if device.type == "cuda":
-            # The peak memory must not include the search for a batch size.
+            # The peak memory of the run must not include that of the search for a batch size.
             torch.cuda.reset_peak_memory_stats(device)
         checkpoints = Checkpoints(out / FOLDER, settings.keep_checkpoints)
         checkpoints.check_start(resume)
@@ -171,7 +171,7 @@ class _Loop:
         return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else peak_resident_bytes()
 
     def run(self, stop: Callable[[], bool]) -> bool:
-        """Returns whether the run was stopped before its end."""
+        """Trains until the end or until `stop()` is true. Returns whether the run was stopped before its end."""
         settings = self.settings
         while self.settings.progress(self.step, self.elapsed_s) < 1 and not stop():
             self._one_step()
@@ -233,7 +233,7 @@ class _Loop:
     def _log(self) -> None:
         """Logs the mean over the steps since the last line; reading the sums waits for the device.
 
-        It is called at fixed steps and at the end. Unlike checkpoints, it never depends on the clock, so that equal
+        Logs at fixed steps and at the end. Unlike checkpoints, log lines never depend on the clock, so that equal
         training runs write equal journals, even if they were interrupted and resumed.
         """
         steps = self.step - self._logged
@@ -276,7 +276,7 @@ class _Loop:
     def _check_end(self) -> None:
         """Raises an error if the run has no usable result.
 
-        A result is unusable if a metric is NaN, or if the last steps were skipped and there are no finite metrics.
+        A result is unusable if a metric is NaN, or if the last step was skipped and metrics are missing or infinite.
         """
         is_skipping = bool(self._row[0] > 0)
         is_lost = any(map(math.isnan, self.figures.values()))
@@ -316,7 +316,7 @@ class _Loop:
             self.figures = figures
             self._write(validation=True, **figures)
         self._validated = self.step
-        # The throughput does not include the time of the validation.
+        # The time of the validation does not count for the throughput.
         self._timed_s = self.elapsed_s
 
     def _save(self) -> None:

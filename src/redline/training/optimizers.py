@@ -20,8 +20,8 @@ from redline.quiet import quiet
 from redline.training.settings import LoopSettings
 
 _Weights = Sequence[nn.Parameter]
-# A matrix with a smaller side is not a feature matrix.
-_MIN_FEATURES = 8
+# Muon does not update matrices with a smaller side: convolution taps, gates of a few heads, and scores.
+_MIN_SIDE = 8
 
 
 def build_optimizer(model: nn.Module, settings: LoopSettings) -> Optimizer:
@@ -36,7 +36,7 @@ def build_over(weights: Sequence[nn.Parameter], hidden: Sequence[nn.Parameter], 
     if name == "muon":
         return _muon(weights, hidden, settings)
     if name == "adafactor":
-        # This eps makes the steps as large as AdamW's; by default steps are relative to the size of each weight.
+        # Adafactor's default steps are relative to the size of each weight. This eps makes them as large as AdamW's.
         return Adafactor(groups, lr=rate, eps=(None, 1.0))
     if name == "adamw8bit":
         return _adamw_8bit()(groups, lr=rate, betas=settings.betas)
@@ -70,7 +70,7 @@ def set_rate(optimizer: Optimizer, rate: float) -> None:
 
 
 def step_unless(bad: Tensor, optimizer: Optimizer) -> None:
-    """Runs the step unless `bad`. Fused optimizers check `bad` on the device; for others the CPU waits for it."""
+    """Runs the step unless `bad`. Fused optimizers check `bad` on the device; others make the CPU wait for it."""
     if type(optimizer) in (Adam, AdamW) and all(group["fused"] for group in optimizer.param_groups):
         vars(optimizer)["found_inf"] = bad.float()
         optimizer.step()
@@ -106,23 +106,22 @@ class CombinedOptimizer(Optimizer):
 
 
 def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
-    """Returns the feature matrices between the embedding and the output layer."""
+    """Returns the weights that Muon updates: the large matrices between the embedding and the output layer."""
     outer = {
         id(weight)
         for name, module in model.named_modules()
         if isinstance(module, nn.Embedding) or name.rpartition(".")[2] == "head"
         for weight in module.parameters()
     }
-    return [weight for weight in model.parameters() if _is_feature_matrix(weight) and id(weight) not in outer]
+    return [weight for weight in model.parameters() if _is_large_matrix(weight) and id(weight) not in outer]
 
 
-def _is_feature_matrix(weight: Tensor) -> bool:
-    """Returns whether a weight is a feature matrix. Convolution taps, gates of a few heads and scores are too small."""
-    return weight.ndim == 2 and min(weight.shape) >= _MIN_FEATURES
+def _is_large_matrix(weight: Tensor) -> bool:
+    return weight.ndim == 2 and min(weight.shape) >= _MIN_SIDE
 
 
 def _groups(weights: Sequence[nn.Parameter], decay: float) -> list[dict[str, Any]]:
-    """Splits weights into two groups: matrices and kernels with weight decay, biases and norms without."""
+    """Returns two groups of weights: matrices and kernels have weight decay, biases and norms do not."""
     groups = [
         {"params": [weight for weight in weights if weight.ndim >= 2], "weight_decay": decay},
         {"params": [weight for weight in weights if weight.ndim < 2], "weight_decay": 0.0},
@@ -135,7 +134,7 @@ def _adamw_8bit() -> Any:
         with quiet():
             from torchao.optim import AdamW8bit
 
-            import_module("torch._inductor.compile_fx")  # the compiled optimizer step imports this, with warnings
+            import_module("torch._inductor.compile_fx")  # the compiled optimizer step would import it and warn
     except ImportError as error:
         raise RedlineError("adamw8bit needs torchao, which is not installed: pip install torchao.") from error
     return AdamW8bit

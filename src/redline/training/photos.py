@@ -1,4 +1,4 @@
-"""The common parts of training on photos: reading the config, and the data of the task."""
+"""The base classes of training on photos: the settings and the task."""
 
 import typing
 from abc import abstractmethod

@@ -21,7 +21,7 @@ _MIN_FEATURES = 256
 
 
 def resolve_precision(precision: str, device: torch.device) -> str:
-    """Returns `precision` if the device is fast in it; otherwise warns and returns fp32. "auto" is bf16 on a GPU."""
+    """Returns `precision` if the device is fast in it; otherwise warns and returns fp32. "auto" means bf16 on a GPU."""
     if precision == "auto":
         machine = Machine.detect(str(device))
         return "bf16" if "bf16" in machine.hardware_dtypes and machine.is_cuda else "fp32"

@@ -78,9 +78,9 @@ def train(
     names. `steps` or `time` ("12m") replaces its duration. `validation` (folders of images held out for scoring) and
     `start` (initial weights of a DRCT) are for image models.
 
-    `kind` is "text", "drct" or "lsd"; without it, the config's contents decide. `progress` is called with every line of
-    metrics, `log` with messages to keep, `status` with the current activity. Ctrl-C saves a checkpoint and returns; a
-    second one raises KeyboardInterrupt.
+    `kind` is "text", "drct" or "lsd"; without it, the contents of the config determine the kind. `progress` is called
+    with every line of metrics, `log` with messages to keep, and `status` with the current activity. Ctrl-C saves a
+    checkpoint and returns; a second one raises KeyboardInterrupt.
 
     >>> config = {
     ...     "model": {"width": 16, "layers": 2, "heads": 2, "mlp_width": 24, "context": 32},
@@ -105,7 +105,7 @@ def train(
     sources = _paths(source)
     if kind == "text":
         if validation is not None or start is not None:
-            raise RedlineError("validation and start are for image models; set validation under [data] for text.")
+            raise RedlineError("validation and start are for image models. For text, set validation under [data].")
         from redline.training.text.run import prepare_training, run_text
 
         status("reading text …")
@@ -113,7 +113,7 @@ def train(
         status("the first steps …")
         return _result(task, folder, *run_text(task, folder, where, resume, progress, log))
     if sources is not None and len(sources) != 1:
-        raise RedlineError(f"source must be one folder of photos for an image model, not {len(sources)}.")
+        raise RedlineError(f"source must be one folder of photos for an image model, not {len(sources)} folders.")
     options = {"photos": sources and sources[0], "validation": _paths(validation), "steps": steps, "minutes": minutes}
     status("reading photos …")
     task = _image_task(kind, config, where, None if start is None else str(start), options)

@@ -43,7 +43,7 @@ class LoopSettings:
 
     Exactly one of `minutes` and `steps` is set. With `minutes`, the learning rate follows the clock and training takes
     the same time on every machine; with `steps`, it follows the step number. A step whose loss or gradient is not
-    finite is skipped; `skip_limit` of them in a row end the run.
+    finite is skipped; `skip_limit` skipped steps in a row end the run with an error.
     """
 
     steps: PositiveInt | None = None
@@ -69,12 +69,12 @@ class LoopSettings:
             raise RedlineError("set either steps or minutes under [training].")
 
     def progress(self, step: int, elapsed_s: float) -> float:
-        """Returns the share of training that is done, from 0 to 1."""
+        """Returns the completed fraction of the training, from 0 to 1."""
         share = elapsed_s / (60 * (self.minutes or math.inf)) if self.steps is None else step / self.steps
         return min(share, 1.0)
 
     def rate_factor(self, step: int, elapsed_s: float) -> float:
-        """Returns the factor of the learning rate for this step: a linear warm-up, then a cosine decay."""
+        """Returns the factor by which this step multiplies the learning rate: a linear warm-up, then a cosine decay."""
         # The warm-up always counts steps: compilation in the first step could take longer than a warm-up in minutes.
         warm = min((step + 1) / (self.warmup_steps + 1), 1.0)
         cosine = (1 + math.cos(math.pi * self.progress(step, elapsed_s))) / 2
@@ -123,7 +123,7 @@ def override(table: dict[str, Any], **values: Any) -> None:
 
 
 def decode(kind: type[T], table: Mapping[str, Any], section: str) -> T:
-    """Converts a table to the dataclass `kind`. A single value is accepted in place of a list of one."""
+    """Converts a table to the dataclass `kind`. For a list, a single value is accepted as well."""
     hints = typing.get_type_hints(kind, include_extras=True)
     for name in table:
         if name not in hints:
@@ -131,11 +131,11 @@ def decode(kind: type[T], table: Mapping[str, Any], section: str) -> T:
     values = {name: _as_list(value, hints[name]) for name, value in table.items()}
     for name, value in values.items():
         if not all(map(_is_representable, value if isinstance(value, (list, tuple)) else [value])):
-            raise RedlineError(f"{name} = {shorten(value)} under [{section}] is not a finite number of 64 bits.")
+            raise RedlineError(f"{name} = {shorten(value)} under [{section}] is not a finite 64-bit number.")
     try:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
-        # msgspec says where: "Expected `int`, got `str` - at `$.betas[0]`".
+        # msgspec names the key at the end of its message: "Expected `int`, got `str` - at `$.betas[0]`".
         found = re.search(r"at `\$\.(\w+)", str(error))
         if found is None:
             raise RedlineError(f"[{section}] cannot be used: {error}.") from error

@@ -56,8 +56,8 @@ class DrctLoopSettings(LoopSettings):
     """`compile` compiles the groups. On a GPU, `fused_ops` uses Redline's kernels, and `cuda_graph` captures the
     forward and backward pass as one CUDA graph.
 
-    `frequency_weight` is the weight of an L1 loss on the Fourier transform. It is added to the L1 loss on pixels once
-    the share `frequency_from` of training is done.
+    `frequency_weight` is the weight of an L1 loss on the Fourier transform. It is added to the L1 loss on pixels after
+    the fraction `frequency_from` of the training.
     """
 
     optimizer: Literal["adamw", "adam"] = "adamw"
@@ -71,7 +71,9 @@ class DrctLoopSettings(LoopSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.frequency_weight and self.frequency_from and self.steps is None:
-            raise RedlineError("frequency_from is a share of the steps: set steps instead of minutes, or set it to 0.")
+            raise RedlineError(
+                "frequency_from is a fraction of the steps: set steps, not minutes, or frequency_from = 0."
+            )
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ class DrctTraining(PhotoTraining):
             raise RedlineError(f"crop_px = {crop_px} under [data] must be a multiple of the model's window, {window}.")
 
 
-# Keys that older checkpoints lack, with the values that have no effect.
+# Settings that older checkpoints lack, with the values at which they have no effect.
 _ADDED_LATER: dict[str, Any] = {"drawn": 0.0, "vary": 0.0, "renew_steps": 0, "frequency_weight": 0.0}
 
 
@@ -131,7 +133,7 @@ class DrctTask(PhotoTask):
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """Duration, logging and the location of the photos may change on resume."""
+        """The settings that must not change on resume; duration, logging, speed and file locations may change."""
         settings = self.settings
         free = {"compile", "fused_ops", "cuda_graph", "photos", "validation", "weights"}
         kept = settings_except(free, settings.model, settings.data, settings.loop)

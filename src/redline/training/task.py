@@ -27,8 +27,8 @@ class Task(ABC):
     """A model, the loss of each step, and the validation.
 
     `model` holds the trained weights in fp32. `loss(step, part)` draws the batch from the seed and the step alone, so
-    that a resumed run sees the same batches; the losses of the `parts` of a step add up to the step's loss. `identity`
-    is a JSON object: a checkpoint can be resumed only by a task with the same one.
+    that a resumed run sees the same batches; the losses of a step's `parts` add up to its loss. `identity`
+    is a JSON object: a checkpoint can be resumed only by a task with the same identity.
     """
 
     model: nn.Module
@@ -71,7 +71,7 @@ class Task(ABC):
         return nullcontext()
 
     def penalties(self, step: int) -> tuple[str, ...]:
-        """Names the terms in the loss of this step that the validation loss does not have."""
+        """Returns the names of the terms in this step's loss that the validation loss does not have."""
         return ()
 
     def validate(self, model: nn.Module) -> dict[str, float]:

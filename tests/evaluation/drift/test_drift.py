@@ -155,7 +155,7 @@ def test_what_feeds_on_itself_and_settles_at_once_is_found(name: str, cases: dic
         return clean + red * torch.tensor([1.0, 0.0, 0.0]).view(1, 3, 1, 1)
 
     red = fallen(cases[name], restoring(cases[name], reddening))
-    assert "colour of its own making" in red and "colour drift" not in red
+    assert "colour feedback" in red and "colour drift" not in red
 
 
 def test_a_remaining_old_scene_is_found(cases: dict[str, Case]) -> None:

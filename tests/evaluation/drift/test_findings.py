@@ -48,7 +48,7 @@ def test_a_good_model_passes_everything() -> None:
         ("structure drift", "distance", 0.05),
         ("flicker drift", "flicker", 0.01),
         ("gain drift", "gain_db", -0.5),
-        ("colour of its own making", "green", 0.05),
+        ("colour feedback", "green", 0.05),
     ],
 )
 def test_a_drift_fails_beyond_its_limit(name: str, late: str, limit: float) -> None:
@@ -56,7 +56,7 @@ def test_a_drift_fails_beyond_its_limit(name: str, late: str, limit: float) -> N
     beyond = findings(watched({late: GOOD[late] + 1.1 * limit}))[name]
     assert inside.holds and not beyond.holds
     assert beyond.value == pytest.approx(1.1 * abs(limit)) and beyond.limit == abs(limit)
-    if name != "colour of its own making":
+    if name != "colour feedback":
         assert beyond.since_first == pytest.approx(1.1 * (abs(limit) if name == "gain drift" else limit))
 
 

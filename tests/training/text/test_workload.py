@@ -45,9 +45,9 @@ def test_bundled_settings_go_by_their_name(tmp_path: Path, monkeypatch: pytest.M
     workload = load_workload("train:decoder-tiny", {"batch": 2, "length": 19})
     assert (workload.name, workload.items) == ("decoder-tiny", 38)
     assert losses(workload, "eager", 1)[0] < 8
-    with pytest.raises(RedlineError, match="no config .* of a language model: .* or one of decoder-124m, .*-tiny"):
+    with pytest.raises(RedlineError, match="no config .* for a language model: .* or one of decoder-124m, .*-tiny"):
         load_workload("train:decoder-huge")
-    with pytest.raises(RedlineError, match="of a super-resolution model, not of a language model"):
+    with pytest.raises(RedlineError, match="for a super-resolution model, not for a language model"):
         load_workload("train:drct-small-x4")
     with pytest.raises(RedlineError, match="train:CONFIG.toml, train:decoder-tiny, .*or one of"):
         load_workload("decoder-tiny")

@@ -1,7 +1,7 @@
 """A virtual camera's motion over a photo: pans, zooms, rotations and hand shake, all periodic, for clips of any length.
 
-Positions are in pixels from the center of the frame (u) or of the photo (w); the frame shows the photo's
-w = scale · R(angle) · u + centre at u. B: clips, T: frames.
+Positions are in pixels from the center of the frame (u) or of the photo (w). The frame's pixel at u shows the photo at
+w = scale · R(angle) · u + centre. B: clips, T: frames.
 """
 
 import math
@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 
 from redline.datasets.clips.settings import ClipSettings
-from redline.datasets.device_copy import Drawn
+from redline.datasets.device_copy import SampledTensors
 
-# The range of periods of zoom and rotation in frames, and that of the faster hand shake.
+# The ranges of the oscillation periods in frames: of zoom and rotation, and of the faster hand shake.
 _PERIODS = (40.0, 200.0)
 _SHAKE_PERIODS = (6.0, 18.0)
 _SHAKE_PX = 0.7
 
 
 @dataclass(frozen=True)
-class Camera(Drawn):
-    """For each clip and frame: photo pixels per frame pixel, rotation angle, and the photo position of the center."""
+class Camera(SampledTensors):
+    """For each clip and frame: photo pixels per frame pixel, rotation angle, and the frame center's photo position."""
 
     scale_BT: Tensor
     angle_BT: Tensor
@@ -38,14 +38,14 @@ class Camera(Drawn):
 
         moves = (some(0, 1) >= settings.still).double()
         widest = settings.world_px / settings.frame_px
-        # From one photo pixel per frame pixel up to the largest scale at which a rotated frame fits into the photo.
+        # One to two photo pixels per frame pixel, or fewer than two if a rotated frame would not fit into the photo.
         scale = some(1.0, max(1.0, min(2.0, 0.8 * widest)))
         zoom = moves * _sometimes(generator, clips) * some(0, settings.zoom)
         turn = moves * _sometimes(generator, clips) * some(0, settings.turn)
         speed = moves[:, None] * some(0, settings.pan_px, 2) * scale[:, None]
         room = (settings.world_px - settings.frame_px * scale).clamp_min(settings.frame_px / 8)[:, None] / 4
         reach = some(0.3, 1.0, 2) * room
-        # The period at which the largest speed of the oscillation equals `speed`.
+        # With this period, the highest speed of the oscillation is `speed`.
         period = 2 * math.pi * reach / speed.clamp_min(1e-3)
         shake = moves[:, None] * some(0, _SHAKE_PX, 2) * scale[:, None] * swing(some(*_SHAKE_PERIODS, 2))
         middle = some(-1.0, 1.0, 2) * room

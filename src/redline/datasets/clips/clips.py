@@ -1,7 +1,7 @@
 """Synthetic clips: photos, a camera that moves over them, and the degradation of a poor camera.
 
-The same seed and step give the same clip. Motion, positions and degradation are the same on every device; the noise of
-a frame is drawn on the device, from the seed, the step and the frame's index.
+The same seed and step give the same clip. Motion, positions and degradation do not depend on the device. The noise of a
+frame does: it is sampled on the device, with a seed made from the seed, the step and the frame's index.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,8 @@ _FRAMES_APART = 1_000_003
 
 @dataclass(frozen=True)
 class Frame:
-    """One frame of B clips: clean, degraded, and its motion from the previous frame with a mask of known motion."""
+    """One frame of B clips: the clean image, the degraded image (`seen`), the position of each pixel in the previous
+    frame (`came_from`), and a mask of the pixels for which that position is known."""
 
     clean: Tensor
     seen: Tensor
@@ -58,7 +59,7 @@ class Clip:
 
 
 class Clips:
-    """Makes clips: `clip(step, frames)` returns the batch of a step; `photos` overrides the folder of the settings."""
+    """Makes clips: `clip(step, frames)` returns the clips of a step. `photos` replaces the folder in the settings."""
 
     def __init__(self, settings: ClipSettings, device: torch.device, seed: int = 0, photos: str | None = None) -> None:
         self.settings, self.device, self.seed = settings, device, seed

@@ -1,6 +1,6 @@
 """The degradation of a poor camera: blur, low light, a color cast, noise and JPEG artifacts.
 
-All parameters are drawn once per clip; only the noise changes from frame to frame. In low light the camera raises its
+All parameters are sampled once per clip; only the noise changes from frame to frame. In low light the camera raises its
 gain, which restores most of the brightness and amplifies the noise. B: clips.
 """
 
@@ -12,18 +12,19 @@ from torch.nn import functional as F
 
 from redline.datasets.clips.jpeg_artifacts import JpegArtifacts
 from redline.datasets.clips.settings import ClipSettings
-from redline.datasets.device_copy import Drawn
+from redline.datasets.device_copy import SampledTensors
 
 _BLUR_RADIUS = 4
-# The range of the share of the light loss (in log space) that automatic gain restores.
+# Automatic gain restores a fraction of the lost light (in log space), sampled from this range.
 _GAIN_SHARE = (0.6, 0.95)
-# The JPEG quality that stands for no compression.
+# In place of a JPEG quality, this value means that the image is not compressed.
 _UNCOMPRESSED = 101.0
 
 
 @dataclass(frozen=True)
-class Degradation(Drawn):
-    """`light_BC` is the brightness factor of each channel, `read_B` is constant, `shot_B` signal-dependent noise."""
+class Degradation(SampledTensors):
+    """`light_BC` is the brightness factor of each channel. `read_B` is the standard deviation of the constant noise,
+    `shot_B` that of the signal-dependent noise at full brightness."""
 
     blur_B: Tensor
     light_BC: Tensor
@@ -49,18 +50,18 @@ class Degradation(Drawn):
             some(settings.blur_px, 0.6),
             light.clamp(max=1.0 + settings.cast),
             gain * some(settings.noise, 0.9),
-            gain.sqrt() * some(settings.noise, 0.7),  # the variance is proportional to the light before gain
+            gain.sqrt() * some(settings.noise, 0.7),  # after gain, the variance is gain · brightness
             torch.where(uncompressed, _UNCOMPRESSED, quality.floor()),
         )
 
     def target(self, clean_BCHW: Tensor, keep_B2: Tensor) -> Tensor:
-        """Returns the restoration target, which keeps a share of the darkness (first) and the color cast (second)."""
+        """Returns the restoration target. `keep_B2` has the fractions of darkness and of color cast that it keeps."""
         brightness = self.light_BC.mean(1, keepdim=True)
         kept = brightness ** keep_B2[:, :1] * (self.light_BC / brightness) ** keep_B2[:, 1:]
         return (clean_BCHW * kept[:, :, None, None]).clamp(0, 1)
 
     def apply(self, clean_BCHW: Tensor, noise_BCHW: Tensor, jpeg: JpegArtifacts) -> Tensor:
-        """Returns the degraded frame, in steps of 1/255."""
+        """Returns the degraded frame, with values rounded to multiples of 1/255."""
         image = _blurred(clean_BCHW, self.blur_B) * self.light_BC[:, :, None, None]
         shot, read = (table[:, None, None, None] for table in (self.shot_B, self.read_B))
         # The variance of shot noise is proportional to the brightness.

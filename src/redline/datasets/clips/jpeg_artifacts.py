@@ -1,7 +1,7 @@
 """JPEG compression artifacts in torch: quantized 8 × 8 DCT blocks and chroma subsampling.
 
-Entropy coding is lossless and therefore omitted, so that a whole batch is processed on the device, with a quality for
-each image.
+Entropy coding is lossless and therefore omitted. All other stages of JPEG process a whole batch on the device, with a
+separate quality for each image.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""An object that moves in front of the camera: an ellipse of another photo, at a constant speed, repeatedly.
+"""An object that crosses the frame again and again: an ellipse of another photo that moves at a constant speed.
 
 Positions are in pixels from the center of the frame. B: clips, T: frames.
 """
@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from redline.datasets.clips.settings import ClipSettings
-from redline.datasets.device_copy import Drawn
+from redline.datasets.device_copy import SampledTensors
 
 
 @dataclass(frozen=True)
-class MovingObject(Drawn):
-    """For each clip the radii of the ellipse, its center in each frame, and whether the clip has an object."""
+class MovingObject(SampledTensors):
+    """For each clip: the radii of the ellipse, its center in each frame, and whether the clip has an object."""
 
     radii_B2: Tensor
     center_BT2: Tensor
@@ -41,5 +41,5 @@ class MovingObject(Drawn):
         return torch.where(self.present_B[:, None, None], depth, -1e6)
 
     def previous_positions(self, frame: int, u_BHW2: Tensor) -> Tensor:
-        """Returns where the object's points at `u` were in the previous frame."""
+        """Returns the positions in the previous frame of those points of the object that are now at `u_BHW2`."""
         return u_BHW2 - (self.center_BT2[:, frame] - self.center_BT2[:, frame - 1])[:, None, None]

@@ -21,13 +21,13 @@ from redline.datasets.device_copy import copy_to_device
 
 # Photos are sampled at twice the frame's resolution and averaged, to reduce aliasing and flicker.
 _OVERSAMPLING = 2
-# Within this distance of the moving object's edge, where interpolation mixes two motions, motion counts as unknown.
+# Interpolation mixes two motions near the moving object's edge, so motion within this distance of it is unknown.
 _EDGE_PX = 2.0
 
 
 @dataclass(frozen=True)
 class Scene:
-    """A batch of clips with two `photos` each, (2, B, 3, S, S): the second is shown after the cut and on the object."""
+    """A batch of clips with two `photos` each, (2, B, 3, S, S): the second is shown after the cut and in the object."""
 
     settings: ClipSettings
     photos: Tensor
@@ -37,7 +37,7 @@ class Scene:
 
     @classmethod
     def draw(cls, settings: ClipSettings, photos: Tensor, frames: int, generator: torch.Generator) -> "Scene":
-        """Draws the scene of a clip of `frames` frames; the result does not depend on the device."""
+        """Samples the scene of clips of `frames` frames; the result does not depend on the device."""
         clips, device = photos.shape[1], photos.device
         camera = Camera.draw(settings, clips, frames, generator).to(device)
         moving_object = MovingObject.draw(settings, clips, frames, generator).to(device)
@@ -55,8 +55,8 @@ class Scene:
         scale = self.camera.scale_BT[:, :1, None, None]
         object_positions = (u_BHW2 - self.moving_object.center_BT2[:, frame, None, None]) * scale
         cover = (self.moving_object.inside_px(frame, u_BHW2) + 0.5).clamp(0, 1)[:, None]
-        # The object is cut from the photo after the cut, at shifted positions, so that it still differs from that
-        # background.
+        # The object shows the second photo. After the cut, so does the background; shifting the object's positions
+        # makes it differ from that background.
         object_image = look_up(other, object_positions + self.settings.world_px / 4, "reflection")
         background = look_up(photo, places, "reflection")
         return F.avg_pool2d(background + cover * (object_image - background), _OVERSAMPLING)

@@ -13,10 +13,10 @@ from redline.files.limits import NonNegativeFloat, PositiveInt, Share, ShareBelo
 class ClipSettings:
     """`world_px` is the side of the photo crop that the camera moves over, `frame_px` the side of a frame.
 
-    `pan_px` (pixels per frame), `zoom` (ratio) and `turn` (radians) are the largest motions. `still`, `objects` and
-    `cuts` are the shares of clips with a still camera, a moving object and a cut. `noise` (standard deviation in good
-    light), `blur_px` (standard deviation), `dark` (share of light lost, mostly restored by gain) and `cast` (change of
-    each color channel) are the strongest degradations, `quality` is the lowest JPEG quality.
+    `pan_px` (pixels per frame), `zoom` (ratio) and `turn` (radians) are the maximum motions. `still`, `objects` and
+    `cuts` are the fractions of clips with a still camera, a moving object and a cut. `noise` (standard deviation in
+    good light), `blur_px` (standard deviation), `dark` (fraction of light that is lost; gain restores most of it) and
+    `cast` (change of each color channel) are the maximum degradations. `quality` is the minimum JPEG quality.
     """
 
     photos: str = ""

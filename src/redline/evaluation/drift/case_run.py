@@ -1,7 +1,7 @@
 """Runs a model on a case, feeding its output back as a stream does, and measures every frame.
 
-The last frames are processed a second time by models that started only a few frames earlier. The content is the same
-for both, so any difference between them is drift.
+The last frames are processed a second time by new models that start only a few frames earlier. The input is the same,
+so any difference between the outputs of the long run and of the new models is drift.
 """
 
 import math
@@ -15,26 +15,26 @@ from redline.errors import RedlineError
 from redline.evaluation.drift.cases import Case, CaseFrame, Model
 from redline.evaluation.drift.metrics import NAMES, frame_metrics
 
-# The change of the input that measures the response: its strength, and the size of its grid, which is coarse enough
-# that any restoration keeps it.
+# To measure the response, the input is changed by at most this much, in a pattern that is interpolated from a grid of
+# this many cells per side. The grid is so coarse that no restoration removes the pattern.
 _PROBE = 0.1
 _PROBE_CELLS = 4
 _PROBES = 20
 # A shorter run has too few frames to compare its start and end, or to settle after a cut.
 LEAST_FRAMES = 64
-# The number of frames after the start, and after a cut, for which the output may not have settled.
+# The output may take this many frames to settle after the start and after a cut.
 SETTLING = 8
 
 Row = dict[str, float]
-NewModel = Callable[[], Model]  # returns a model without a previous output
+NewModel = Callable[[], Model]  # returns a new model, which has no previous output
 
 
 @dataclass(frozen=True)
 class CaseRun:
     """One row of metrics per frame; NaN if a metric is unknown.
 
-    `restarted` has the metrics of the last frames from models that started 8 to 16 frames earlier, and `alone` has the
-    metrics of some of these frames from a model without a previous frame.
+    `restarted` has the metrics of the last frames, processed by models that started 8 to 15 frames before the frame.
+    `alone` has the metrics of every eighth of these frames, processed by a model without a previous frame.
     """
 
     case: str
@@ -48,7 +48,7 @@ class CaseRun:
 
     @property
     def first(self) -> range:
-        """The first tenth of the frames after settling; with a cut, the first tenth of the new scene."""
+        """The first tenth of the frames after settling; if there is a cut, the first tenth of the new scene."""
         begin = min(SETTLING + (self.cut or 0), len(self.rows) - 2)
         return range(begin, begin + max(1, (len(self.rows) - begin) // 10))
 
@@ -59,7 +59,7 @@ class CaseRun:
 
 @torch.inference_mode()
 def run_case(new_model: NewModel, case: Case, progress: Callable[[int], None] = lambda frame: None) -> CaseRun:
-    """Runs a model over all frames. On some frames, a second run with a changed input measures the response."""
+    """Runs a model on all frames. On some frames, a second forward pass with a changed input measures the response."""
     collected: list[Tensor] = []
     # At least one frame in 16 is probed, because a video may end long before the requested number of frames.
     every = max(1, min(case.frames // _PROBES, LEAST_FRAMES // 4))
@@ -98,7 +98,7 @@ def _step(model: Model, shown: CaseFrame, before: tuple[CaseFrame, Tensor] | Non
 
 
 def _restart(new_model: NewModel, case: Case, last: range) -> Iterator[tuple[int, int, Tensor]]:
-    """Starts another model every 8 frames near the end. Yields frame index, age of the model in frames, and metrics."""
+    """Starts a new model every 8 frames near the end. Yields frame index, age of the model in frames, and metrics."""
     running: list[tuple[Model, int, tuple[CaseFrame, Tensor] | None]] = []
     for index, shown in enumerate(case.inputs()):
         if index + SETTLING < last.start:

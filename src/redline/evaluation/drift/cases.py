@@ -35,7 +35,7 @@ class CaseFrame:
 
 @dataclass(frozen=True)
 class Case:
-    """A clip. `inputs()` starts again at each call; `cut` is the index of the first frame of a new scene, if any."""
+    """A clip. Each call of `inputs()` starts at the first frame; `cut` is the index of the first frame after a cut."""
 
     name: str
     frames: int
@@ -44,7 +44,7 @@ class Case:
 
 
 def photo_cases(photos: str, frames: int, side_px: int, device: torch.device, seed: int = 0) -> list[Case]:
-    """Returns the three cases over the photos of a folder; the same seed gives the same clips."""
+    """Returns the cases of `CASES`, made from the photos of a folder; the same seed gives the same clips."""
     world_px = 2 * side_px
     moving = ClipSettings(photos, frame_px=side_px, world_px=world_px, batch=1, still=0.0, objects=1.0, cuts=0.0)
     still = ClipSettings(photos, frame_px=side_px, world_px=world_px, batch=1, still=1.0, objects=0.0, cuts=0.0)
@@ -69,7 +69,7 @@ def photo_cases(photos: str, frames: int, side_px: int, device: torch.device, se
 
 
 def video_case(name: str, images: Callable[[], Iterator[Tensor]], frames: int) -> Case:
-    """Returns a case of images, uint8 (H, W, 3); `images()` starts again at each call."""
+    """Returns a case made of images, uint8 (H, W, 3); each call of `images()` must start at the first image."""
 
     def inputs() -> Iterator[CaseFrame]:
         for image in images():

@@ -1,9 +1,9 @@
-"""Judges a run: each finding has a value, a limit and a sentence, and a model passes if all findings hold.
+"""Judges a run. A finding is the result of one check: value, limit and sentence. A model passes if all findings hold.
 
-Drift is the difference between the mean of a metric over the last tenth of the frames and its mean for models that
-started a few frames before. Both see the same content, on which the effect of a restoration depends. The difference
-from the run's own first tenth (after a cut, that of the new scene) is reported as well. Colours are also compared with
-those of a model without a previous frame.
+Drift is the mean of a metric over the last tenth of the frames, minus its mean over the same frames for models that
+started only a few frames earlier. The frames must be the same, because metrics depend on the content. The change since
+the run's first tenth (if there is a cut, the first tenth of the new scene) is reported as well. Colours are also
+compared with those of a model without a previous frame.
 """
 
 import math
@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 from redline.evaluation.drift.case_run import SETTLING, CaseRun, Row
 
-# Limits of drift, as logarithms of ratios.
+# The largest drifts that pass. The drift of colour, contrast and detail is the logarithm of a ratio.
 COLOUR, CONTRAST, DETAIL = 0.05, 0.1, 0.25
 DISTANCE, FLICKER, GAIN_DB = 0.05, 0.01, 0.5
-# Limits beyond which the output does not follow the input, does not change the input, or does not respond to it.
+# A model fails if its output is farther than this from the input, changes the input by less than this, or shows less
+# than this fraction of a change of the input.
 FARTHEST, LEAST_CHANGE, LEAST_RESPONSE = 0.75, 0.5 / 255, 0.2
 
 
@@ -27,7 +28,7 @@ class Finding:
     limit: float
     holds: bool
     sentence: str
-    # For drift: the change from the first tenth of the frames to the last, including the change of the content.
+    # For drift: the change from the first tenth of the frames to the last tenth, which includes changes of the content.
     since_first: float | None = None
 
 
@@ -37,8 +38,8 @@ def judge(run: CaseRun) -> list[Finding]:
     colour = max((_drift(run, name) for name in ("red", "green", "blue")), key=lambda drift: _size(drift[0]))
     text = f"its colours change by {100 * abs(colour[0]):.1f}%"
     found.append(_finding(run, "colour drift", abs(colour[0]), COLOUR, text, colour[1]))
-    text = "due to its previous output, its colours differ by {:.1%} from those of the frame alone"
-    found.append(_finding(run, "colour of its own making", _own_colour(run), COLOUR, text))
+    text = "feeding back its previous output changes its colours by {:.1%}"
+    found.append(_finding(run, "colour feedback", _own_colour(run), COLOUR, text))
     for name, limit, text in (
         ("contrast", CONTRAST, "its contrast changes by a factor of {:.2f}"),
         ("detail", DETAIL, "its detail changes by a factor of {:.2f}"),
@@ -74,7 +75,7 @@ def _size(value: float) -> float:
 
 def _follows(run: CaseRun) -> Finding:
     farthest = _mean(run.rows, "distance", range(len(run.rows)))
-    return _finding(run, "follows its input", farthest, FARTHEST, "its structure is {:.2f} from the input's")
+    return _finding(run, "follows its input", farthest, FARTHEST, "its structural distance to the input is {:.2f}")
 
 
 def _changes(run: CaseRun) -> Finding:
@@ -94,8 +95,9 @@ def _flickers(run: CaseRun) -> list[Finding]:
     frames = range(SETTLING, len(run.rows))
     ours, theirs = (_mean(run.rows, name, frames) for name in ("flicker", "input_flicker"))
     growth, since = _drift(run, "flicker")
+    text = f"its warp error is {ours:.4f}, the input's {theirs:.4f}"
     return [
-        _finding(run, "steadier than its input", ours, theirs, f"warp error {ours:.4f}, the input's {theirs:.4f}"),
+        _finding(run, "steadier than its input", ours, theirs, text),
         _finding(run, "flicker drift", growth, FLICKER, "its warp error grows by {:z.4f}", since),
     ]
 
@@ -105,18 +107,21 @@ def _settles(run: CaseRun) -> Finding:
     assert run.cut is not None
     after = _mean(run.rows, "distance", range(run.cut + SETTLING, run.cut + 2 * SETTLING))
     later = _mean(run.rows, "distance", range(run.cut + 2 * SETTLING, len(run.rows)))
-    text = f"{SETTLING} frames after the cut it is {{:.3f}} farther from the input than later"
+    text = f"{SETTLING} frames after the cut, its distance to the input is larger by {{:.3f}} than later"
     return _finding(run, "gets over a cut", after - later, DISTANCE, text)
 
 
 def _drift(run: CaseRun, name: str) -> tuple[float, float]:
-    """Returns the difference of the last frames from those of restarted models, and from the first frames."""
+    """Returns the mean over the last frames, minus that of the restarted models, and minus that of the first frames."""
     end = _mean(run.rows, name, run.last)
     return end - _mean(run.restarted, name, range(len(run.restarted))), end - _mean(run.rows, name, run.first)
 
 
 def _own_colour(run: CaseRun) -> float:
-    """Returns the colour change due to the feedback; restarted models would not show a change that settles quickly."""
+    """Returns the colour change due to feedback: the difference from a model without a previous frame.
+
+    Restarted models cannot serve as the reference, because they show the same change if it builds up in a few frames.
+    """
     differences = []
     for name in ("red", "green", "blue"):
         values = [run.rows[frame][name] - row[name] for frame, row in run.alone.items()]
@@ -125,7 +130,7 @@ def _own_colour(run: CaseRun) -> float:
 
 
 def _mean(rows: Sequence[Row], name: str, frames: Sequence[int]) -> float:
-    """Returns the mean over frames, without those for which the metric is undefined; other NaNs are kept."""
+    """Returns the mean over frames. Skips NaN in metrics that not every frame has; any other NaN makes the mean NaN."""
     optional = {"flicker", "input_flicker", "response"}
     values = [rows[frame][name] for frame in frames if not (name in optional and math.isnan(rows[frame][name]))]
     return sum(values) / len(values) if values else math.nan

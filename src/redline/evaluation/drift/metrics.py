@@ -12,12 +12,12 @@ from redline.datasets.clips import warp_error
 from redline.evaluation.drift.cases import CaseFrame
 
 NAMES = (
-    "red",  # logarithm of the ratio of the means
+    "red",  # logarithm of (mean of the output / mean of the reference)
     "green",
     "blue",
-    "contrast",  # logarithm of the ratio of the standard deviations
-    "detail",  # logarithm of the ratio of the mean differences from a blurred image
-    "distance",  # structural distance to the input: 0 for equal structure, 1 for none in common
+    "contrast",  # logarithm of the ratio of the standard deviations of output and reference
+    "detail",  # logarithm of the ratio of the mean absolute differences from a blurred copy
+    "distance",  # structural distance to the input: 0 if the structure is equal, 1 if it has nothing in common
     "change",  # mean absolute difference from the input
     "flicker",  # warp error: changes that the known motion does not explain
     "input_flicker",
@@ -30,7 +30,7 @@ _WINDOW = 8
 
 
 def frame_metrics(shown: CaseFrame, output: Tensor, before: tuple[CaseFrame, Tensor] | None) -> Tensor:
-    """Returns all of `NAMES` except the response, which needs a second pass; NaN for unknown metrics."""
+    """Returns all of `NAMES` except `response`, which needs a second forward pass; NaN for unknown metrics."""
     frame, unknown = shown.frame, output.new_tensor(float("nan"))
     reference = frame if shown.clean is None else shown.clean
     colours = _log_ratio(output.mean((0, 2, 3)), reference.mean((0, 2, 3)))

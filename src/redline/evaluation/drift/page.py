@@ -8,12 +8,12 @@ from redline.evaluation.drift.findings import Finding
 from redline.ladder.report.charts.curves import Curve, draw_curves
 from redline.pages import ChartCard, render_page
 
-# Title, description, and the metrics of each chart (the second in another colour).
+# The title, description and metrics of each chart. The second metric is drawn in another colour.
 _CHARTS = (
-    ("Gain over the input", "PSNR against the clean image, in dB above the input's.", ("gain_db",)),
+    ("Gain over the input", "PSNR against the clean image, minus the PSNR of the input, in dB.", ("gain_db",)),
     ("Flicker", "Warp error of the output and, in another colour, of the input.", ("flicker", "input_flicker")),
-    ("Brightness", "Logarithm of the ratio of the green means: 0 is ideal, a slope is drift.", ("green",)),
-    ("Detail", "Logarithm of the ratio of the mean differences from a blurred image.", ("detail",)),
+    ("Brightness", "Mean green value: logarithm of output / reference. 0 is ideal, a slope is drift.", ("green",)),
+    ("Detail", "Mean difference from a blurred copy: logarithm of output / reference.", ("detail",)),
     ("Structure", "Structural distance of the output to the input.", ("distance",)),
 )
 

@@ -18,9 +18,9 @@ from redline.evaluation.recall.tasks import name_of
 from redline.machine.host_memory import available_host_bytes
 from redline.notation import format_bytes
 
-# The default number of tokens per batch, counted over whole texts or, for a memory model, over one piece of each text.
+# A batch of the default size has at most this many tokens. For a memory model, only one piece of each text counts.
 _TOKENS = 2**16
-# The largest number of tokens of a batch that is processed in pieces.
+# A memory model's batch of the default size has at most this many tokens if whole texts are counted.
 _WAITING = 2**24
 # Bytes of host memory per token: the token, its target, and a copy while texts are assembled.
 _TOKEN_BYTES = 3 * 8
@@ -33,10 +33,10 @@ Status = Callable[[str], None]
 
 @dataclass(frozen=True)
 class RecallRow:
-    """The result of a task at one length. `asked` is the number of expected answers: single symbols, or whole answers
-    in text tasks.
+    """The result of a task at one length. `asked` is the number of questions.
 
-    `state_bytes` is the size of the model's state or cache of one text at its end.
+    In text tasks, an answer is right if all its tokens are. `state_bytes` is the size of the model's state or cache for
+    one text, after the text's last token.
     """
 
     task: str
@@ -79,7 +79,7 @@ def evaluate(
         right = asked = held = 0
         for done in range(0, samples, most):
             status(f"{name} at {length:,} tokens: {done} of {samples}")
-            # Drawn one by one, so that the samples do not depend on the batch.
+            # Generated one by one, so that the samples do not depend on the batch size.
             count = min(most, samples - done)
             each = [_sample(task, tokenizer, generator, 1, length, model.vocabulary) for _ in range(count)]
             drawn = Sample(torch.cat([one.tokens_BS for one in each]), torch.cat([one.targets_BS for one in each]))
@@ -118,7 +118,7 @@ def check_tasks(model: Cached, tasks: Sequence[Recall], lengths: Sequence[int], 
             raise ModelError(
                 f"{name_of(task)} has {task.vocabulary:,} symbols, and the model's vocabulary is {model.vocabulary:,}."
             )
-        # Draws a sample now, which raises if a question does not fit into the shortest text.
+        # Generates a sample now, which raises an error if a question does not fit into the shortest text.
         _sample(task, tokenizer, torch.Generator().manual_seed(0), 1, min(lengths), model.vocabulary)
 
 
@@ -136,7 +136,7 @@ def _sample(
 
 
 def _right(model: Cached, sample: Sample, device: torch.device, whole: bool) -> tuple[torch.Tensor, int]:
-    """Returns whether each answer (with `whole`, each text) was right, and the size of the state of one text."""
+    """Returns whether each answer (a token; if `whole`, all of a text) is right, and the size of one text's state."""
     asked_BS = sample.targets_BS != IGNORED
     found, held = predict(model, sample.tokens_BS.to(device), asked_BS.to(device))
     if bool((found < 0).any()):
@@ -158,7 +158,7 @@ def loss_by_position(
     device: torch.device | str = "cpu",
     status: Status = lambda line: None,
 ) -> list[LossRow]:
-    """Returns the mean loss by position, over rows of `length` tokens of a text; buckets end at powers of two."""
+    """Returns the mean loss by position in rows of `length` tokens of a text, in buckets that end at powers of two."""
     if len(tokens) < 2:
         raise ModelError("the text has fewer than 2 tokens: there is nothing to predict.")
     if max(tokens) >= model.vocabulary:

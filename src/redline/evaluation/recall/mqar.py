@@ -1,6 +1,6 @@
 """Multi-query associative recall (MQAR): key-value pairs first, then the keys again at random places between fillers.
 
-After each key the model must predict its value. Every sample has new pairs, so the model cannot learn them.
+After each key the model must predict its value. Every sample has new pairs, so the model cannot memorize them.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Needle task: a few keys and their values are hidden in noise, and the end of the text queries them."""
+"""Needle task: a few keys and their values are hidden in noise, and the end of the text queries each key."""
 
 from dataclasses import dataclass
 
@@ -36,7 +36,7 @@ class Needle:
         targets = torch.full((batch, length), IGNORED)
         values = torch.randint(self.values, (batch, self.keys), generator=generator)
         keys = torch.rand(batch, self.keys, generator=generator).argsort(1)
-        # Draws pairs of positions, so that needles do not overlap.
+        # Needles start at even positions and are two tokens long, so that they do not overlap.
         places = 2 * torch.rand(batch, queries // 2, generator=generator).topk(self.keys, dim=1).indices
         tokens.scatter_(1, places, keys + self.values)
         tokens.scatter_(1, places + 1, values)

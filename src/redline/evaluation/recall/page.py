@@ -10,7 +10,7 @@ from redline.pages import CURVE_COLORS, ChartCard, TextTable, render_page
 
 
 def render_recall_page(name: str, about: str, rows: Sequence[RecallRow], losses: Sequence[LossRow]) -> str:
-    """Renders the page; `about` says how the model ran."""
+    """Renders the page; `about` is a line that says how the model ran."""
     tables = [_recall_table(rows)] if rows else []
     tables += [_loss_table(losses)] if losses else []
     return render_page(

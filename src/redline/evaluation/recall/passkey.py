@@ -1,9 +1,9 @@
-"""Needles in text, after the published S-NIAH tasks: the model must repeat a passkey, a number or a word.
+"""Needles in text, based on the published S-NIAH tasks: the model must repeat a passkey, a number or a word.
 
 The text is bytes, so the task does not depend on a tokenizer. `passkey` hides a number among repetitions of the same
 sentences; `number` hides it among random words; `word` hides a random word among random words.
 
-`tokenized_sample` makes the same texts for a model with a tokenizer, cut to a number of tokens.
+`tokenized_sample` makes such texts for a model with a tokenizer, with a given number of tokens.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from redline.evaluation.recall.task import IGNORED, Sample
 KINDS = ("passkey", "number", "word")
 _REPEATED = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
 _CONSONANTS, _VOWELS = "bcdfglmnprstvz", "aeiou"
-# A first estimate of the characters per token.
+# The first guess of the characters per token.
 _CHARACTERS = 4
 _DIGITS, _LETTERS = "0123456789", "abcdefghijklmnopqrstuvwxyz"
 
@@ -65,7 +65,7 @@ class Passkey:
         if self.kind == "passkey":
             start = int(torch.randint(len(_REPEATED), (), generator=generator))
             return (_REPEATED * (count // len(_REPEATED) + 2))[start : start + count]
-        # A word has at least two letters and a space.
+        # A word and the space after it have at least three characters, so this many words are enough.
         words = _words(generator, [1 + more for more in _draw(generator, 3, count // 3 + 1)])
         return "".join(word + (". " if place % 9 == 8 else " ") for place, word in enumerate(words))[:count]
 
@@ -86,7 +86,7 @@ class Passkey:
 
 
 def _words(generator: torch.Generator, syllables: list[int]) -> list[str]:
-    """Draws all words at once, because one draw per word would take longer than a training step."""
+    """Samples all words in one call, because one call per word would take longer than a training step."""
     count = sum(syllables)
     first, second = (_draw(generator, len(letters), count) for letters in (_CONSONANTS, _VOWELS))
     spoken = iter([_CONSONANTS[i] + _VOWELS[j] for i, j in zip(first, second, strict=True)])
@@ -114,7 +114,7 @@ def tokenized_sample(
 
 
 def _tokens(task: Passkey, tokenizer: Any, generator: torch.Generator, length: int) -> list[tuple[int, bool]]:
-    """Returns `length` + 1 tokens, each with whether it belongs to the answer. The last one is only a target."""
+    """Returns `length` + 1 tokens, each with a flag: does it belong to the answer? The last token is only a target."""
     story = task.story(generator)
     begin: list[int] = tokenizer.encode("").ids
     needle: list[int] = tokenizer.encode(story.needle, add_special_tokens=False).ids

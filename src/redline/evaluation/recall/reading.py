@@ -1,5 +1,4 @@
-"""Predicts tokens at chosen positions of a long text, in pieces, so that the logits of all positions are never in
-memory.
+"""Predicts tokens at chosen positions of a long text, in pieces, so that the logits never fill the memory.
 
 A memory model carries its state from piece to piece. A decoder uses its key-value cache if only positions at the end
 are queried; otherwise its hidden states are computed at once and its head is applied in pieces.
@@ -16,9 +15,9 @@ from torch import Tensor
 from redline.errors import ModelError
 
 PIECE = 2048
-# The largest number of logits of a piece.
+# A piece has at most this many logits.
 _LOGITS = 2**26
-# Queried positions at most this far from the end are predicted token by token.
+# If all queried positions are at most this far from the end, they are predicted token by token.
 _ENDING = 64
 
 
@@ -104,18 +103,18 @@ def pieces(model: Cached, tokens_BS: Tensor) -> Iterator[Piece]:
 
 
 def _is_headed(model: object) -> TypeGuard[Headed]:
-    # From Python 3.12 on, isinstance with a protocol does not find submodules of a module.
+    # From Python 3.12 on, isinstance with a protocol does not find submodules of an nn.Module.
     return hasattr(model, "head") and hasattr(model, "hidden")
 
 
 def piece_size(batch: int, vocabulary: int) -> int:
-    """Returns a power of two, so that pieces end at the borders of segments and chunks."""
+    """Returns the tokens per piece: a power of two, so that pieces end at the borders of segments and chunks."""
     most = max(16, min(PIECE, _LOGITS // (batch * vocabulary)))
     return 1 << (most.bit_length() - 1)
 
 
 def _endings(model: Cached, tokens_BS: Tensor, first: int) -> Iterator[Piece]:
-    """Yields logits (B, 1, V) of the tokens from `first` on; the tokens before are prefilled in chunks."""
+    """Yields logits (B, 1, V) of the tokens from `first` on; the tokens before `first` are prefilled in chunks."""
     batch, length = tokens_BS.shape
     cache = model.new_cache(batch, length)
 

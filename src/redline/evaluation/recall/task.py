@@ -13,7 +13,7 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class Sample:
-    """Tokens (B, S), and for queried positions the token that should come next."""
+    """Tokens and targets, both (B, S). The target of a queried position is the token that should come next."""
 
     tokens_BS: Tensor
     targets_BS: Tensor

@@ -10,7 +10,7 @@ from redline.evaluation.recall.needle import Needle
 from redline.evaluation.recall.passkey import KINDS, Passkey
 from redline.evaluation.recall.task import Recall
 
-# Tasks made of symbols, which only a model trained on these tasks knows. The other tasks are made of text.
+# Tasks made of symbols, which mean something only to a model trained on these tasks. The other tasks are made of text.
 SYMBOLIC: dict[str, type[Mqar] | type[Needle]] = {"mqar": Mqar, "needle": Needle}
 NAMES = (*SYMBOLIC, *KINDS)
 # The key of config.json under which the task is stored.
@@ -53,7 +53,7 @@ def describe(task: Recall) -> dict[str, Any]:
 
 
 def task_in(config: Mapping[str, Any]) -> Recall | None:
-    """Returns the task on which a model was trained, as recorded in its config.json; None if there is none."""
+    """Returns the task on which a model was trained, as recorded in its config.json; None if it records none."""
     found = config.get(KEY)
     if found is None:
         return None

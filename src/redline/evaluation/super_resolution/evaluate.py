@@ -30,8 +30,7 @@ PRECISIONS = ("fp32", "bf16")
 
 @dataclass(frozen=True)
 class ImageScores:
-    """The scores of one image. `made` is True if its small image was made by bicubic reduction instead of being
-    read."""
+    """The scores of one image. `made` is True if its small image was not read, but made by bicubic downscaling."""
 
     name: str
     width_px: int
@@ -90,7 +89,7 @@ def evaluate_folder(
     Args:
         weights: A weight file, or the word `"bicubic"`, which needs a scale.
         folder: High-resolution images, optionally with low-resolution ones.
-        scale: The factor. Weights have their own, and a different value raises RedlineError.
+        scale: The upscaling factor. Weights are for one factor only; another value raises RedlineError.
         precision: `"fp32"` or `"bf16"` (autocast).
         device: `"auto"`, `"cpu"`, `"cuda"` or `"cuda:1"`.
         progress: Called with the scores of an image (None in the first call), the number of completed images, and the

@@ -17,8 +17,7 @@ from redline.errors import RedlineError
 
 @dataclass(frozen=True)
 class Pair:
-    """A large image and its small one, both (3, H, W) of uint8. `made` is True if the small one was made by bicubic
-    reduction."""
+    """A large and a small image, both (3, H, W) of uint8. `made` is True if bicubic downscaling made the small one."""
 
     name: str
     high: Tensor
@@ -41,7 +40,7 @@ class PairFiles:
             raise RedlineError(f"{str(self.high)!r} is too small for ×{scale}: use at least {scale} pixels per side.")
         high = high[:, :height, :width]
         low = None if self.low is None else read_photo(self.low)
-        # The small images of a ×4 set do not fit a ×2 model; then they are made by bicubic downscaling.
+        # Small images of another size, for example of a ×4 set for a ×2 model, are replaced by bicubic downscaling.
         if low is None or low.shape[-2:] != (height // scale, width // scale):
             return Pair(self.name, high, resize(high, 1 / scale), made=True)
         return Pair(self.name, high, low, made=False)

@@ -2,7 +2,7 @@
 
 Both are computed on luma of 8-bit images (ITU-R BT.601 in 16…235, like Matlab's `rgb2ycbcr` of floats), with `scale`
 pixels cropped at each edge. SSIM uses an 11×11 Gaussian window with σ = 1.5, only where it fits completely. Other
-choices change the scores by tenths of a decibel, which is as much as papers differ.
+choices change the scores by tenths of a decibel, which is as much as the models in papers differ.
 """
 
 import math
@@ -28,7 +28,7 @@ class Scores:
 
 
 def score(output: Tensor, truth: Tensor, border_px: int) -> Scores:
-    """Scores an 8-bit image (3, H, W) against the true one. `border_px` is the scale, as in papers."""
+    """Scores an 8-bit image (3, H, W) against the true one. Pass the scale as `border_px`, as papers do."""
     if output.shape != truth.shape or output.dtype != torch.uint8 or truth.dtype != torch.uint8:
         raise RedlineError(
             f"scoring needs 8-bit images of one size, not {tuple(output.shape)} of {output.dtype} "

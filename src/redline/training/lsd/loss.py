@@ -1,8 +1,9 @@
 """The LSD loss, and the corruption of the history.
 
 The loss is the difference between output and target, relative to the difference between input and target. Absolute
-differences would give dark clips more weight than all others, and the model would brighten images that are bright
-enough. With relative differences, a loss of 1 means that the output is as far from the target as the input is.
+differences would give dark clips more weight than all others, and the model would brighten images that are
+already bright enough. With relative differences, a loss of 1 means that the output is as far from the target as the
+input is.
 
 The history frame is corrupted in the way a model's output degrades over time: colour shift, noise, blur, displacement.
 A model trained only on clean history frames accumulates its own errors; trained on corrupted history frames, it
@@ -15,12 +16,12 @@ from torch.nn import functional as F
 
 from redline.datasets.clips.warp import positions, warp
 
-# Differences below this count quadratically, above it linearly; images are in [-1, 1].
+# The loss is quadratic in differences below this, and linear above; images are in [-1, 1].
 _SOFT = 0.03
 # Added to the difference between input and target, so that the weight of a perfect input stays finite.
 _LEAST = 0.03
-# The largest gain and offset of each colour, the largest noise (for images in [-1, 1]), and the largest displacement in
-# pixels.
+# The strongest corruption: the change of each colour's gain and offset, the standard deviation of the noise (for images
+# in [-1, 1]), and the displacement in pixels.
 _GAIN, _OFFSET, _NOISE, _MOVED_PX = 0.12, 0.08, 0.12, 2.0
 
 
@@ -40,7 +41,7 @@ def weights_by_input(seen: Tensor, target: Tensor) -> Tensor:
 
 
 def corrupted(previous: Tensor, share: float, generator: torch.Generator) -> Tensor:
-    """Corrupts a random share of the images, each differently. Images are in [-1, 1]."""
+    """Corrupts each image with probability `share` and random parameters of its own. Images are in [-1, 1]."""
     batch, channels, height, width = previous.shape
 
     def some(*shape: int) -> Tensor:

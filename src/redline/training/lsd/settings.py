@@ -18,7 +18,7 @@ STAGES = ("diffusion", "rollouts", "distillation")
 
 @dataclass(frozen=True)
 class LsdSettings:
-    """A model size and the dimensions that differ from it. `weights` is the dtype in which the result is stored."""
+    """A model size, and dimensions that override its own. `weights` is the dtype in which the result is stored."""
 
     size: str = "tiny"
     patch: int | None = None
@@ -38,10 +38,10 @@ class LsdSettings:
 
 @dataclass(frozen=True)
 class StageSettings:
-    """The share of training at which each stage begins; 1 means never.
+    """The fraction of the training after which each stage begins (1 means never), and the settings of the stages.
 
     Training begins with diffusion alone. From `rollouts_from` on, the model restores clips of `frames` frames with its
-    own output as history; a share `corruption` of the histories is corrupted, and `steadiness` is the weight of a
+    own output as history; a fraction `corruption` of the histories is corrupted, and `steadiness` is the weight of a
     penalty on changes of the output where the scene does not change. From `distillation_from` on, the model trains
     samplers of 1 to `sample_steps` steps, on the inputs that each step gets at inference. The teacher, an average of
     the weights before distillation, samples in `teacher_steps` steps. `teacher_share` is the weight of the loss against
@@ -67,7 +67,7 @@ class StageSettings:
         return self.distillation_from < 1 and self.teacher_share > 0
 
     def at(self, progress: float) -> str:
-        """Returns the stage after this share of training."""
+        """Returns the stage after this fraction of the training."""
         if progress >= self.distillation_from and self.distillation_from < 1:
             return "distillation"
         return "rollouts" if progress >= self.rollouts_from and self.rollouts_from < 1 else "diffusion"

@@ -27,7 +27,7 @@ from redline.training.photos import PhotoTask, folder_name
 from redline.training.precision import computing_in
 from redline.training.task import settings_except
 
-# The share of clips that are restored from pure noise, as in the first sampling step.
+# The fraction of clips that rollouts restore from pure noise, as in the first sampling step.
 _FROM_NOISE = 0.5
 _NO_HISTORY = 0.2
 _CONTROLLED = 0.3
@@ -38,7 +38,7 @@ _SEED_OF_VALIDATION = 900_001
 
 
 class StudentTeacher(nn.Module):
-    """`student` is trained; `teacher` averages its weights until distillation begins; `seconds` is the training time.
+    """`student` is trained; until distillation, `teacher` averages its weights. `seconds` is the training time.
 
     Both networks are in one module, so that checkpoints contain both.
     """
@@ -62,7 +62,7 @@ class StudentTeacher(nn.Module):
 
 @dataclass(frozen=True)
 class _Draw:
-    """The control vector of a step, and the random generators of its noise (device) and of its choices (CPU)."""
+    """The control vector of a step, and two random generators: of noise (device) and of choices (CPU)."""
 
     control: Tensor | None
     noise: torch.Generator
@@ -122,7 +122,7 @@ class LsdTask(PhotoTask):
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """Duration, logging and the location of the photos may change on resume."""
+        """The settings that must not change on resume; duration, logging, speed and file locations may change."""
         free = {"compile", "checkpointing", "photos", "validation", "weights", "size"}
         free |= {"validation_clips", "validation_frames", "final_frames"}
         settings = settings_except(free, self.settings.data, self.settings.stages, self.settings.loop)
@@ -179,7 +179,7 @@ class LsdTask(PhotoTask):
         return {"scores": scores, "stage": self.stage}, about
 
     def _rollout(self, frames: list[Frame], seen: list[Tensor], targets: list[Tensor], draw: "_Draw") -> Tensor:
-        """Returns the loss of a clip with the model's own output as history, without gradients through the history."""
+        """Returns the loss of a clip with the model's own output as history. No gradient flows through the history."""
         stages, distils = self.settings.stages, self.stage == "distillation"
         batch, history, losses = len(seen[0]), seen[0], []
         times = torch.randint(_NOISIEST + 1, (batch,), generator=draw.noise, device=self.device)
@@ -235,7 +235,7 @@ class LsdTask(PhotoTask):
         return output, state.clean, loss
 
     def _denoise(self, times: Tensor, image: Tensor, given: Tensor, target: Tensor, draw: "_Draw") -> Tensor:
-        """Adds the noise of the time steps `times` to the target, and returns the student's prediction from it."""
+        """Adds noise to the target according to `times`, and returns the student's prediction from the noisy target."""
         alpha, sigma = (table[times, None, None, None] for table in (self._alpha, self._sigma))
         noisy = alpha * target + sigma * self._noise(target, draw.noise)
         return self._predict(self.computing.student, noisy, image, given, times, draw.control)
@@ -251,7 +251,7 @@ class LsdTask(PhotoTask):
             return network(*images, times, control).float()
 
     def _control(self, generator: torch.Generator) -> tuple[Tensor | None, Tensor]:
-        """Returns the control vector and its first two entries: the shares of darkness and colour cast to keep."""
+        """Returns the control vector and its first two entries: the fractions of darkness and colour cast to keep."""
         batch, entries = self.settings.data.batch, self.settings.model.config.control
         keep, chosen = torch.rand(2, batch, 2, generator=generator, device=self.device)
         keep = keep * (chosen[:, :1] < (_CONTROLLED if entries else 0.0))
@@ -269,7 +269,7 @@ class LsdTask(PhotoTask):
         return Sampler(sampler_table(name, PROCESS, PREDICTION, steps), self.device, batch)
 
     def _progress(self, step: int) -> float:
-        """Returns the share of training that is done, by steps or by time; the time includes that before a resume."""
+        """Returns the completed fraction of the training, by steps or by time (including the time before a resume)."""
         loop = self.settings.loop
         if loop.steps is not None:
             return loop.progress(step, 0.0)
@@ -283,6 +283,6 @@ class LsdTask(PhotoTask):
 
 @torch.no_grad()
 def _start_near_the_frame(student: Lsd) -> None:
-    """Scales down the output layer, so that the untrained model nearly returns the frame."""
+    """Scales down the output layer, so that the untrained model returns nearly the input frame."""
     student.head.weight.mul_(_START)
     nn.init.zeros_(student.head.bias)  # pyright: ignore[reportArgumentType]

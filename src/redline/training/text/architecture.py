@@ -57,14 +57,14 @@ class Architecture(ABC):
         return
 
     def penalties(self, step: int) -> tuple[str, ...]:
-        """Names the terms that the model adds to the cross-entropy at this step."""
+        """Returns the names of the terms that the model adds to the cross-entropy at this step."""
         return ()
 
     @abstractmethod
     def flops_per_token(self, model: nn.Module, length: float) -> float:
         """Returns the FLOP of the forward and backward matrix products; activation recomputation is not counted.
 
-        `length` is the mean length of the context that a token attends in (its document, if rows are packed).
+        `length` is the mean length of a token's row, or of its document if rows are packed.
         """
 
     @abstractmethod

@@ -43,7 +43,7 @@ class DecoderSettings(Architecture):
 
     def __post_init__(self) -> None:
         check_layers(self.layers)
-        # A model that no Hugging Face architecture can express could be trained but not saved.
+        # Raises for a model that no Hugging Face architecture can express: it could be trained, but not saved.
         family_of(self.config(self.vocabulary or 1))
 
     @property
@@ -135,7 +135,7 @@ class MemorySettings(Architecture, TitanConfig):
                 neural, attention = (count(2, every) - count(1, every) for every in (0, 1))
                 outside = count(1, 0) - neural
         except (RuntimeError, TypeError, OverflowError) as error:
-            # Sizes beyond 64 bits fail even on the meta device.
+            # Even on the meta device, sizes beyond 64 bits fail.
             raise RedlineError("the sizes under [model] are too large: lower width, layers or heads.") from error
         return outside + attending * attention + (self.layers - attending) * neural
 

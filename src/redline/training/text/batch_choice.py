@@ -12,7 +12,7 @@ from redline.training.text.config import TextTraining
 from redline.training.text.packing import synthetic_batch
 from redline.training.text.trained_model import make_trained_model
 
-# With fewer steps per epoch than this, a larger batch makes steps slower without learning more per second.
+# If an epoch has fewer steps than this, a larger batch makes steps slower without speeding up learning.
 _MIN_STEPS_PER_EPOCH = 50
 _LARGEST_BATCH = 4096
 
@@ -27,14 +27,14 @@ class TrainingCase:
     def open(self, batch: int, device: str) -> tuple[Callable[[], object], float, str]:
         where = torch.device(device)
         length = self.training.data.length
-        # The training run that follows repeats these warnings.
+        # Suppresses warnings, because the training run that follows repeats them.
         with quiet():
             trained = make_trained_model(self.training.with_batch(batch), self.vocabulary, where)
         optimizer = trained.optimizer()
         ema = Ema(trained.model, self.training.loop.ema_decay) if self.training.loop.ema_decay else None
         inputs = synthetic_batch(batch, length, self.vocabulary, 0).inputs(where)
 
-        # From the second micro-batch on, gradients are in memory during the forward pass.
+        # Two micro-batches reach the peak: from the second on, gradients are in memory during the forward pass.
         parts = min(self.training.data.accumulate, 2)
 
         def step() -> None:

@@ -29,7 +29,7 @@ _DEFAULT_BETAS = (0.9, 0.95)
 class TextData:
     """The text and its batches: a step takes `accumulate` batches of `batch` rows of `length` tokens.
 
-    `validation` is the share of tokens held out for validation; `validation_rows` rows of them are evaluated.
+    `validation` is the fraction of tokens held out for validation; of these, `validation_rows` rows are evaluated.
     """
 
     sources: tuple[str, ...] = ()
@@ -182,7 +182,7 @@ class TextTraining:
         return self.data.batch * self.data.accumulate * self.data.length
 
     def with_batch(self, batch: int) -> "TextTraining":
-        """Returns a copy with this batch size and the learning rate that belongs to it."""
+        """Returns a copy with this batch size and the learning rate for it."""
         chosen = replace(self, data=replace(self.data, batch=batch))
         rate = chosen.loop.rate_for(chosen.tokens_per_step)
         return replace(chosen, loop=replace(chosen.loop, learning_rate=rate, rate_scaling="none", rate_tokens=0))

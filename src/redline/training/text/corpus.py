@@ -41,14 +41,14 @@ _TEXTS_AT_ONCE = 512
 _TOKENIZER_BYTES = 400_000_000
 # The tokenizer is trained on a random sample of pieces of this many characters.
 _PIECE = 2**16
-# The largest fingerprint. Documents are held out in the order of fingerprints, so its document comes last.
+# The largest fingerprint. Documents are held out in ascending order of fingerprints, so it is held out last.
 _LAST = 2**64 - 1
 Status = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class TokenizerSettings:
-    """A tokenizer file to load, or the size of a vocabulary to train. `end` names the end-of-document token of a file.
+    """A tokenizer file to load, or the vocabulary size to train. `end` names the end-of-document token of the file.
 
     With `special_tokens`, the name of a special token in the text becomes that token, as in chat templates; otherwise
     it is tokenized as plain characters.
@@ -122,17 +122,18 @@ class Corpus:
             raise RedlineError(
                 "too few documents differ from each other to hold out some for validation: set validation = 0."
             )
-        # Fingerprints above the largest held-out one cannot match; this skips most of the slower `isin`.
+        # Fingerprints above the largest held-out one cannot match; skipping them saves most of the slower `isin`.
         kept = prints <= np.uint64(whole[-1])
         kept[kept] = np.isin(prints[kept], np.array(whole, dtype=np.uint64))
         return np.flatnonzero(~kept), np.flatnonzero(kept)
 
     def _walk(self, share: float) -> tuple[list[int], int | None, int]:
-        """Returns the fingerprints of the documents to hold out whole, and a document to hold out in part.
+        """Returns what to hold out: the fingerprints of whole documents, the fingerprint (or None) of a document of
+        which only the end is held out, and the number of tokens of that end.
 
-        The second is given by its fingerprint (or None) and the number of tokens at its end. Takes documents in the
-        order of their fingerprints until they have `share` of all tokens, and at most twice that: of a document that is
-        too long, only the end is taken. Copies are held out together.
+        Holds out documents in the order of their fingerprints until the fraction `share` of all tokens is reached. A
+        document that would exceed twice that fraction is not held out whole, but its end is, which completes the
+        fraction. All copies of a document are held out together.
         """
         total = int(self.lengths.sum())
         # At least two tokens, because the first token of a document is never predicted.
@@ -153,7 +154,7 @@ class Corpus:
             if end > (length < total) and held + end * copies <= 2 * wanted:
                 return whole, mark, end
         if not whole and least[0] < total:
-            # Every document has too many copies to hold out their ends.
+            # Every document has so many copies that even their ends are too long: holds out the smallest document.
             whole.append(least[1])
         return whole, None, 0
 
@@ -249,7 +250,7 @@ def _make(
     finally:
         shutil.rmtree(beside, ignore_errors=True)
         for folder in new:
-            # Removes the folder only if it is empty, because no corpus was made.
+            # Removes a new folder only if it is still empty, which means that no corpus was made.
             with suppress(OSError):
                 folder.rmdir()
 
@@ -274,7 +275,7 @@ def _train(sources: Sources, settings: TokenizerSettings, status: Status) -> Tex
     status(f"training a tokenizer of {settings.vocabulary:,} tokens on {share:.0%} of the text …")
     texts = sources.documents() if share == 1 else _sample(sources.documents(), share)
     if (first := next(texts, None)) is None:
-        # The sample can be empty if all documents are copies of a document that was not drawn.
+        # The sample can be empty if all documents are copies of a document that was not sampled.
         return train_tokenizer(sources.documents(), settings.vocabulary, settings.special_tokens)
     return train_tokenizer(chain([first], texts), settings.vocabulary, settings.special_tokens)
 

@@ -16,7 +16,7 @@ _WEIGHT_AND_GRADIENT = 8
 # Bytes of optimizer state per weight.
 _MOMENTS = {"adam": 8, "adamw": 8, "adamw8bit": 2, "adafactor": 0, "muon": 4}
 _AVERAGE = 4
-# Rungs that keep fewer activations for the backward pass.
+# Rungs of a plan that keep fewer activations for the backward pass.
 _SAVING = ("checkpoint", "compress_activations")
 
 
@@ -31,7 +31,7 @@ def check_memory(training: TextTraining, device: torch.device) -> None:
     each = _WEIGHT_AND_GRADIENT + _MOMENTS[loop.optimizer] + (_AVERAGE if loop.ema_decay else 0)
     if (weights := each * parameters) > memory_bytes:
         raise RedlineError(
-            f"training {parameters:,} parameters takes at least {format_bytes(weights)}, and {where} "
+            f"training {parameters:,} parameters takes at least {format_bytes(weights)} of memory, and {where} "
             f"{format_bytes(memory_bytes)}: lower width or layers under [model]."
         )
     rows = 1 if data.batch == AUTO else int(data.batch)
@@ -42,6 +42,6 @@ def check_memory(training: TextTraining, device: torch.device) -> None:
         kept += number * vocabulary
     if (step := weights + kept * rows * data.length) > memory_bytes:
         raise RedlineError(
-            f"a batch of {rows:,} rows of {data.length:,} tokens takes at least {format_bytes(step)}, and {where} "
-            f"{format_bytes(memory_bytes)}: lower batch or length under [data]."
+            f"a batch of {rows:,} rows of {data.length:,} tokens takes at least {format_bytes(step)} of memory, and "
+            f"{where} {format_bytes(memory_bytes)}: lower batch or length under [data]."
         )

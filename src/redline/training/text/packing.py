@@ -82,7 +82,7 @@ class PackedRows:
 
     @property
     def attended(self) -> float:
-        """The mean over all tokens of the length of the token's document, counted within its row only."""
+        """The mean length of a token's document, of which only the part in the token's row counts."""
         _, ends, _ = self._order(0)
         total = self.rows * self.length
         borders = np.union1d(ends[ends < total], np.arange(0, total + 1, self.length))
@@ -95,7 +95,7 @@ class PackedRows:
         return Batch(tokens, targets, Packing.of(documents))
 
     def _make_order(self, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns the shuffled documents, the end of each, and the shuffled order of the rows."""
+        """Returns the shuffled documents, the position where each ends, and the shuffled order of the rows."""
         random = np.random.Generator(np.random.Philox(key=(self._seed, epoch)))
         documents = random.permutation(len(self.lengths))
         return documents, np.cumsum(self.lengths[documents]), random.permutation(self.rows)
@@ -128,7 +128,7 @@ class PackedRows:
 
 
 def padding_share(lengths: np.ndarray, length: int, batch: int, seed: int = 0) -> float:
-    """Returns the share of padding without packing: each document in its own rows, padded to the batch's longest."""
+    """Returns the padded fraction without packing: each document has its own rows, padded to the batch's longest."""
     rest = lengths % length
     pieces = np.concatenate([np.full(int((lengths // length).sum()), length), rest[rest > 0]])
     np.random.default_rng(seed).shuffle(pieces)

@@ -28,7 +28,7 @@ _VALIDATION_TOKENS = 2**15
 
 
 class RecallTask(LanguageTask):
-    """Validation measures the share of queried tokens that the model predicts correctly, as in generation."""
+    """Trains on a recall task. Validation measures the fraction of queried tokens that the model predicts correctly."""
 
     def __init__(self, training: TextTraining, device: torch.device) -> None:
         assert training.recall is not None
@@ -41,7 +41,7 @@ class RecallTask(LanguageTask):
 
     def save(self, model: nn.Module, folder: Path) -> None:
         if isinstance(self.recall, Passkey):
-            # The tokens are bytes, so the model can be prompted with any text.
+            # The task's tokens are bytes; with this tokenizer, the model can be prompted with any text.
             write_text(folder / NAME, byte_tokenizer())
         self.training.model.save(model, folder, None, {KEY: describe(self.recall)})
 

@@ -101,7 +101,7 @@ def _headline(result: TextResult, steps: int, elapsed_s: float) -> str:
 def _tiles(task: LanguageTask, outcome: Outcome, result: TextResult) -> list[Tile]:
     tiles = [Tile("tokens per second", f"{result.tokens_per_s:,.0f}", "median")] if result.tokens_per_s else []
     if result.utilization:
-        tiles.append(Tile("of the machine's ceiling", f"{result.utilization:.1%}", "model FLOP over measured FLOP/s"))
+        tiles.append(Tile("of the machine's ceiling", f"{result.utilization:.1%}", "achieved / measured peak FLOP/s"))
     tiles.append(Tile("peak memory", format_bytes(outcome.peak_bytes)))
     if result.padding_share is not None:
         batch = f"of tokens, at batch {task.training.data.batch}"

@@ -40,7 +40,7 @@ def prepare_training(
     steps: int | None = None,
     minutes: float | None = None,
 ) -> LanguageTask:
-    """Returns the task of a config with its text tokenized. `log` receives messages to keep, `status` progress."""
+    """Returns the task of a config with its text tokenized. `log` gets messages to keep, `status` gets progress."""
     training = TextTraining.read(config, sources=sources, steps=steps, minutes=minutes)
     check_memory(training, device)
     check_machine(training, device)
@@ -112,10 +112,10 @@ def _with_batch(
     status: Log,
     log: Log,
 ) -> TextTraining:
-    """Sets the batch size, and the learning rate that belongs to it.
+    """Sets the batch size, and the learning rate for it.
 
-    If the config says "auto", it is the batch size with which a resumed run began, or the largest one that fits. `rows`
-    is the number of rows in the text, or None if samples are generated without end.
+    If the config says "auto", a resumed run keeps its batch size, and a new run uses the largest that fits. `rows` is
+    the number of rows in the text, or None if samples are generated without end.
     """
     batch = training.data.batch
     if batch == AUTO and saved is not None:
@@ -190,7 +190,7 @@ def run_text(
 
 
 def _ceiling(task: LanguageTask, device: torch.device) -> float | None:
-    """Returns the measured FLOP/s of matrix products in this precision. On a CPU, it takes no new measurements."""
+    """Returns the measured FLOP/s of matrix products in this precision. On a CPU, nothing is measured now."""
     machine = Machine.detect(str(device))
     ceilings = with_ceilings(machine).ceilings if machine.is_cuda else machine.ceilings
     if machine.is_cuda:

@@ -1,4 +1,4 @@
-"""Trains a language model to predict the next token, part by part of a batch; text comes in packed rows.
+"""Trains a language model to predict the next token. A step processes its batch in parts; text comes in packed rows.
 
 B: rows of a batch, S: tokens of a row.
 """
@@ -60,7 +60,7 @@ class LanguageTask(Task):
 
     @property
     def attended(self) -> float:
-        """The mean length of the context that a token attends in."""
+        """The mean length of a token's row, or of its document if rows are packed."""
         return self.training.data.length
 
     @abstractmethod
@@ -81,7 +81,7 @@ class LanguageTask(Task):
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """Speed settings and file locations may change on resume; model, data and batch may not."""
+        """The settings that must not change on resume: model, data and batch; speed and file locations may change."""
         asked = {"vocabulary": self.vocabulary, "precision": self.trained.precision}
         settings = identity_of_settings(self.training)
         return {**settings, **asked, **self.data_identity, "tokens_per_step": self.items_per_step}
@@ -107,7 +107,7 @@ class LanguageTask(Task):
         return (*(("z-loss",) if self.training.loop.z_loss else ()), *self.training.model.penalties(step))
 
     def _batch(self, step: int) -> Batch:
-        """Returns the rows of a step, and starts drawing the rows of the next step in a background thread."""
+        """Returns the rows of a step, and starts preparing those of the next step in a background thread."""
         if self._step is None or self._step[0] != step:
             drawn = self._drawn[1].result() if self._drawn and self._drawn[0] == step else self._draw(step)
             self._step = (step, drawn)
@@ -118,8 +118,8 @@ class LanguageTask(Task):
     def _evaluating(self, model: nn.Module) -> Iterator[LossModule]:
         """Yields `model` in evaluation mode, in the training precision and inside the plan's contexts.
 
-        Compiled blocks recompile for evaluation. Outside of the plan's contexts they would exceed dynamo's limit of
-        recompilations, and later blocks would run uncompiled.
+        Compiled blocks recompile for evaluation. The plan's contexts raise dynamo's limit of recompilations; without
+        them, blocks beyond the limit would run uncompiled.
         """
         working = self.arithmetic
         if isinstance(working, WorkingCopy):

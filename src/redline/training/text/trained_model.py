@@ -23,7 +23,7 @@ from redline.training.precision import resolve_precision, to_fp8, why_no_fp8
 from redline.training.text.architecture import LossModule, own_loss
 from redline.training.text.config import TextTraining
 
-# `check_machine` builds the model with this vocabulary; its checks do not depend on the size.
+# `check_machine` builds the model with this vocabulary, because its checks do not depend on the vocabulary.
 _ANY_VOCABULARY = 512
 
 
@@ -61,7 +61,7 @@ class TrainedModel:
         if loop.optimizer == "muon" and (slow := self.machine.why_slow("bf16", "matmul")):
             lines.append(f"muon always computes in bf16, and {slow}: adamw is faster here")
         for rung in self.plan.rungs:
-            # The proof of fused_ops does not need a training step, and says whether it found anything to replace.
+            # For fused_ops, `proof` needs no training step, and says whether the rung found anything to replace.
             proof = f": {rung.proof(self.job)}" if isinstance(rung, FusedOps) else ""
             lines.append(f"rung {rung}{proof}")
         if not self.plan.rungs:

@@ -1,9 +1,9 @@
 """A training config as a workload for the ladder: `redline climb train:CONFIG.toml` or `train:decoder-tiny`.
 
 One step is a forward pass, a backward pass and an optimizer step, as in training, but in fp32 and without a plan: the
-climb searches for precision and plan. Half-precision weights follow fp32 masters, as in training. Batches are synthetic
-and packed like real ones. With gradient accumulation, a step is one part and the optimizer step. Averaged weights (EMA)
-are left out.
+climb searches for precision and plan. Half-precision weights are copies of fp32 masters, as in training. Batches are
+synthetic and packed like real ones. With gradient accumulation, a step processes only one micro-batch. Averaged weights
+(EMA) are left out.
 """
 
 from collections.abc import Callable, Iterable
