@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("small_products")
     ("task", "length", "batch", "by_window"),
     [
         # A window sees some of few pairs in a short text.
-        pytest.param(Mqar(16, 3, 12), 48, 16, 0.6, id="16 symbols"),
+        pytest.param(Mqar(16, 3, 12), 48, 32, 0.6, id="16 symbols"),
         pytest.param(Mqar(32, 4, 16), 64, 32, 0.2, id="32 symbols", marks=pytest.mark.slow),
         pytest.param(Mqar(), 64, 64, 0.2, id="64 symbols", marks=pytest.mark.slow),
     ],
