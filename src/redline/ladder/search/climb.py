@@ -53,7 +53,7 @@ def climb(
         rungs: Only try these rungs, for example `["bf16", "compile(mode=max-autotune)"]`.
         without: Do not try these rungs.
         shapes: Input shapes as options of the workload's function: `[{"batch": 1}, {"batch": 8}]`.
-        device: `"cpu"`, `"cuda"`, `"cuda:1"`; `"auto"` takes a GPU if there is one.
+        device: `"cpu"`, `"cuda"`, `"cuda:1"`; `"auto"` uses a GPU if there is one.
         reference: Precision of the reference outputs that the gates compare with: `"fp32"` or `"fp64"`.
         timeout: Time limit of one trial.
         sampling: Time for timing the two plans of one comparison.
