@@ -23,12 +23,12 @@ def planted() -> Iterator[None]:
 
 
 def test_a_plan_that_holds(command: Callable[..., Seen], tmp_path: Path) -> None:
-    """Judged by what it was found for: for memory, planted_fast is as small, and faster."""
+    """Judged by what it was found for: for memory, planted_fast uses equal memory, and is faster."""
     replace(Plan.parse("planted_fast"), objective="memory").save(tmp_path / "plan.toml")
     seen = command("verify", "plan.toml", *ARGUMENTS, "--json")
     said = seen.json()
     assert seen.code == 0 and said["holds"] and said["plan"] == "planted_fast"
-    assert said["objective"] == "memory" and said["rungs"][0]["reason"].startswith("as small, and faster: ")
+    assert said["objective"] == "memory" and said["rungs"][0]["reason"].startswith("equal memory, and faster: ")
     assert said["speedup"]["low"] > 1.5 and [row["holds"] for row in said["rungs"]] == [True]
 
 
@@ -60,4 +60,4 @@ def test_a_rung_that_does_not_apply_to_this_model_is_named(command: Callable[...
     said = seen.json()
     assert seen.code == 1 and "the plan does not run" in said["reason"]
     verdicts = {row["rung"]: (row["holds"], row["reason"]) for row in said["rungs"]}
-    assert verdicts["sdpa"] == (False, "the plan runs without it") and verdicts["planted_fast"][0]
+    assert verdicts["sdpa"] == (False, "the plan runs without this rung") and verdicts["planted_fast"][0]

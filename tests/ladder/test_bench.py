@@ -42,7 +42,7 @@ def test_changed_workload_adds_a_note() -> None:
     (change,) = compare([THEN], [replace(THEN, digest="d2", sources={"mine.py": "1", "net.py": "2"})])
     assert (change.verdict, change.note) == ("same", "the workload has changed: net.py has changed")
     (change,) = compare([THEN], [replace(THEN, digest="d2")])
-    assert change.note == "the workload has changed: its gates or its reference have changed"
+    assert change.note == "the workload has changed: its gates, FLOPs or reference dtype"
 
 
 def test_the_verdict_is_that_of_the_objective() -> None:

@@ -167,7 +167,7 @@ def search(
     probe_limit_s: float = 300.0,
     on_probe: Callable[[Probe], None] | None = None,
 ) -> BatchSizeResult:
-    """Doubles the starting batch size until it does not fit, then bisects between the last two."""
+    """Doubles the starting batch size until it does not fit, then bisects between the last two sizes tried."""
     if not 0 < target_utilization <= 1:
         raise RedlineError(f"target_utilization must be above 0 and at most 1, not {target_utilization}.")
     if not 1 <= starting_batch_size <= max_batch:
@@ -315,11 +315,11 @@ def _run_within_limit(case: Case, batch: int, budget: int) -> tuple[Probe, str]:
     # If the machine runs out of memory, the kernel should kill this process and no other.
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
-    # Starts the thread pool before the limit is set, because later the stacks of its threads may exceed the limit.
+    # Starts the thread pool before the limit is set, because the limit may leave no room for the stacks of its threads.
     torch.ones(1 << 20).mul_(2).sum()
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     limit = used + budget + _ADDRESS_HEADROOM
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     resource.setrlimit(resource.RLIMIT_AS, (limit if hard < 0 else min(limit, hard), hard))
-    # Counts only the memory that the model and its batch add to that of the libraries.
+    # Subtracts the resident memory so far (of the libraries), so that only the model and its batch count.
     return _run(case, batch, "cpu", resident_bytes())

@@ -42,7 +42,7 @@ class Change:
     then_bytes: int
     now_bytes: int
     verdict: str  # "faster", "slower", "same", "larger", "smaller" or "missing"
-    note: str = ""  # another difference between the two runs
+    note: str = ""  # what changed in the workload itself; empty if nothing did
 
 
 @dataclass(frozen=True)
@@ -120,9 +120,9 @@ def bench(
         plans: Each a `Plan`, a plan in one line (`"eager"` is the model as it is), or a plan file.
         objective: `"latency"`, `"throughput"` or `"memory"`.
         shapes: Input shapes as options of the workloads' functions: `[{"batch": 1}, {"batch": 8}]`.
-        device: `"cpu"`, `"cuda"`, `"cuda:1"`; `"auto"` takes a GPU if there is one.
+        device: `"cpu"`, `"cuda"`, `"cuda:1"`; `"auto"` uses a GPU if there is one.
         timeout: Time limit of one set-up.
-        sampling: Time for timing all plans of one workload.
+        sampling: Time for timing two plans of one workload; n plans take n / 2 times as long.
         progress: Called with each event's text and, for a measurement, with the measurement. By default a line per
             measurement is printed to stderr; None prints nothing.
     """
@@ -203,7 +203,7 @@ def _change(old: Measurement, new: Measurement, shape: str) -> Change:
     comparison = Comparison(ratio, new.peak_bytes, old.peak_bytes, str(new.machine.get("device", "cpu")))
     note = ""
     if old.digest != new.digest:
-        what = describe_change(old.sources, new.sources) or "its gates or its reference have changed"
+        what = describe_change(old.sources, new.sources) or "its gates, FLOPs or reference dtype"
         note = f"the workload has changed: {what}"
     return Change(
         new.workload,
@@ -226,7 +226,7 @@ def _missing(old: Measurement, shape: str) -> Change:
 
 
 def unpaired_ratio(old: Sequence[float], new: Sequence[float]) -> Interval:
-    """Returns the ratio of medians, old / new, of samples taken at different times: resamples each side separately."""
+    """Returns the ratio of medians, old / new, of two separate runs: the bootstrap resamples each run on its own."""
     rng = np.random.default_rng(0)
     a, b = np.asarray(old), np.asarray(new)
     ratios = np.median(a[rng.integers(0, len(a), (2000, len(a)))], axis=1) / np.median(

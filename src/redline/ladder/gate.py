@@ -32,7 +32,7 @@ class Score:
 class Gate:
     """A limit on a metric, as in `Gate("relative_error", 0.02)` or `Gate("mine", 0.9, function=f, better="higher")`.
 
-    A custom `function` takes `(reference, output)`, two lists of the tensors that the model returned; returns a number.
+    A custom `function` takes `(reference, output)`, the two models' outputs as lists of tensors, and returns a number.
     """
 
     metric: str
@@ -72,7 +72,7 @@ def tensors_of(output: Any) -> list[Tensor]:
 
 
 def values_of(output: Any) -> list[Tensor]:
-    """Returns what gates compare: all tensors (complex ones as pairs), then numbers and strings as tensors."""
+    """Returns what gates compare: all tensors (complex ones as pairs of reals), then numbers and strings as tensors."""
     leaves = tree_leaves(output)
     values = [torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in tensors_of(leaves)]
     values += [torch.tensor(leaf) for leaf in leaves if isinstance(leaf, (bool, int, float))]
@@ -80,7 +80,7 @@ def values_of(output: Any) -> list[Tensor]:
 
 
 def mismatch(reference: Sequence[Tensor], output: Sequence[Tensor]) -> str:
-    """Returns a sentence on how the outputs differ in number, shape or kind of dtype; empty if they do not."""
+    """Returns a sentence on how the outputs differ in number, shape or dtype (float or not); empty if they do not."""
     if not reference:
         return "the workload returned no tensor, so no gate can be evaluated."
     if len(reference) != len(output):

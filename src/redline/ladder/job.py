@@ -55,7 +55,7 @@ class Job:
     contexts: tuple[Context, ...] = ()
     # Functions that wrap the model's call or the training step, innermost first.
     wrappers: tuple[Wrapper, ...] = ()
-    # The precision of most of the arithmetic; selects the ceiling that a measurement is compared with.
+    # The precision of most of the arithmetic; selects the measured peak rate that a measurement is compared with.
     precision: str = "fp32"
     host_inputs: bool = False
     master_weights: bool = False

@@ -40,7 +40,7 @@ _LATEST = 253_402_300_799
 
 @dataclass(frozen=True)
 class Measurement:
-    """One plan on one workload on one machine, interleaved with another plan."""
+    """One plan on one workload on one machine, timed in turns with another plan."""
 
     workload: str
     plan: str
@@ -63,7 +63,7 @@ class Measurement:
     setup_cached: bool = False
     peak_bytes: int = 0
     weight_bytes: int = 0
-    # By shape: floating-point operations of one step, and the minimum of bytes that it must move.
+    # By shape: floating-point operations of one step, and the smallest number of bytes that the step must move.
     flops: Mapping[str, float] = field(default_factory=dict)
     least_bytes: Mapping[str, float] = field(default_factory=dict)
     precision: str = "fp32"
@@ -76,9 +76,9 @@ class Measurement:
     options: Mapping[str, Any] = field(default_factory=dict)
     training: bool = False
     created: float = field(default_factory=time.time)
-    # A digest of the workload's sources, gates and reference; it identifies the workload.
+    # A digest of the workload's source file, gates, FLOPs and reference dtype; it identifies the workload.
     digest: str = ""
-    # A digest by source file, to report what changed.
+    # A digest of each source file by name, to report what changed.
     sources: Mapping[str, str] = field(default_factory=dict)
     # The id of the climb; a file may hold several climbs.
     run: str = ""

@@ -14,14 +14,15 @@ from redline.notation import format_bytes
 
 # A rung with a smaller gain is dropped: two processes that run the same code can differ by that much.
 WORTHWHILE = 1.01
-# The margin of the final race and of `verify`, where any gain beyond the noise counts.
+# The margin of the final race, and of `verify` against eager: any gain beyond the noise counts.
 ANY = 1.0
 # A plan that saves memory counts as equally fast if its speed ratio is above this value.
 NOT_SLOWER = 0.97
-# CUDA counts bytes exactly; the resident size of a process varies with its allocators, by up to 14% for the same plan.
+# A peak below this share of the other plan's peak is smaller (much smaller). CUDA counts bytes exactly; on a CPU the
+# resident size of a process varies by up to 14% for the same plan.
 _SMALLER = {"cuda": 0.98, "cpu": 0.85}
 _MUCH_SMALLER = {"cuda": 0.9, "cpu": 0.8}
-# Runs at different times differ more than turns of one run; a difference below this counts as drift of the machine.
+# Between two runs the machine drifts more than between turns of one run, so `change` ignores differences below this.
 _DRIFT = 0.05
 _DRIFT_BYTES = {"cuda": 0.05, "cpu": 0.25}
 
@@ -78,11 +79,11 @@ class Objective(StrEnum):
                 return True, f"smaller: {comparison}"
             if comparison.larger:
                 return False, f"larger: {comparison}"
-            return faster, f"as small, and {'faster' if faster else 'no faster'}: {comparison}"
+            return faster, f"equal memory, and {'faster' if faster else 'not faster'}: {comparison}"
         if faster:
             return True, f"{comparison.ratio} faster"
         if comparison.ratio.above(NOT_SLOWER) and comparison.much_smaller:
-            return True, f"as fast, and smaller: {comparison}"
+            return True, f"equally fast, and smaller: {comparison}"
         return False, f"{'slower' if comparison.ratio.below(1.0) else 'no gain beyond the noise'}: {comparison.ratio}"
 
     def gain(self, comparison: Comparison) -> str:

@@ -60,7 +60,7 @@ class OptimizedStep(_Optimized, TrainingStep):
 
 
 class ClimbOptions(TypedDict, total=False):
-    """Further options of `redline.climb` that `redline.optimize` takes."""
+    """Further options of `redline.climb` that `redline.optimize` accepts."""
 
     objective: str
     target: str | None

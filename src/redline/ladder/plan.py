@@ -201,14 +201,14 @@ def read_plan(plan: "Plan | str | os.PathLike[str]") -> Plan:
     """Reads a plan file or the one-line form; returns a `Plan` unchanged."""
     if isinstance(plan, Plan):
         return plan
-    # A line can be longer than the limit of file names: os.path.isfile returns False then, but pathlib raises.
+    # A one-line plan can be longer than a file name may be: os.path.isfile then returns False, whereas pathlib raises.
     if not isinstance(plan, str) or plan.endswith(".toml") or os.path.isfile(plan):
         return Plan.load(plan)
     return Plan.parse(plan)
 
 
 class Unavailable(RedlineError):
-    """Raised if a rung of the plan cannot be applied; has the rung and the reason."""
+    """Raised if a rung of the plan cannot be applied; holds that rung and the reason."""
 
     def __init__(self, rung: Rung, reason: str) -> None:
         super().__init__(f"{rung.name}: {reason.rstrip('.')}.")

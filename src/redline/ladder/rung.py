@@ -37,7 +37,7 @@ def option(default: Any, help: str, choices: Sequence[Any] = (), **limits: float
 
 @dataclass(frozen=True)
 class Rung(ABC):
-    """Subclass as a frozen dataclass in a file of the rung's own name, and add it to `redline.ladder.rungs.RUNGS`."""
+    """Base class: each rung is a frozen dataclass in a file of its own name, listed in `redline.ladder.rungs.RUNGS`."""
 
     name: ClassVar[str]
     stage: ClassVar[Stage]
@@ -65,11 +65,11 @@ class Rung(ABC):
 
     @classmethod
     def variants(cls, machine: Machine, training: bool = False) -> "tuple[Rung, ...]":
-        """Returns the configurations that a climb tries; by default only that with the default options."""
+        """Returns the configurations that a climb tries; by default only the one with default options."""
         return (cls(),)
 
     def adjust_other(self, other: "Rung") -> "Rung | None":
-        """Returns what replaces `other` in a plan to which this rung is added; None removes `other`."""
+        """Called when this rung is added to a plan with `other`: returns what replaces `other`; None removes it."""
         return other
 
     def fallbacks(self, verdict: str, training: bool) -> "tuple[tuple[Rung, ...], ...]":
@@ -78,7 +78,7 @@ class Rung(ABC):
 
     @property
     def autotunes(self) -> bool:
-        """Whether setting up the rung times kernels, so that nothing else may run on the device at the same time."""
+        """Whether kernels are timed while the rung is set up, so that nothing else may run on the device meanwhile."""
         return False
 
     @property
@@ -105,7 +105,7 @@ class Rung(ABC):
 
     @abstractmethod
     def proof(self, job: Job) -> str:
-        """Returns what the rung did, checked after the first calls; empty if it did nothing, and is refused."""
+        """Returns what the rung did, checked after the first calls; empty if nothing (the plan is then refused)."""
 
     def why_no_proof(self, job: Job) -> str:
         """Returns why `proof` is empty, if the rung can tell."""

@@ -9,9 +9,10 @@ import numpy as np
 CONFIDENCE = 0.99
 _RESAMPLES = 2000
 _FEW = 8
-# The quantile of a plan's samples that stalls do not affect, and the number of consecutive blocks that are compared.
-# The ratio of the quantiles only guards against stalls, so its interval may be narrower.
+# The ratio of two plans is also computed from this quantile of their samples, which stalls do not affect. It is only
+# a guard against stalls, so a lower confidence is enough.
 _FAST, _FAST_CONFIDENCE = 0.2, 0.9
+# To detect drift, the turns are split into at most this many consecutive blocks.
 _BLOCKS = 6
 
 
@@ -58,8 +59,8 @@ def ratio_interval(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> 
 
     The machine's speed drifts, so a ratio is computed for each turn, and the bootstrap resamples the median of these
     ratios. A stall can slow down one plan for seconds, so the interval also covers the ratio of the plans' fast turns.
-    It is widened by the factor by which medians of consecutive blocks vary more than those of independent turns would.
-    The result over several shapes is the geometric mean.
+    If the turns depend on each other, the bootstrap underestimates the variation, so its interval is widened (see
+    `_excess_variation`). The result over several shapes is the geometric mean.
     """
     rng = np.random.default_rng(0)
     middle, paired, fast = 0.0, np.zeros(_RESAMPLES), np.zeros(_RESAMPLES)
@@ -72,7 +73,7 @@ def ratio_interval(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> 
         centre = float(np.median(logs))
         middle += centre
         if count < _FEW:
-            # A bootstrap interval of so few samples is too narrow: uses their range, widened by half on each side.
+            # A bootstrap interval of so few samples is too narrow: uses their range, plus half of it on each side.
             half = (logs.max() - logs.min()) / 2
             ends = np.where(np.arange(_RESAMPLES) % 2, logs.min() - half, logs.max() + half)
             paired += ends
@@ -87,7 +88,7 @@ def ratio_interval(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> 
 
 
 def _excess_variation(logs: np.ndarray) -> float:
-    """Returns the factor by which medians of consecutive blocks vary more than for independent turns; at least 1."""
+    """Returns how many times more the medians of consecutive blocks vary than if turns were independent; at least 1."""
     blocks = np.array_split(logs, min(_BLOCKS, len(logs) // 3))
     medians = np.array([np.median(block) for block in blocks])
     rest = np.concatenate([block - median for block, median in zip(blocks, medians, strict=True)])

@@ -73,7 +73,7 @@ def verify(
         workload: A `Workload`, or the address of a function that returns one.
         objective: `"latency"`, `"throughput"` or `"memory"`; by default the one in the plan, or latency.
         shapes: Input shapes as options of the workload's function: `[{"batch": 1}, {"batch": 8}]`.
-        device: `"cpu"`, `"cuda"`, `"cuda:1"`; `"auto"` takes a GPU if there is one.
+        device: `"cpu"`, `"cuda"`, `"cuda:1"`; `"auto"` uses a GPU if there is one.
         timeout: Time limit of one trial.
         sampling: Time for timing the two plans of one comparison.
         progress: Called with each event's text. By default events are printed to stderr; None prints nothing.
@@ -174,22 +174,22 @@ class _Verification:
         try:
             arm = open_arm(self.pool, self.spec, self.plan.without(name), FRESH_SEEDS)
             if whole is None:
-                return RungVerdict(name, False, "the plan runs without it")
+                return RungVerdict(name, False, "the plan runs without this rung")
             if not whole.passed and arm.passed:
-                return RungVerdict(name, False, "the gate passes without it")
+                return RungVerdict(name, False, "the gate passes without this rung")
             if not whole.passed:
-                return RungVerdict(name, True, "the gate fails without it too")
+                return RungVerdict(name, True, "the gate fails without this rung too")
             if not arm.passed:
-                return RungVerdict(name, True, "the gate fails without it")
+                return RungVerdict(name, True, "the gate fails without this rung")
             measure_peak(arm, self.spec)
             with_rung, without_rung = take_turns([whole, arm], self.spec)
             comparison = compare_arms(arm, whole, without_rung, with_rung)
             return RungVerdict(name, *self.spec.objective.judge(comparison), comparison.ratio)
         except WorkerFailed as failure:
             if whole is None:
-                return RungVerdict(name, True, "the plan does not run without it either")
+                return RungVerdict(name, True, "the plan does not run without this rung either")
             unknown = failure.kind in ("oom", "timeout") or failure.pid == whole.worker.pid
-            problem = "its gain is unknown" if unknown else "the other rungs do not run without it"
+            problem = "the gain of this rung is unknown" if unknown else "the other rungs do not run without this rung"
             return RungVerdict(name, True, f"{problem}: {failure}")
         finally:
             close(arm)
@@ -197,7 +197,7 @@ class _Verification:
 
 def _why_not(rung: Rung, machine: Machine, training: bool) -> str:
     if training and not rung.training:
-        return "it is for inference only"
+        return "this rung is for inference only"
     if not training and not rung.inference:
-        return "it is for training only"
+        return "this rung is for training only"
     return rung.why_not(machine)

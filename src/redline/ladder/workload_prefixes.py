@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class WorkloadPrefix:
-    """Defines addresses `word:rest`, or addresses that end with `word` if it starts with a dot.
+    """Defines addresses of the form `word:rest` or, if `word` starts with a dot, addresses that end with `word`.
 
     `find_function(rest)` returns the function that makes the workload. If `rest` names a file, that file counts as the
     workload's source.

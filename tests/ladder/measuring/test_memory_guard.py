@@ -34,7 +34,7 @@ def test_the_largest_worker_is_ended_while_memory_is_short(
     available[0] = guard.least_bytes - 1
     guard.check()
     ((pid, reason),) = ended
-    assert pid == 12 and reason.startswith("it held 5 GiB of host memory, with its compilers")
+    assert pid == 12 and reason.startswith("the trial used 5 GiB of host memory (with its compilers)")
 
 
 def test_the_memory_of_a_session_includes_its_children() -> None:
@@ -64,7 +64,7 @@ def test_a_trial_that_exhausts_the_memory_fails_and_others_go_on(monkeypatch: py
             "available_host_bytes",
             lambda: 0 if time.monotonic() > short_s and not large.ended else 100 * GIB,
         )
-        with pytest.raises(WorkerFailed, match="of host memory, with its compilers") as failure:
+        with pytest.raises(WorkerFailed, match="of host memory .with its compilers") as failure:
             large.ask("call", PATIENCE_S, function=function, path=[])
         assert failure.value.kind == "oom"
         assert small.ask("machine", PATIENCE_S, device="cpu", measure=False)["device"] == "cpu"

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("planted", "no_ceilings", "lent_workers")
 TINY = str(Path(__file__).parents[2] / "tiny_workloads.py")
 PLANTED = str(Path(__file__).parents[2] / "planted_rungs.py")
 # What a rung is kept for that only saves memory.
-SMALLER = "as fast, and smaller"
+SMALLER = "equally fast, and smaller"
 
 
 @pytest.fixture(scope="module")

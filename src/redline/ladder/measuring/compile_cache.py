@@ -1,4 +1,4 @@
-"""The cache of compiled code from earlier climbs on this machine, which makes the same compilation faster later."""
+"""The cache of compiled code on this machine: later climbs reuse the code that earlier climbs compiled."""
 
 import shutil
 from collections.abc import Iterator

@@ -42,7 +42,7 @@ vars(_visible_attention)["_get_raw"] = vars(_visible_attention_backward)["_get_r
 
 
 def _redline_formulas() -> dict[Any, Any]:
-    """Returns the formulas of Redline's operators that have been imported."""
+    """Returns the FLOP formulas of those Redline operators whose modules have been imported."""
     formulas = {"causal_attention": _visible_attention, "causal_attention_backward": _visible_attention_backward}
     return {getattr(torch.ops.redline, name): formulas[name] for name in formulas if hasattr(torch.ops.redline, name)}
 

@@ -124,7 +124,7 @@ def _in_common(one: Sequence[Tensor], other: Sequence[Tensor]) -> tuple[Tensor, 
 
 
 def _check_inputs(workload: Workload, first: int, second: int, results: Sequence[Any]) -> None:
-    """Raises WorkloadError if equal outputs are due to the inputs, because the inputs are empty or equal."""
+    """Raises WorkloadError if the outputs are equal only because the inputs are empty or equal."""
     device = str(tensors_of(results[0])[0].device)
     one, other = (tensors_of(workload.fresh_inputs(seed, device)) for seed in (first, second))
     if one and not any(tensor.numel() for tensor in one):

@@ -55,7 +55,7 @@ class MemoryGuard:
         largest = max(workers, key=lambda pid: held[pid])
         self._end(
             largest,
-            f"it held {format_bytes(held[largest])} of host memory, with its compilers, and the machine had "
+            f"the trial used {format_bytes(held[largest])} of host memory (with its compilers), and the machine had "
             f"{format_bytes(available)} left",
         )
 

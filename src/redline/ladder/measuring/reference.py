@@ -89,7 +89,7 @@ def _installed(modules: Iterable[str]) -> list[str]:
 def _check_and_count(
     workloads: Mapping[str, Workload], device: str, seeds: Sequence[int], dtype: str
 ) -> tuple[dict[str, float], int]:
-    """Returns the FLOPs of a step of each shape, and the operations of one step.
+    """Returns the FLOPs of a step by shape, and the number of operators that one step runs.
 
     Raises WorkloadError if a training model ignores its input.
     """

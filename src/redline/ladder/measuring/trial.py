@@ -16,7 +16,7 @@ from redline.ladder.statistics import Interval, median, ratio_interval
 
 JUDGE_SEEDS = (10, 11, 12)
 FRESH_SEEDS = (20, 21, 22)
-# One turn of an arm repeats short steps for about this time.
+# In each turn of an arm, a short step is repeated for about this many seconds.
 _SAMPLE_S = 0.02
 # Seconds per step by shape.
 Samples = Mapping[str, Sequence[float]]
@@ -32,10 +32,10 @@ class TrialSpec:
     references: Mapping[tuple[int, ...], str]
     objective: Objective = Objective.LATENCY
     timeout_s: float = 300.0
-    # Seconds of sampling in one comparison, and the minimum and maximum number of turns.
+    # Seconds of sampling for a comparison of two arms, and the minimum and maximum number of turns.
     sampling_s: float = 6.0
     turns: tuple[int, int] = (12, 60)
-    # The workload's name in messages and measurements; used if its address is valid only during this run.
+    # The workload's name in messages and measurements; set if the address is valid only during this run.
     name: str = ""
 
     @property
@@ -160,8 +160,8 @@ def take_turns(arms: Sequence[Arm], spec: TrialSpec, sampling_s: float = 0) -> l
 def _steps_per_sample(arms: Sequence[Arm], spec: TrialSpec) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
     """Returns the steps that are timed together, the untimed steps before them, and the repeats, by shape.
 
-    The numbers are the same for all arms. For latency one step is timed, or more if a step is very short, repeatedly
-    for about 20 ms; for throughput at least 50 ms of steps are timed together.
+    All arms use the same numbers. For latency, each time is that of one step (of several if a step is very short), and
+    is repeated for about 20 ms; for throughput, at least 50 ms of steps are timed together.
     """
     together_s = 0.05 if spec.objective is Objective.THROUGHPUT else 0.0005
     steps, warm, repeats = {}, {}, {}
@@ -175,7 +175,7 @@ def _steps_per_sample(arms: Sequence[Arm], spec: TrialSpec) -> tuple[dict[str, i
 
 
 def _decided(taken: Sequence[Samples], labels: Sequence[str]) -> bool:
-    """Returns whether the last arm is clearly faster or slower than, or equal to, each of the others."""
+    """Returns whether it is clear for each other arm that the last arm is faster, slower or equally fast."""
     if len(taken) == 1:
         return len(next(iter(taken[0].values()))) >= 12
     for rival in taken[:-1]:
@@ -198,7 +198,7 @@ def compare(old: Samples, new: Samples, labels: Sequence[str] | None = None) -> 
 
 
 def compare_arms(incumbent: Arm, candidate: Arm, old: Samples, new: Samples) -> Comparison:
-    """Compares the arms in time and memory; the objective decides on the result."""
+    """Returns how the candidate differs in speed and memory; an objective decides from it which arm is better."""
     return Comparison(compare(old, new), candidate.peak_bytes, incumbent.peak_bytes, incumbent.device)
 
 

@@ -43,7 +43,7 @@ from redline.machine.memory import is_out_of_memory
 # Calibration uses other seeds than judging, so that no rung is judged on its calibration data.
 TIMING_SEEDS = (0, 1, 2, 3)
 SAMPLE_SEEDS = (100, 101, 102, 103)
-# After this time, a turn times no further repeat.
+# A turn starts no further repeat after this many seconds.
 _LONGEST_S = 0.05
 
 
@@ -81,7 +81,7 @@ def _sentence(error: Exception) -> str:
 
 
 class Bench:
-    """One workload under one plan (an arm), or the untouched reference. Its methods are the requests."""
+    """One workload under one plan (an arm), or the untouched reference. Each request calls one of its methods."""
 
     def call(self, function: bytes, path: Sequence[str]) -> Any:
         """Calls a function that was pickled in the parent, after adding the parent's `sys.path`."""
@@ -166,7 +166,7 @@ class Bench:
             batches = [workload.fresh_inputs(seed, str(self.device)) for seed in seeds]
             self.wait()
             if setup_s:
-                start = time.perf_counter()  # a later shape adds only additional set-up, such as a recompilation
+                start = time.perf_counter()  # for a later shape, counts only what it adds, such as a recompilation
             mark = functools.partial(self._mark, setup_s, label, start)
             if workload.training and label in expected:
                 scores += judge(
@@ -208,7 +208,7 @@ class Bench:
     ) -> dict[str, float]:
         """Returns seconds per step for every shape in one turn, after a few untimed steps that refill the caches.
 
-        `steps` steps are timed together; takes the lower quartile of `repeats` such times, which stalls do not affect.
+        Times `steps` steps together, `repeats` times, and returns the lower quartile, which stalls do not affect.
         """
         seconds = {}
         for label, workload in self.workloads.items():
@@ -227,7 +227,7 @@ class Bench:
                     self.wait()
                     times.append((time.perf_counter() - start) / steps[label])
                     if sum(times) * steps[label] > _LONGEST_S:
-                        break  # a step now takes longer than when the number of repeats was chosen
+                        break  # steps have become slower since the number of repeats was chosen
             finally:
                 gc.enable()
             seconds[label] = sorted(times)[len(times) // 4]
@@ -256,7 +256,7 @@ class Bench:
     def _least_bytes(self, label: str) -> float:
         """Returns the smallest number of bytes that a step must move: the inputs and the weights, each once.
 
-        A training step reads each weight, writes its gradient, and writes the new weight.
+        A training step moves the weights three times: it reads them, writes their gradients, and writes new weights.
         """
         passes = 3 if self.job.training else 1
         inputs = sum(t.nbytes for t in tensors_of(self.batches[label][0]))
@@ -272,7 +272,7 @@ def workload_step(workload: Workload, run: Callable[..., Any], batch: Inputs) ->
 
 
 def _ceiling_precision(job: Job) -> str:
-    """Returns the precision whose ceiling applies: by default torch runs fp32 convolutions on a GPU in TF32."""
+    """Returns the precision whose ceiling applies: TF32 if torch runs the fp32 convolutions of the model in TF32."""
     convolves = any(isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)) for module in job.model.modules())
     if job.precision == "fp32" and job.device.type == "cuda" and convolves and torch.backends.cudnn.allow_tf32:
         return "tf32"

@@ -25,7 +25,7 @@ _PARALLEL_SETUPS, _COMPILER_BYTES = 4, 2**30
 
 
 class WorkerFailed(RedlineError):
-    """A worker could not answer. `kind`: unavailable, refused, oom, timeout, crash, error, workload or lost."""
+    """Raised if a worker fails. `kind`: unavailable, refused, oom, timeout, crash, error, workload or lost."""
 
     def __init__(self, kind: str, message: str, pid: int | None = None) -> None:
         super().__init__(message)
@@ -70,7 +70,7 @@ class Worker(Child):
         return answer["result"]
 
     def end(self, reason: str) -> None:
-        """Kills the process with the compilers that it started; a request that waits for it fails for this reason."""
+        """Kills the process and the compilers that it started; a waiting `ask` raises WorkerFailed with this reason."""
         self.ended = reason
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
@@ -84,7 +84,7 @@ class WorkerPool:
         self._exit_codes: dict[int, int] = {}
         self._workers: list[Worker] = []
         self._requests = 0
-        # Several threads set up workers, and share the socket to the fork server.
+        # Guards the socket to the fork server, which all threads that set up workers share.
         self._lock = threading.RLock()
         self._guard = MemoryGuard(self._running, self._end)
 
@@ -179,6 +179,6 @@ class WorkerPool:
 
 
 def _compile_threads() -> int:
-    """Returns the number of compiler processes of each worker, so that the workers of parallel set-ups fit."""
+    """Returns the number of compiler processes per worker; those of all parallel set-ups must fit in host memory."""
     fitting = available_host_bytes() // (_PARALLEL_SETUPS * _COMPILER_BYTES)
     return max(1, min(cores(), fitting))

@@ -13,7 +13,7 @@ from redline.ladder.plan import Plan, parse_rung
 from redline.machine.machine import Machine
 
 _PRECISION_RUNGS = ("bf16", "fp16", "autocast", "int8", "fp8", "tf32")
-# By application, the rung that sets each precision; "" if the weights are loaded in that precision already.
+# For each application, the rung that sets each precision; "" if the weights are loaded in that precision already.
 _PRECISIONS: Mapping[str, Mapping[str, str]] = {
     "generate": {"fp32": "", "bf16": "", "fp16": "", "int8": "int8", "fp8": "fp8(mode=weight_only)"},
     "stream": {"fp32": "", "tf32": "tf32", "bf16": "bf16", "fp16": "fp16"},
@@ -65,7 +65,7 @@ def choose_plan(
         if reason := rung.why_not(machine):
             raise RedlineError(f"precision {precision} cannot run here: {reason}.")
         if text == "int8(mode=dynamic)" and machine.is_cuda and "fused_ops" in plan:
-            # On a GPU, int8 does not support the layers that fused_ops packs.
+            # On a GPU, int8 does not support layers whose weights fused_ops has reordered (pack=true).
             plan = plan.with_rung(parse_rung("fused_ops(pack=false)"))
         plan = plan.with_rung(rung)
     return ChosenPlan(plan, left_out)

@@ -42,10 +42,10 @@ _FUSED = {
 }
 COUNTED = (
     "layers that call scaled_dot_product_attention or have a softmax between two products of activations, "
-    "including the projections inside them; the core is their time without inner layers except softmax and "
-    "dropout"
+    "including the projections inside them; the core leaves out the time of the layers inside them, but includes "
+    "their softmax and dropout layers"
 )
-# One operator runs the whole encoder layer.
+# This operator runs a whole encoder layer, so its time includes the MLP.
 _WITH_MLP = "fused encoder layer"
 COUNTED_BY_NAME = "kernels with attention in their names, because the layers of this plan cannot be distinguished"
 
@@ -108,7 +108,7 @@ def _inside(name: str, outer: str) -> bool:
 
 
 def find_attention(subject: Subject) -> dict[str, dict[str, int]]:
-    """Returns the calls in the forward pass of one step, by layer and kernel."""
+    """Returns how often each layer calls each attention kernel in the forward pass of one step."""
     tracker = Tracker(subject)
     follower = _Follower(subject, tracker)
     with tracker, follower:
@@ -125,7 +125,7 @@ class _Trail:
 
 
 class _Follower(TorchDispatchMode):
-    """Follows the results of products through every operator until a softmax and a second product."""
+    """Follows the results of products through later operators, to a softmax and from there to a second product."""
 
     def __init__(self, subject: Subject, tracker: Tracker) -> None:
         super().__init__()
@@ -172,7 +172,7 @@ class _Follower(TorchDispatchMode):
         return result
 
     def _is_weight(self, tensor: Tensor) -> bool:
-        # Tensors without storage of their own wrap others: they are quantized weights.
+        # A tensor without storage of its own wraps other tensors: it is a quantized weight.
         return not _has_storage(tensor) or tensor.untyped_storage() in self._weights
 
     def _count(self, path: tuple[str, ...], kernel: str) -> None:

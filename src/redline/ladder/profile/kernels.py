@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from redline.ladder.profile.subject import Subject
 
-# Parts of the names of attention kernels.
+# A kernel whose name contains one of these counts as attention.
 _ATTENTION_WORDS = ("scaled_dot_product", "attention", "attend_kernel", "flash_fwd", "flash_bwd", "fmha", "sdpa")
 
 
@@ -32,7 +32,7 @@ class KernelTime:
 
 @contextmanager
 def profiled(subject: Subject, **options: Any) -> Iterator[profile]:
-    """Runs the context under the profiler of torch for the device of the subject."""
+    """Profiles the block with torch's profiler, on the CPU and on the subject's GPU (if any)."""
     cuda = [ProfilerActivity.CUDA] if subject.device.type == "cuda" else []
     before = os.environ.get("KINETO_LOG_LEVEL")
     if before is None:

@@ -63,7 +63,7 @@ class LayerTimes:
     """The layers in the order of the model, followed by the loss, the optimizer and the time outside of layers."""
 
     layers: tuple[LayerTime, ...]
-    # Medians of whole steps, without and with the hooks.
+    # The median seconds of a whole step, without and with the hooks.
     step_s: float
     watched_step_s: float
     repeats: int

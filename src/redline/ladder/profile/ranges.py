@@ -1,4 +1,4 @@
-"""One step with a named range per layer: written as a Chrome trace, or as NVTX ranges for `nsys` and `ncu`."""
+"""Runs one step with a named range per layer, for a Chrome trace or, as NVTX ranges, for `nsys` and `ncu`."""
 
 import gzip
 import shlex
@@ -28,7 +28,7 @@ class Deeper:
 
 
 def write_trace(subject: Subject, path: Path) -> None:
-    """Writes a trace of all operators and kernels of one step atomically; compressed if the name ends in `.gz`.
+    """Atomically writes a trace of all operators and kernels of one step; compressed if the name ends in `.gz`.
 
     Open it at https://ui.perfetto.dev or chrome://tracing.
     """

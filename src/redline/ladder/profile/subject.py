@@ -1,6 +1,6 @@
 """The subject of a profile: a workload with a plan applied, whose step can be run repeatedly.
 
-The profile runs in the current process, unlike trials, because it uses its own model and no decision depends on it.
+Unlike a trial, a profile runs in the current process: it builds its own model, and no decision depends on its times.
 """
 
 import time
@@ -37,7 +37,7 @@ class WatchedLoss:
 
 @dataclass(frozen=True)
 class Subject:
-    """A workload that is ready to be profiled; made by `prepare(workload, plan, machine)`. `step()` runs it once."""
+    """A workload that is ready to be profiled; made by `prepare(workload, plan, machine)`. `step()` runs one step."""
 
     workload: Workload
     plan: Plan

@@ -29,7 +29,7 @@ WATCHING = "(watching)"
 
 @dataclass(frozen=True)
 class Place:
-    """A running layer with its enclosing layers (outermost first), and the pass."""
+    """A running layer with its enclosing layers (outermost first), and the pass (forward or backward)."""
 
     path: tuple[str, ...]
     phase: str
@@ -74,7 +74,7 @@ class Tracker:
         return {"Global", f"layer:{self.current.layer}"}
 
     def __enter__(self) -> "Tracker":
-        # The fast path of nn.TransformerEncoderLayer is one kernel, in which no layer inside it is called.
+        # The fast path of nn.TransformerEncoderLayer runs one kernel instead of calling the layers inside.
         self._fast_path = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)
         self._handles += [
@@ -120,7 +120,7 @@ class Tracker:
     def _before(self, module: nn.Module, _: Any) -> None:
         name = self._names.get(id(module))
         if name is not None:
-            # A layer that runs during the backward pass is recomputed, so its cost belongs to that pass.
+            # A forward pass during the backward pass recomputes activations, so its cost belongs to the backward pass.
             around = self.current.path
             # Recomputation can enter an outer layer again during the backward pass of an inner layer.
             outer = around[: around.index(name)] if name in around else around

@@ -113,7 +113,7 @@ class Climb:
         return tuple(e for e in steps if e is not None and e.timed)
 
     def _without_compile(self) -> str:
-        """Returns a clause for the headline that says so if no plan with torch.compile was measured."""
+        """Returns what the headline adds if no plan with torch.compile was measured; otherwise an empty string."""
         compiled = [e for e in self.entries if "compile" in rung_names(e.row.plan)]
         return "" if any(e.timed for e in compiled) else "; torch.compile was not measured"
 
@@ -164,7 +164,7 @@ def choose_run(measurements: Sequence[Measurement], run: str | None = None) -> l
 
 
 def find_final(rows: Sequence[Row]) -> int | None:
-    """Returns the index of the final plan's row; the other rows with role "final" are plans it was compared with."""
+    """Returns the index of the final plan's row; other rows with role "final" are plans that it raced against."""
     finals = [index for index, row in enumerate(rows) if row.role == "final"]
     rivals = {row.plan for row in rows if row.role in ("baseline", "compile")}
     kept = [i for i in finals if rows[i].verdict == "kept"]
@@ -231,7 +231,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def interleaved_eager_s(climb: Climb, shape: str | None = None) -> float | None:
-    """Returns the time of the original model, interleaved with the result if possible.
+    """Returns the time of the original model, if possible from the turns in which the result was timed.
 
     A ratio of two times that were measured far apart would include the drift of the machine.
     """

@@ -123,7 +123,7 @@ def load_sentence(measurements: Sequence[Measurement]) -> str:
         return ""
     return (
         f"Other processes used {others:.1f} of {cores} cores, and preempted the plans {preemptions:.0f} times a "
-        "second: intervals are wide, and only ratios within a row compare. Climb again on a quiet machine."
+        "second: intervals are wide, and only ratios within a row can be compared. Climb again on a quiet machine."
     )
 
 
@@ -202,7 +202,7 @@ def _row(m: Measurement, over_start: float | None, baseline: Measurement | None,
 def _break_even(
     m: Measurement, over_start: float | None, baseline: Measurement | None, cold_s: Mapping[str, float]
 ) -> float | None:
-    """Returns the number of calls that repay the set-up time, which is that of a set-up without compiler cache."""
+    """Returns after how many calls the set-up has paid off; counts the time of a set-up without compiler cache."""
     if baseline is None or over_start is None or over_start <= 1 or m.role == "baseline":
         return None
     shape = m.shapes[0]

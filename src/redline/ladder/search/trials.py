@@ -213,7 +213,7 @@ class Trials:
             whole = self.incumbent.arm()
             arm = self.setups.open(smaller, timeout_s=self.limit_s(smaller))
             if not arm.passed:
-                return self.record("ablation", smaller, "kept", "the gate fails without it", arm, **about)
+                return self.record("ablation", smaller, "kept", "the gate fails without this rung", arm, **about)
             measure_peak(arm, self.spec)
             old, new = self.take_turns([whole, arm], about)
             # The plan with the rung is the candidate: it has to be better than the plan without the rung.
@@ -229,7 +229,7 @@ class Trials:
             if self.incumbent.lost_process(failure) and retry:
                 return self.ablate(rung, smaller, retry=False)
             verdict = "unmeasured" if failure.kind in ("oom", "timeout", "lost") else "kept"
-            problem = "not measured" if verdict == "unmeasured" else "the other rungs do not run without it"
+            problem = "not measured" if verdict == "unmeasured" else "the other rungs do not run without this rung"
             return self.record("ablation", smaller, verdict, f"{problem}: {failure}", **about)
         finally:
             close(arm)

@@ -10,13 +10,13 @@ from markupsafe import Markup
 from redline.ladder.report.charts.svg import Drawing, Scale, format_tick
 
 _WIDTHS = (340, 440, 640)
-# More points than pixels do not change the line.
+# The most points per line; more points than pixels would not change the drawing.
 _MOST_POINTS = 600
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A line of a chart. `kind` is its class in the style sheet; its last point has the class `end-{kind}`."""
+    """A line of a chart. `kind` is its CSS class; its last point has the CSS class `end-{kind}`."""
 
     name: str
     points: tuple[tuple[float, float], ...]
@@ -49,9 +49,9 @@ def draw_curves(
     """Returns the chart at every width; empty if no curve has two points.
 
     `title` is for screen readers, and `name` is a prefix for element ids, unique on the page. `along` and `up` are the
-    labels of the x and y axis. `write` formats the values of the y axis, and `span` sets its start and (unless None)
-    its end. With `lengths` the x axis is logarithmic with a tick at every point; with `doubling` the y axis has ticks
-    at powers of two.
+    labels of the x and y axis. `write` formats the values of the y axis; `span` is the start and the end of that axis
+    (an end of None is just above the largest value). With `lengths` the x axis is logarithmic with a tick at every
+    point; with `doubling` the y axis has ticks at powers of two.
     """
     shown = [curve for curve in curves if curve.points]
     if max((len(curve.points) for curve in shown), default=0) < 2:

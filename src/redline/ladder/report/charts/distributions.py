@@ -1,4 +1,4 @@
-"""The sample chart: one point per timed step, a box for the middle half, and a tick for the median."""
+"""The sample chart: one point per sample, a box for the middle half, and a tick for the median."""
 
 import numpy as np
 

@@ -56,7 +56,7 @@ class Drawing:
         self.text(x, y, short, kind, anchor, tip=text if short != text else "")
 
     def limit_text(self, x: float, y: float, text: str) -> None:
-        """Draws the name of a limit that ends at x; the labels of points must not overlap it."""
+        """Draws the name of a limit, right-aligned at x; the labels of points must not overlap it."""
         self.text(x, y, text, "limit-text", "end")
         self.taken.append((x - text_width(text) - 2, y - 12, x + 2, y + 4))
 
