@@ -24,7 +24,7 @@ class Past(Protocol):
 
 class GroupedQueryAttention(DispatchedModule):
     op = "rope"
-    # Whether decoding uses the kernel `ops.decode_attention`, if `implementation` allows kernels.
+    # Whether decoding may use the kernel `ops.decode_attention`; `implementation` must allow kernels too.
     fused_step: bool = True
 
     def __init__(

@@ -2,7 +2,7 @@
 
 A row of a packed batch holds several documents one after the other. Attention stays inside a document, and positions
 restart in each. `Packing` holds the document boundaries as the attention kernels need them. Create it on the host
-together with the batch, and move both to the device: creating it there would synchronize to count the documents.
+together with the batch, and move both to the device: creating it on the device would synchronize.
 
 B: batch, S: tokens in a row.
 """

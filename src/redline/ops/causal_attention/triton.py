@@ -34,7 +34,7 @@ class Tiles:
     kib: int
 
 
-# Keyed by kernel, element size in bytes and head dimension. Of the tiles of a key, the first that fit the shared memory
+# Looked up by kernel, element size in bytes and head dimension. The first tiles of an entry that fit the shared memory
 # are used: the first are the fastest on an H200, the second are for GPUs with less shared memory.
 TILES = {
     ("forward", 2, 64): (Tiles(128, 64, 8, 3, 80),),

@@ -243,7 +243,7 @@ def _grad_keys(
     q_stride, grad_stride, scale,
     D: tl.constexpr, M: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Adds the gradients of a key tile over the queries from `begin` to `end`.
+    """Adds the contributions of the queries from `begin` to `end` to the gradients of a key tile.
 
     A query sees the keys from `low` up to, but not including, `beyond`. If `beyond` is None, it sees keys up to itself.
     """

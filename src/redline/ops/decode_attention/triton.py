@@ -1,6 +1,6 @@
 """Decode attention with Triton kernels, which also write the new key and value into the ring.
 
-A program computes one key head of one sequence, with all its query heads, over one split of the positions. If there is
+A program computes the query heads that share one key head of one sequence, over one split of the positions. If there is
 more than one split, a second kernel merges the splits in order. Only occupied positions are read, so the time of a
 step depends on the length of the sequence, not of the buffer. The new key and value are read from the arguments, and
 their position in the ring is skipped, so no program reads data that another program writes.

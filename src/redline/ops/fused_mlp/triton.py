@@ -60,7 +60,7 @@ def why_not(x_MK: Tensor, inner_HK: Tensor, outer_NJ: Tensor) -> str:
 
 @triton.jit
 def _load_rows(base, steps, row_offset, row_mask, begin, K, PIECE: tl.constexpr):
-    """Loads PIECE channels from `begin` on of each row, with zeros out of bounds. `steps` is the row stride / STEP."""
+    """Loads PIECE channels of each row, starting at `begin`, with 0 out of bounds. `steps` is the row stride / STEP."""
     channel = begin + tl.arange(0, PIECE)
     offset = base + row_offset[:, None] * (steps * STEP_OF_ROWS) + channel[None, :]
     return tl.load(offset, mask=row_mask[:, None] & (channel < K)[None, :], other=0.0)

@@ -33,10 +33,10 @@ TILES = {
     (4, 128): Tiles(32, 4, 16, 4, 1, chunk=32),
     (4, 256): Tiles(32, 4, 16, 4, 1, chunk=16),
 }
-# The block of values and the stages if the sequential kernels would otherwise occupy at most half of the device: small
-# blocks make more programs, and more stages prefetch more.
+# This block of values and these stages are used if the sequential kernels would otherwise occupy at most half of the
+# device: small blocks make more programs, and more stages prefetch more.
 FINE_VALUES, FINE_STAGES = 16, 3
-# The block of values if it still makes two programs per multiprocessor. Wide blocks read the keys half as often.
+# This block of values is used if it still makes two programs per multiprocessor. It reads the keys half as often.
 WIDE_VALUES = 64
 # The entries of `TILES` for which these two blocks of values fit the shared memory of all GPUs.
 RECUT_FOR = {(2, 16), (2, 32), (2, 64)}

@@ -7,8 +7,8 @@ The forward kernels (see `triton_forward.py` for the symbols) recompute W, U, th
    of V′, and the gradient of the state at the end of each chunk.
 3. `query_grad_kernel` and `key_grad_kernel`, one program per chunk: the gradients of q, of k except through T, of W,
    and the parts of the gradient of the cumulative log decays c that follow from them.
-4. `right_grad_kernel`, one program per chunk: Tᵀ times the gradients of U and W, which are the gradients R_V of β V
-   and R_K of βγ K.
+4. `right_grad_kernel`, one program per chunk: R_V and R_K, the gradients of β V and βγ K, which are Tᵀ times the
+   gradients of U and W.
 5. `system_grad_kernel`, one program per chunk: since T = (I + A)⁻¹, the gradient of A is −(R_V Uᵀ + R_K Wᵀ) below the
    diagonal. The kernel completes the gradients of k, v, β and g.
 

@@ -47,7 +47,7 @@ def int8_matmul(
     check_same_device(op, x_MK=x_MK, x_scale=x_scale)
     if x_MK.shape[1] > _LARGEST_DEPTH:
         raise ModelError(
-            f"{op}: x_MK has {x_MK.shape[1]} features, whose int32 sums could overflow (at most {_LARGEST_DEPTH})."
+            f"{op}: x_MK has {x_MK.shape[1]} features, whose int32 sums could overflow (limit: {_LARGEST_DEPTH})."
         )
     if out_dtype not in _FLOATS:
         raise ModelError(f"{op}: out_dtype must be float16, bfloat16 or float32, not {out_dtype}.")

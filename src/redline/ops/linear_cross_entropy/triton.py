@@ -117,7 +117,7 @@ def _is_last_use(gradient: Tensor) -> bool:
 
 
 def _scale_in_place(gradient: Tensor, factor: Tensor) -> Tensor:
-    """Scales the gradient in place. If the factor is 1, the kernel reads nothing else."""
+    """Scales the gradient in place. If the factor is 1, the kernel reads only the factor."""
     count = gradient.numel()
     grid = (-(-count // _SCALE_BLOCK),)
     kernel.launch(scale_in_place_kernel, grid, gradient, factor.float(), count, BLOCK=_SCALE_BLOCK, num_warps=4)

@@ -1,5 +1,4 @@
-"""Writes tokens into a bank of slots: merges a token into a similar slot, fills an empty slot, or replaces the
-slot with the lowest score.
+"""Writes tokens into a bank of slots: merges each into a similar slot, or fills an empty or the lowest-scored slot.
 
 The reference takes about thirty kernel launches per token, `triton.py` two for all tokens. The op modifies nothing in
 place.

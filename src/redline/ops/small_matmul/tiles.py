@@ -1,8 +1,8 @@
 """Tile sizes of small matrix multiplications, and the shapes for which the kernels are faster than cuBLAS.
 
 A `Shape` holds the class of the number of rows (1, up to 16, 32, 64 or 512, or more), the numbers of outputs and
-features, and the element sizes of x and of the weight in bytes. Shapes in `MEASURED` were swept on a GPU; the others
-use the tables by rows and element size.
+features, and the element sizes of x and of the weight in bytes. For the shapes in `MEASURED`, many tiles were timed on
+a GPU; other shapes use the tables by rows and element sizes.
 """
 
 from dataclasses import dataclass
@@ -43,8 +43,8 @@ MEASURED: dict[Shape, Tiles | None] = {
     (16, 512, 2048, 2, 2): Tiles(16, 16, 256, 4, 4),
     (16, 64, 4096, 2, 2): Tiles(16, 16, 256, 4, 4),
 }
-# The tiles below were compared with cuBLAS but not swept. `benchmarks/kernels/small_matmul.py --sweep` and
-# `benchmarks/kernels/int8_matmul.py --sweep` print replacements.
+# The tiles below were compared with cuBLAS, but not with other tiles. `benchmarks/kernels/small_matmul.py --sweep` and
+# `benchmarks/kernels/int8_matmul.py --sweep` print the best tiles.
 # Tiles for one row of x, by element size of the weight. Each load of a thread is 16 bytes, and many programs fit a
 # multiprocessor.
 VECTOR_TILES = {1: Tiles(1, 2, 1024, 2, 1), 2: Tiles(1, 2, 2048, 4, 1), 4: Tiles(1, 2, 1024, 4, 1)}

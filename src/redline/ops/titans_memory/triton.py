@@ -32,7 +32,7 @@ TILES = {
     (2, 128): Tiles(64, 4, 16, 4, 2),
     **{(4, keys): Tiles(32, 4, 16, 4, 1) for keys in (16, 32, 64, 128)},
 }
-# The block of values if the sequential kernels would otherwise occupy at most half of the device.
+# This block of values is used if the sequential kernels would otherwise occupy at most half of the device.
 FINE_VALUES = 16
 
 

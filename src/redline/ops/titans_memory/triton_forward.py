@@ -4,7 +4,7 @@ Inside a chunk everything is linear in the initial memory M, the initial momentu
 
     O = a Q M + f Q S + (Q Kᵀ ⊙ G) D        M′ = a_C M + f_C S + (G_C K)ᵀ D        S′ = m_C S + (s_C K)ᵀ D
 
-Subscript C means at the last token of the chunk.
+The subscript C denotes the value at the chunk's last token.
 
 1. `gate_kernel`, one program per chunk: a, f, m, G and s from the gates, row by row, with
    s_i = η_i s_{i−1} + θ_i e_i and G_i = (1 − α_i) G_{i−1} + s_i, where e_i is the i-th unit vector. There is no
