@@ -17,14 +17,14 @@ from redline.ops.rope import rope
 
 
 class Past(Protocol):
-    """The key-value cache of a layer: stores new keys and values and attends to all of them."""
+    """The key-value cache of a layer. `attend` stores the new keys and values, and attends to all stored ones."""
 
     def attend(self, q_BSHD: Tensor, k_BSGD: Tensor, v_BSGD: Tensor) -> Tensor: ...
 
 
 class GroupedQueryAttention(DispatchedModule):
     op = "rope"
-    # Whether decoding uses the kernel `ops.decode_attention`, if `implementation` allows kernels.
+    # Whether decoding may use the kernel `ops.decode_attention`; `implementation` must allow kernels too.
     fused_step: bool = True
 
     def __init__(
@@ -39,7 +39,7 @@ class GroupedQueryAttention(DispatchedModule):
         norm_eps: float | None = None,
         window: int | None = None,
     ) -> None:
-        """`norm_eps` enables RMSNorm of queries and keys. `window` is the number of tokens that a token sees."""
+        """`norm_eps` enables RMSNorm of queries and keys. A token sees `window` tokens, including itself."""
         super().__init__()
         self.heads, self.key_value_heads, self.head_dim, self.window = heads, key_value_heads, head_dim, window
         self.qkv = Linear(width, (heads + 2 * key_value_heads) * head_dim, bias=qkv_bias)
@@ -48,7 +48,7 @@ class GroupedQueryAttention(DispatchedModule):
         self.k_norm = None if norm_eps is None else RMSNorm(head_dim, norm_eps)
 
     def step_implementation(self, x: Tensor) -> str:
-        """Returns the implementation of decode attention. On CPUs PyTorch's attention is used."""
+        """Returns the implementation of decode attention, which is the reference on a CPU or without `fused_step`."""
         return self.implementation if self.fused_step and x.is_cuda else "reference"
 
     def forward(
@@ -59,7 +59,7 @@ class GroupedQueryAttention(DispatchedModule):
         packing: Packing | None = None,
         past: Past | None = None,
     ) -> Tensor:
-        """Attends through `past` if given; otherwise each token sees the tokens before it in its document."""
+        """Attends through the cache `past` if given. Otherwise a token sees the tokens of its document up to itself."""
         counts = [self.heads, self.key_value_heads, self.key_value_heads]
         split = self.qkv(x_BSW).unflatten(-1, (sum(counts), self.head_dim)).split(counts, dim=2)
         q_BSHD, k_BSGD, v_BSGD = split

@@ -2,10 +2,10 @@
 
 Whole sequences use PyTorch's fused attention. For a window or packed documents, PyTorch's fused attention would need a
 mask of all queries times all keys, so in half precision on a GPU these cases use `redline.ops.causal_attention` or
-PyTorch's variable-length attention. If gradients must be deterministic, PyTorch's kernels serialize their programs, and
+PyTorch's variable-length attention. If gradients must be deterministic, PyTorch's kernels serialize their programs, so
 `redline.ops` is faster for whole sequences too.
 
-B: batch, S: tokens, L: tokens including earlier ones, H: query heads, G: key and value heads, D: head dimension.
+B: batch, S: tokens, L: tokens including cached ones, H: query heads, G: key and value heads, D: head dimension.
 """
 
 from typing import Any
@@ -66,14 +66,14 @@ def causal_attention(
         return _varlen(q_BSHD, k_BSGD, v_BSGD, (cu_seqlens, cu_seqlens), window)
     if q_BSHD.is_cuda:
         warn_once_traced(
-            f"attention in {str(q_BSHD.dtype).removeprefix('torch.')} with documents or a window stores a mask of all "
-            "queries times all keys, which is slow. Use bf16 or fp16."
+            f"attention in {str(q_BSHD.dtype).removeprefix('torch.')} with packed documents or a sliding window "
+            "stores a mask of all queries times all keys, which is slow. Use bf16 or fp16."
         )
     return _fused(q_BSHD, k_BSGD, v_BSGD, sight_mask(length, window, packing, q_BSHD.device))
 
 
 def attention_with_past(q_BSHD: Tensor, k_BLGD: Tensor, v_BLGD: Tensor) -> Tensor:
-    """Returns the attention of the last S of L tokens to all tokens up to themselves, (B, S, H, D)."""
+    """Returns the attention of the last S of L tokens, (B, S, H, D). Each token sees all tokens up to itself."""
     (batch, length, heads, _), (whole, groups) = q_BSHD.shape, k_BLGD.shape[1:3]
     if q_BSHD.is_cuda and q_BSHD.dtype in _HALF:
         cu_seqlens = [
@@ -81,7 +81,7 @@ def attention_with_past(q_BSHD: Tensor, k_BLGD: Tensor, v_BLGD: Tensor) -> Tenso
         ]
         return _varlen(q_BSHD, k_BLGD, v_BLGD, (cu_seqlens[0], cu_seqlens[1]), None)
     if q_BSHD.is_cuda and heads != groups:
-        # No fused kernel supports a mask with grouped heads, so PyTorch would store all scores.
+        # No fused kernel supports a mask with grouped heads, so without this copy PyTorch would store all scores.
         k_BLGD, v_BLGD = (t.repeat_interleave(heads // groups, dim=2) for t in (k_BLGD, v_BLGD))
     sees = torch.ones(length, whole, dtype=torch.bool, device=q_BSHD.device).tril(whole - length)
     return _fused(q_BSHD, k_BLGD, v_BLGD, sees[None, None])
@@ -106,7 +106,7 @@ def _fused(q_BSHD: Tensor, k_BSGD: Tensor, v_BSGD: Tensor, mask: Tensor | None) 
 
 
 def span_kernels_are_faster(like: Tensor, head_dim: int) -> bool:
-    """Returns whether the kernels of redline.ops are faster for windows and documents of such tensors."""
+    """Returns whether redline.ops is faster than PyTorch for windows and packed documents of tensors like this one."""
     return _kernels_are_faster(like, head_dim) and auto_implementation(like, head_dim) == "triton"
 
 
@@ -123,9 +123,9 @@ def span_attention(
 ) -> Tensor:
     """Returns (B, S, H, D) with the kernels of redline.ops. Each token sees itself and `before_BS` tokens before it.
 
-    The index of the first token that a token sees must not decrease from one token to the next. `far` holds separate
-    queries and keys, a bias per key, and the total number of tokens that each token sees before itself. The tokens
-    beyond `before_BS` are scored with these queries, keys and biases.
+    The index of the first token that a token sees must not decrease from one token to the next. `far` makes tokens see
+    further back: it holds separate queries and keys, a bias per key, and the total number of tokens that each token
+    sees before itself. Those beyond `before_BS` are scored with the queries, keys and biases of `far`.
     """
     index = torch.arange(before_BS.numel(), dtype=torch.int32, device=q_BSHD.device)
     q, k, v = (t.flatten(0, 1) for t in (q_BSHD, k_BSGD, v_BSGD))
@@ -140,8 +140,8 @@ def span_attention(
 def _varlen(
     q_BSHD: Tensor, k_BLGD: Tensor, v_BLGD: Tensor, cu_seqlens: tuple[Tensor, Tensor], window: int | None
 ) -> Tensor:
-    """Computes attention with the cumulative sequence lengths of queries and keys, aligned at their last tokens."""
-    # Imported here because it imports the compiler.
+    """Computes variable-length attention. The last query of each sequence is aligned with the last key."""
+    # Imported only when needed, because this module imports the whole compiler.
     from torch.nn.attention.varlen import varlen_attn
 
     q, k, v = (t.reshape(-1, *t.shape[2:]) for t in (q_BSHD, k_BLGD, v_BLGD))

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 GRANULARITIES = ("block", "layer", "selective")
 
 # Operations whose results are saved; all others are pointwise or small reductions, which are cheap to recompute. The
-# ops of redline are listed by name, because importing their triton.py, which registers them, is needed on a GPU only.
+# ops of redline are listed by name, because they exist only after an import of their triton.py, which only GPUs need.
 EXPENSIVE_OPS = (
     "mm",
     "addmm",
@@ -44,7 +44,7 @@ EXPENSIVE_OPS = (
 
 
 def checkpointed(function: Callable[..., Any], *args: Any, selective: bool = False) -> Any:
-    """Calls the function without saving its intermediate activations for the backward pass."""
+    """Calls the function. Backward recomputes its activations, or with `selective` only those that are cheap."""
     if not torch.is_grad_enabled():
         return function(*args)
     if selective:

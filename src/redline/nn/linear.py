@@ -11,7 +11,7 @@ from redline.ops.int8_matmul import weight_only_matmul
 from redline.ops.small_matmul import small_matmul
 from redline.ops.small_matmul.tiles import ALIGNED_BYTES, LARGEST_ROWS, LARGEST_UNALIGNED_ROWS
 
-# The largest number of rows for which the kernels are tried.
+# The kernels are tried for at most this many rows of x.
 _MOST_ROWS = 16
 _MOST_ROWS_OF_INT8 = 64
 
@@ -19,11 +19,11 @@ _MOST_ROWS_OF_INT8 = 64
 class Linear(nn.Linear, SwitchableModule):
     """A subclass of `nn.Linear`, so that tools that quantize linear layers find it.
 
-    `auto` uses the kernel for few rows where `small_matmul/tiles.py` lists it as faster, `triton` wherever it is
-    supported. A weight that torchao has quantized to int8 is read as int8; torchao alone would dequantize it first.
+    `auto` uses the kernel for few rows if `small_matmul/tiles.py` lists it as faster, `triton` if it supports the
+    input. A weight that torchao has quantized to int8 is read as int8; torchao alone would dequantize it first.
     """
 
-    # The int8 data of the weight and the result of `int8_parts` for it.
+    # The int8 data of the weight, and what `int8_parts` returned for that weight.
     _int8_cache: tuple[Tensor, tuple[Tensor, Tensor] | None] | None = None
 
     def forward(self, input: Tensor) -> Tensor:
@@ -46,10 +46,10 @@ class Linear(nn.Linear, SwitchableModule):
         return x.is_cuda and not torch.is_grad_enabled() and not torch.is_autocast_enabled("cuda")
 
     def _int8(self) -> tuple[Tensor, Tensor] | None:
-        """Returns the cached parts of an int8 weight.
+        """Returns the cached result of `int8_parts`, or None if the weight is not int8.
 
-        Computing them synchronizes with the device, which is impossible during CUDA graph capture and tracing, so
-        `pack` or the first call does it.
+        `int8_parts` synchronizes with the device, which is impossible during CUDA graph capture and tracing, so `pack`
+        or the first eager call fills the cache.
         """
         numbers = None if type(self.weight) is nn.Parameter else getattr(self.weight, "qdata", None)
         if numbers is None:
@@ -78,9 +78,9 @@ class Linear(nn.Linear, SwitchableModule):
 
 
 def int8_parts(weight: Any) -> tuple[Tensor, Tensor] | None:
-    """Returns the int8 data and the fp32 scale per output of a weight that torchao quantized, or None.
+    """Returns the int8 data and the fp32 scale per output of a weight that torchao quantized.
 
-    Returns None also if the activations are quantized too, or if the quantization is not symmetric.
+    Returns None if the weight is quantized in another way, not symmetrically, or together with the activations.
     """
     numbers, scale, zero = (getattr(weight, name, None) for name in ("qdata", "scale", "zero_point"))
     if not isinstance(numbers, Tensor) or not isinstance(scale, Tensor) or numbers.dtype != torch.int8:

@@ -1,7 +1,7 @@
 """Builds modules on the meta device, where they allocate nothing, and allocates their tensors later.
 
-torch computes some operations on the meta device in Python (`normal_`, `empty_like`). The first call imports
-TorchDynamo and SymPy, which takes about two seconds of CPU time. The functions here avoid these operations.
+PyTorch implements some operations of the meta device in Python (`normal_`, `empty_like`). The first of them that runs
+imports TorchDynamo and SymPy, which takes about two seconds of CPU time. The functions here avoid these operations.
 """
 
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ def meta_device() -> Iterator[None]:
 
 
 def allocate(module: AnyModule, device: torch.device | str, dtype: torch.dtype | None = None) -> AnyModule:
-    """Replaces the tensors of a module on the meta device by uninitialized ones, floating-point ones in `dtype`."""
+    """Replaces a module's meta tensors by uninitialized ones. Floating-point tensors get `dtype` if it is given."""
 
     def allocated(tensor: Tensor) -> Tensor:
         wanted = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype

@@ -2,7 +2,7 @@
 
 A row of a packed batch holds several documents one after the other. Attention stays inside a document, and positions
 restart in each. `Packing` holds the document boundaries as the attention kernels need them. Create it on the host
-together with the batch, and move both to the device: on a device, counting the documents would synchronize with it.
+together with the batch, and move both to the device: creating it on the device would synchronize.
 
 B: batch, S: tokens in a row.
 """
@@ -22,7 +22,7 @@ class Packing:
     """The document index and the position of each token, and the boundaries of documents in the concatenated rows.
 
     `borders` is padded with empty documents to a power of two, so that a compiled model sees few different sizes. If
-    every row is one document, `borders` is not padded; its size, which the host knows, identifies such batches.
+    every row is one document, `borders` is not padded: its size, known without synchronizing, identifies such batches.
     """
 
     documents_BS: Tensor
@@ -31,7 +31,7 @@ class Packing:
 
     @classmethod
     def of(cls, documents_BS: Tensor) -> "Packing":
-        """Creates a packing from document indices. A new document starts in each row and wherever the index changes."""
+        """Creates a packing from document indices. A document starts with each row and wherever the index changes."""
         if documents_BS.ndim != 2 or documents_BS.is_floating_point():
             raise ModelError(
                 f"Packing: documents_BS must be integers of shape (batch, tokens), not {documents_BS.dtype} of shape "

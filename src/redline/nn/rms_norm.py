@@ -19,11 +19,11 @@ class RMSNorm(DispatchedModule):
         return rms_norm(x, self.weight, self.eps, self.implementation)
 
     def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Returns the norm of x + residual and the sum. Without a residual the sum is x."""
+        """Returns the normalized sum x + residual, and the sum itself. Without a residual the sum is x."""
         if residual is None:
             return self(x), x
         if torch.is_autocast_enabled(x.device.type):
-            # Under autocast x is in half precision, and the residual keeps its own precision.
+            # Under autocast x may be in half precision; the sum is computed in the precision of the residual.
             x = x.to(residual.dtype)
         return add_rms_norm(x, residual, self.weight, self.eps, self.implementation)
 

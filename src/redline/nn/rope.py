@@ -1,6 +1,7 @@
 """The tables of rotary position embedding, which stay in fp32 when a model is converted to another dtype.
 
-At position 100,000 a bf16 angle is off by full rotations, and a bf16 cosine by half a percent. The tables are small.
+At position 100,000 a bf16 angle is off by full rotations, and a bf16 cosine by half a percent. The tables are small, so
+fp32 costs little memory.
 """
 
 from collections.abc import Callable
@@ -29,7 +30,7 @@ class RotaryTables(nn.Module):
         self.register_buffer("sin", sin, persistent=False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "RotaryTables":
-        """Moves the tables to another device, but keeps them fp32, and fills them after `to_empty`."""
+        """Recomputes the tables in fp32 if the device or dtype changes, also after `to_empty`."""
         before = self.cos
         super()._apply(fn, recurse)
         after: Any = self.cos

@@ -16,7 +16,7 @@ class SwitchableModule(nn.Module):
         raise NotImplementedError
 
     def pack(self, device: torch.device) -> None:
-        """Reorders weights for fast inference on this device. Most modules need no reordering."""
+        """Prepares the weights for fast inference on this device. Most modules need no preparation."""
 
 
 class DispatchedModule(SwitchableModule):
@@ -30,6 +30,6 @@ class DispatchedModule(SwitchableModule):
 
 
 def _why_not(tensor: Tensor) -> str:
-    from redline.ops.kernel import why_not  # imports Triton
+    from redline.ops.kernel import why_not  # imported here because it imports Triton
 
     return why_not(tensor)

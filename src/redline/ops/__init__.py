@@ -1,8 +1,8 @@
 """Fused ops: each has a reference in plain PyTorch (its specification) and Triton kernels that are faster.
 
 Each op is a package of the same name as its function. The functions are bound here when the package is first imported,
-so `from redline.ops import rms_norm` is the function even if `redline.ops.rms_norm.triton` was imported before.
-Importing this package starts neither Triton nor CUDA.
+so `from redline.ops import rms_norm` imports the function, even if `redline.ops.rms_norm.triton` was imported before.
+Importing this package does not import Triton or initialize CUDA.
 """
 
 from redline.ops.causal_attention import Far, causal_attention

@@ -16,7 +16,7 @@ def check_shape(op: str, name: str, tensor: Tensor, expected: Sequence[int]) -> 
 def check_sizes(op: str, **tensors: Tensor | None) -> dict[str, int]:
     """Checks tensors whose names end in one letter or digit per dimension, such as q_BSHK, and returns the sizes.
 
-    A letter has the same size in all of them, and a digit is the size itself.
+    Dimensions with the same letter must have the same size in all tensors, and a digit is the required size.
     """
     sizes: dict[str, int] = {digit: int(digit) for digit in "23"}
     for name, tensor in tensors.items():
@@ -50,7 +50,7 @@ def check_integer(op: str, name: str, tensor: Tensor) -> None:
 
 
 def check_same_dtype(op: str, **tensors: Tensor | None) -> None:
-    """Requires the dtype of the first tensor for all."""
+    """Raises if a tensor has another dtype than the first one."""
     (first, like), *others = tensors.items()
     for name, tensor in others:
         if tensor is not None and like is not None and tensor.dtype != like.dtype:
@@ -66,7 +66,7 @@ def check_same_device(op: str, **tensors: Tensor | None) -> None:
 
 
 def check_no_gradient(op: str, **tensors: Tensor | None) -> None:
-    """Raises if a gradient would be needed, for ops without a backward pass."""
+    """Raises if an argument of an op without a backward pass needs a gradient."""
     for name, tensor in tensors.items():
         if tensor is not None and tensor.requires_grad and torch.is_grad_enabled():
             raise ModelError(f"{op}: {name} requires grad, but the op has no gradient. Call it under torch.no_grad().")

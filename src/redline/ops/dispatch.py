@@ -26,10 +26,10 @@ def run(
     *arguments: P.args,
     **options: P.kwargs,
 ) -> T:
-    """Calls the function named `op` in `triton.py` beside the reference, or the reference, with these arguments.
+    """Calls the reference, or the function named `op` in the `triton.py` beside it, with these arguments.
 
-    `supported` holds the arguments of `why_not` in `triton.py`, which returns why the kernels do not support an input,
-    or an empty string. The first of them is a tensor on the device of the op.
+    `supported` holds the arguments of `why_not` in that `triton.py`, which returns why the kernels do not support an
+    input, or an empty string. The first of these arguments is a tensor on the device of the op.
     """
     package = reference.__module__.split(".")[2]
     if select(op, requested, *supported, package=package, stacklevel=6) == "triton":
@@ -38,7 +38,7 @@ def run(
 
 
 def select(op: str, requested: str, *supported: Any, package: str = "", stacklevel: int = 5, **options: Any) -> str:
-    """Returns what `choose` returns, with the device of the first argument and `why_not` from the op's `triton.py`."""
+    """Calls `choose` with the device of the first `supported` argument and with `why_not` of the op's `triton.py`."""
     package = package or op
     device = supported[0].device
     return choose(op, requested, device, lambda: kernels(package).why_not(*supported), stacklevel=stacklevel, **options)
@@ -67,9 +67,9 @@ def choose(
 ) -> str:
     """Returns the implementation to run.
 
-    `auto` takes Triton on a CUDA device, and `fallback` elsewhere. If the kernels do not support an input on a CUDA
-    device, `auto` warns and takes `fallback`, and `triton` raises a MachineError. `why_not` returns the reason, or an
-    empty string; it is called only if Triton is installed, so it may import Triton.
+    `auto` uses Triton on a CUDA device, and `fallback` elsewhere. If the kernels do not support an input, `auto` on a
+    CUDA device warns and uses `fallback`, and `triton` raises a MachineError. `why_not` returns the reason, or an empty
+    string if there is none. It is called only if Triton is installed, so it may import Triton.
     """
     if requested not in implementations:
         raise ModelError(f"{op}: unknown implementation {requested!r} (supported: {', '.join(implementations)}).")

@@ -15,13 +15,13 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 INTERPRETED: bool = knobs.runtime.interpret
 
 _COMPUTE_CAPABILITY = 8
-# Hopper and newer GPUs have a tensor memory accelerator, which copies blocks of memory by descriptor.
+# The major compute capability from which GPUs have a tensor memory accelerator, which copies blocks by descriptor.
 _DESCRIPTORS_FROM = 9
 _INTERPRETED_PROCESSORS = 2
 
 
 def why_not(tensor: Tensor, dtypes: tuple[torch.dtype, ...] = DTYPES) -> str:
-    """Returns why no kernel supports this tensor, or an empty string."""
+    """Returns why the kernels do not support this tensor, or an empty string if they do."""
     if not (tensor.is_cuda or INTERPRETED):
         return f"a CUDA device is required, and the input is on {tensor.device.type}"
     if tensor.dtype not in dtypes:
@@ -31,7 +31,7 @@ def why_not(tensor: Tensor, dtypes: tuple[torch.dtype, ...] = DTYPES) -> str:
         return "Triton's interpreter does not support bfloat16"
     if not tensor.numel():
         return "the input is empty"
-    # The compute capability cannot be queried while a compiler traces; eager calls have checked it.
+    # Skipped while a compiler traces, because it cannot query the compute capability; eager calls check it.
     if tensor.is_cuda and not torch.compiler.is_compiling():
         major, minor = torch.cuda.get_device_capability(tensor.device)
         if major < _COMPUTE_CAPABILITY:
@@ -60,7 +60,7 @@ def differentiate(
     saved: Callable[[Sequence[Any], Any], Sequence[Any]] | None = None,
     materialize: bool = True,
 ) -> None:
-    """Registers the gradient of a custom op, `gradient(ctx, *grads)`. Missing gradients at its end are None.
+    """Registers `gradient(ctx, *grads)` as the backward pass of an op. It may omit gradients at the end that are None.
 
     `ctx.saved_tensors` are `saved(inputs, outputs)`, by default all inputs that are tensors or None. The other inputs
     are in `ctx.options`. Without `materialize`, the gradient of an unused output is None instead of zeros.
@@ -102,7 +102,7 @@ def contiguous(x: Tensor | None) -> Tensor | None:
 
 
 def dot_precision(dtype: torch.dtype) -> str:
-    """Returns `input_precision` of tl.dot: three TF32 products have the accuracy of fp32 on tensor cores."""
+    """Returns the `input_precision` for tl.dot: three TF32 products on tensor cores have the accuracy of fp32."""
     return "tf32x3" if dtype == torch.float32 else "ieee"
 
 
@@ -126,7 +126,7 @@ def shared_bytes(tensor: Tensor) -> int:
 
 
 def pieces(size: int) -> tuple[int, int]:
-    """Splits a dimension into two power-of-two blocks that cover it; the second is 0 if one block is no larger."""
+    """Covers a dimension with two power-of-two blocks; the second is 0 if a single block is no larger than both."""
     first = padded(size) // 2
     rest = padded(size - first) if size > first else first
     return (2 * first, 0) if rest >= first else (first, rest)

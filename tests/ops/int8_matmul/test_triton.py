@@ -34,7 +34,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
         choices = {16: tiles.Tiles(16, 16, 32, 1, 2), tiles.MANY_ROWS: tiles.Tiles(32, 16, 32, 1, 2)}
         monkeypatch.setitem(tiles.BLOCK_TILES, sizes, choices)
     monkeypatch.setattr(tiles, "PROGRAMS", 6)
-    monkeypatch.setattr(tiles, "SHORTEST_SHARE_BYTES", 1)
+    monkeypatch.setattr(tiles, "SHORTEST_SPLIT_BYTES", 1)
 
 
 def whole(*shape: int) -> Tensor:

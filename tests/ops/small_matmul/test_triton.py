@@ -28,7 +28,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(tiles.VECTOR_TILES, size, tiles.Tiles(1, 4, 32, 1, 1))
         monkeypatch.setitem(tiles.BLOCK_TILES, (size, size), {16: tiles.Tiles(16, 16, 32, 1, 2)})
     monkeypatch.setattr(tiles, "PROGRAMS", 6)
-    monkeypatch.setattr(tiles, "SHORTEST_SHARE_BYTES", 1)
+    monkeypatch.setattr(tiles, "SHORTEST_SPLIT_BYTES", 1)
 
 
 def inputs(rows: int, columns: int, depth: int) -> list[Tensor]:

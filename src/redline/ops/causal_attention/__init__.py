@@ -1,8 +1,8 @@
 """Causal attention of each token over a span of tokens that ends with itself, with deterministic gradients.
 
-All sequences are concatenated, and `lowest_T` holds the first token that each token sees, which expresses both packed
-documents and sliding windows. Tokens before the span may be seen through separate queries and keys (`Far`) in the same
-softmax.
+All sequences are concatenated, and `lowest_T` holds the index of the first token that each token sees, which
+expresses both packed documents and sliding windows. In the same softmax, `Far` can score tokens before the span with
+separate queries and keys.
 
 T: tokens of all sequences, H: query heads, G: key and value heads, D: head dimension.
 """
@@ -27,7 +27,7 @@ def causal_attention(
     *,
     far: Far | None = None,
 ) -> Tensor:
-    """Returns (T, H, D). `lowest_T` must not decrease, and `lowest_T[t]` must not exceed t.
+    """Returns (T, H, D). `lowest_T` must not decrease from one token to the next, and `lowest_T[t]` must not exceed t.
 
     The values of `lowest_T` are not checked, because that would synchronize with the device.
     """
@@ -50,7 +50,7 @@ def causal_attention(
 
 
 def auto_implementation(like: Tensor, head_dim: int) -> str:
-    """Returns the implementation that `auto` takes for queries with this device, dtype and head dimension."""
+    """Returns the implementation that `auto` selects for queries with this device, dtype and head dimension."""
     return select("causal_attention", "auto", like, head_dim)
 
 

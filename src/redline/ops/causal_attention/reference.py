@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Far(NamedTuple):
-    """Queries and keys that score the tokens before each query's span. The values are those of the near keys.
+    """Separate queries and keys for the tokens before each query's span. The values are the same as inside the span.
 
     Token t sees the far keys from `first_T[t]` to `lowest_T[t] - 1`. `bias_T` is added to the scores of each key.
     `first_T` must not decrease from one token to the next, and must not exceed `lowest_T`.

@@ -1,8 +1,8 @@
 """Causal attention with Triton kernels and a deterministic gradient, registered as a custom op for torch.compile.
 
 PyTorch's fused attention adds the contributions to a query's gradient in the order in which its programs finish, or
-serializes the programs in deterministic mode. Here a separate kernel computes the gradients of queries and recomputes
-the scores for it: seven matrix multiplications instead of five, and no program waits for another.
+serializes the programs in deterministic mode. Here a separate kernel recomputes the scores and computes the gradients
+of queries. This takes seven matrix multiplications instead of five, but no program waits for another.
 
 T: tokens of all sequences, H: query heads, G: key and value heads, D: head dimension.
 """
@@ -34,8 +34,8 @@ class Tiles:
     kib: int
 
 
-# Keyed by kernel, element size in bytes and head dimension. The first entry that fits the shared memory is used: the
-# first ones were the fastest on an H200, the others are for GPUs with less shared memory.
+# Looked up by kernel, element size in bytes and head dimension. The first tiles of an entry that fit the shared memory
+# are used: the first are the fastest on an H200, the second are for GPUs with less shared memory.
 TILES = {
     ("forward", 2, 64): (Tiles(128, 64, 8, 3, 80),),
     ("forward", 2, 128): (Tiles(64, 64, 4, 3, 120), Tiles(64, 64, 4, 2, 96)),
@@ -48,10 +48,10 @@ _SMALL = Tiles(32, 32, 4, 2, 99)
 
 
 def causal_attention(q_THD: Tensor, k_TGD: Tensor, v_TGD: Tensor, lowest_T: Tensor, far: Far | None = None) -> Tensor:
-    """Computes the reference function. Softmax and accumulation are fp32."""
+    """Computes the same as the reference. Softmax and accumulation are fp32."""
     if far is None:
         return _forward(q_THD, k_TGD, v_TGD, lowest_T)[0]
-    # The kernels scale the sum of product and bias, so the bias is divided by the scale.
+    # The kernels multiply the sum of product and bias by the scale, so the bias is divided by the scale beforehand.
     bias_T = far.bias_T.float() * q_THD.shape[-1] ** 0.5
     return _forward(q_THD, k_TGD, v_TGD, lowest_T, far.q_THD, far.k_TGD, bias_T, far.first_T)[0]
 
@@ -117,7 +117,7 @@ def _backward(
     logs: Tensor,
     grad: Tensor,
 ) -> list[Tensor]:
-    """Returns the gradients of q, k and v and, if far keys are given, of their queries, keys and bias."""
+    """Returns the gradients of q, k and v and, if far keys are given, of the far queries, far keys and bias."""
     grad_q, grad_k, grad_v, *far_grads = grads = _empty_grads(q, k, v, lowest, far_q, far_k, bias)
     q, k, v, grad = (kernel.rows_contiguous(t) for t in (q, k, v, grad))
     (tokens, heads, dim), groups = q.shape, k.shape[1]

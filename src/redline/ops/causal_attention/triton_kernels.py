@@ -4,9 +4,9 @@ Softmax uses base 2: `logs` is the base-2 logarithm of each denominator. Tiles i
 computed without a mask, and tiles at the ends of a span with a mask. No two programs write the same element, and each
 program adds in a fixed order, so results are deterministic.
 
-Far keys are processed after the near keys, so that every softmax has at least one term by then. They have their own
-queries, keys and bias, and the bias is added before scaling. A query sees the far keys from `first` up to, but not
-including, `lowest`. Without far keys these arguments are None.
+Far keys are processed after the near keys, so that every softmax has at least one term by then. Their scores use
+separate queries and a bias, which is added before scaling. A query sees the far keys from `first` up to, but not
+including, `lowest`. Without far keys the arguments `far_q`, `far_k`, `bias` and `first` are None.
 
 T: tokens, H: query heads, G: key heads, D: head dimension, M: queries per tile, N: keys per tile.
 """
@@ -48,7 +48,7 @@ def _keys_seen(lowest, start, tokens, M: tl.constexpr, N: tl.constexpr):
 
 @triton.jit
 def _far_keys_seen(first, lowest, start, tokens, M: tl.constexpr, N: tl.constexpr):
-    """Returns the same bounds for far keys."""
+    """Returns the bounds of `_keys_seen` for far keys."""
     last = tl.minimum(start + M, tokens) - 1
     end = tl.load(lowest + last)
     begin = tl.maximum(tl.load(first + start), 0) // N * N
@@ -89,7 +89,7 @@ def _attend_span(
     total, maximum, sums, q_MD, low_M, high_M, k, v, bias, begin, common, inner, end, tokens, k_stride, v_stride,
     scale, D: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Accumulates over all keys of a query tile, and masks only the keys that some of the queries do not see."""
+    """Accumulates the softmax of a query tile over its keys. Masks only keys that some of the queries do not see."""
     total, maximum, sums = _attend_keys(  # pyright: ignore[reportGeneralTypeIssues]
         total, maximum, sums, q_MD, low_M, high_M, k, v, bias, begin, common, tokens, k_stride, v_stride, scale,
         D, N, True, PRECISION,
@@ -243,7 +243,7 @@ def _grad_keys(
     q_stride, grad_stride, scale,
     D: tl.constexpr, M: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Adds the gradients of a key tile over the queries from `begin` to `end`.
+    """Adds the contributions of the queries from `begin` to `end` to the gradients of a key tile.
 
     A query sees the keys from `low` up to, but not including, `beyond`. If `beyond` is None, it sees keys up to itself.
     """
@@ -280,7 +280,7 @@ def _grad_key_span(
     q_token, q_head, grad_token, grad_head, scale,
     SHARED: tl.constexpr, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Accumulates over all queries that see a key tile, of all heads that share it, and masks only partial tiles."""
+    """Sums a key tile's gradients over all queries and heads that see the tile. Masks only partial tiles."""
     k_total = tl.zeros((N, D), tl.float32)
     bias_total = tl.zeros((N,), tl.float32)
     for share in range(SHARED):
@@ -313,8 +313,8 @@ def causal_attention_keys_kernel(
 ):  # fmt: skip
     """Computes the gradients of one tile of keys and values over all queries that see them.
 
-    `highest` is the last query that sees a key as a near key, `final` the last that sees it as a far key. `grad_bias`
-    receives one partial sum per group of heads.
+    For each key, `highest` holds the last query that sees it as a near key, and `final` the last query that sees it as
+    a far key. `grad_bias` receives one partial sum per group of heads.
     """
     start, group = tl.program_id(0) * N, tl.program_id(1)
     k += group.to(tl.int64) * k_head

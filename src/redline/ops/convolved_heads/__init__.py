@@ -1,4 +1,4 @@
-"""Queries, keys and values of a neural memory layer from one projection.
+"""Computes queries, keys and values of a neural memory layer from one projection.
 
 Applies a short causal convolution to each channel, then SiLU, and normalizes queries and keys to unit length.
 B: sequences, S: tokens, C: channels, T: taps, H: heads with keys of K and values of V channels; C = H · (2K + V).
@@ -35,7 +35,7 @@ def convolved_heads(
     if heads < 1 or key_dim < 1 or values < heads or values % heads:
         raise ModelError(
             f"{op}: {sizes['C']} channels cannot be split into {heads} heads with queries and keys of {key_dim} "
-            "channels and values of equal size."
+            "channels and values that have the same size in all heads."
         )
     check_floating(op, x_BSC=x_BSC, taps_TC=taps_TC, recent_BTC=recent_BTC)
     if documents_BS is not None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def convolved(x_BSC: Tensor, taps_TC: Tensor, recent_BTC: Tensor, documents_BS: Tensor | None = None) -> Tensor:
-    """Returns each channel's convolution over the last tokens of its document. The last tap is the token's own."""
+    """Returns each channel's convolution over a token (last tap) and the tokens before it in its document."""
     length, count = x_BSC.shape[1], len(taps_TC)
     padded = torch.cat((recent_BTC.to(x_BSC.dtype), x_BSC), 1)
     total = x_BSC * taps_TC[-1]

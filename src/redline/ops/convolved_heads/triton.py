@@ -1,8 +1,8 @@
 """Convolved heads with Triton kernels, registered as a custom op for torch.compile.
 
 A forward program computes one head of a block of tokens. Backward recomputes the forward pass and writes the gradient
-of each convolution sum; a second kernel computes from it the gradients of the inputs, and partial sums of the gradient
-of the taps, which are added in a fixed order.
+of each convolution sum. From these a second kernel computes the gradients of the inputs, and partial sums of the
+gradient of the taps, which are added in a fixed order.
 
 B: sequences, S: tokens, C: channels, T: taps, K and V: channels of a key and a value, D: channels of the current head.
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from redline.ops import kernel
 
-# (tokens, warps) per program of each kernel, and channels per program of the inputs kernel.
+# The tokens and warps of a program of each kernel, and the channels of a program of the inputs kernel.
 FORWARD, SUMS, INPUTS = (32, 4), (32, 4), (64, 4)
 COLUMNS = 128
 _MOST_TAPS, _LARGEST_HEAD = 16, 256
@@ -36,7 +36,7 @@ def _load_earlier(
     x, recent, documents, row, own, back, channel, inside, tokens, channels, token_stride,
     TAPS: tl.constexpr, HAS_DOCUMENTS: tl.constexpr,
 ):  # fmt: skip
-    """Loads the inputs `back` tokens before each of these tokens, with zeros for other documents."""
+    """Loads the inputs `back` tokens before each of these tokens, with zeros if they belong to another document."""
     source = row - back
     exists = row < tokens
     if HAS_DOCUMENTS:
@@ -55,7 +55,7 @@ def _convolve(
     x, taps, recent, documents, row, own, channel, inside, tokens, channels, token_stride,
     TAPS: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr, HAS_DOCUMENTS: tl.constexpr,
 ):  # fmt: skip
-    """Returns the convolution of each channel over the last tokens."""
+    """Returns the convolution of each channel over a token and the TAPS - 1 tokens before it."""
     total = tl.zeros((BLOCK_S, BLOCK_D), tl.float32)
     for tap in tl.static_range(0, TAPS):  # pyright: ignore[reportGeneralTypeIssues]
         weight = tl.load(taps + tap * channels + channel, mask=inside, other=0.0).to(tl.float32)
@@ -95,7 +95,7 @@ def convolved_heads_forward_kernel(
     BLOCK_V: tl.constexpr, HAS_DOCUMENTS: tl.constexpr,
 ):  # fmt: skip
     batch = tl.program_id(2).to(tl.int64)
-    # Part 0 has the heads of queries, part 1 those of keys, and part 2 those of values.
+    # Part 0 is the queries, part 1 the keys, and part 2 the values.
     part, head = tl.program_id(1) // heads, tl.program_id(1) % heads
     channels = heads * (2 * KEYS + VALUES)
     x += batch * batch_stride
@@ -228,7 +228,7 @@ def _empty_outputs(x: Tensor, taps: Tensor, _: Tensor, heads: int, key_dim: int,
 def convolved_heads(
     x: Tensor, taps: Tensor, recent: Tensor, heads: int, key_dim: int, documents: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Computes the reference function. All intermediate values are fp32."""
+    """Computes the same as the reference. All intermediate values are fp32."""
     outputs = query, key, value = _empty_outputs(x, taps, recent, heads, key_dim)
     x, taps, recent = kernel.rows_contiguous(x), taps.contiguous(), recent.contiguous()
     batch, tokens, channels = x.shape
@@ -297,5 +297,5 @@ def _constants(taps: int, channels: int, heads: int, key_dim: int, tile: tuple[i
 
 
 def _documents(documents: Tensor | None, x: Tensor) -> Tensor:
-    # Without documents nothing is read, but the kernel needs a pointer.
+    # Without documents the kernel reads nothing through this argument, but it needs a pointer.
     return x if documents is None else documents.contiguous()

@@ -24,11 +24,11 @@ def cross_entropy(
     reduction: str = "mean",
     implementation: str = "auto",
 ) -> Tensor:
-    """Returns torch.nn.functional.cross_entropy plus z_loss · lse² per row, computed and returned in fp32.
+    """Returns the cross-entropy, with z_loss · logsumexp(logits)² added per row, in fp32 (fp64 for fp64 logits).
 
-    The loss is fp64 for fp64 logits. The mean is over the rows whose target is not `ignore_index`; if all are ignored,
-    the loss and the gradients are 0, not NaN. On a CPU a target that is not a class raises a ModelError. On a GPU the
-    check would synchronize, so the row's loss and gradients are NaN instead; no memory outside the logits is read.
+    The other options are those of PyTorch. The mean is over the rows whose target is not `ignore_index`; if all are
+    ignored, the loss and the gradients are 0, not NaN. On a CPU a target that is not a class raises a ModelError. On a
+    GPU the check would synchronize, so the row's loss and gradients are NaN; no memory outside the logits is read.
     """
     if logits_NV.ndim != 2 or not logits_NV.is_floating_point() or not logits_NV.shape[1]:
         given = f"{tuple(logits_NV.shape)} {logits_NV.dtype}"

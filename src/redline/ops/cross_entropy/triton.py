@@ -5,14 +5,14 @@ exponentials. It saves the logarithm of that sum (lse), from which a backward pr
 of one row. Ignored rows are not read. Only the last block of a row is loaded with a mask, so an odd number of classes
 prevents wide loads in that block only. The loss and gradient of a row are NaN if its target is not a class.
 
-PyTorch reduces the losses of the rows, so autograd passes the gradient of each row's loss, and the number of rows that
-are not ignored stays on the device: nothing synchronizes.
+The losses of the rows are reduced by operations of PyTorch on the device, so nothing synchronizes, and autograd passes
+the gradient of each row's loss to backward.
 
 N: rows, V: classes.
 """
 
 # pyright: reportGeneralTypeIssues=false
-# The type checker wrongly infers that a kernel that another kernel calls never returns.
+# The type checker wrongly infers that a kernel never returns if another kernel calls it.
 from dataclasses import dataclass
 
 import torch
@@ -40,19 +40,19 @@ GRADIENT_TILES = {2: Tiles(4096, 4), 4: Tiles(2048, 4)}
 
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
-# The initial maximum is finite, so that blocks of -inf (classes that are excluded) give 0 instead of NaN.
+# The initial running maximum. It is finite, so that a block of excluded classes, with logits of -inf, adds 0, not NaN.
 _LOWEST = tl.constexpr(-3.4028234663852886e38)
 
 
 @triton.jit
 def _rescaled_sum(total, largest, x, new_largest):
-    """Adds a block to the sum of exponentials and rescales it from the old maximum to `new_largest`."""
+    """Rescales the sum of exponentials from the old maximum to `new_largest`, and adds the block x."""
     return total * tl.exp2((largest - new_largest) * _LOG2_E) + tl.sum(tl.exp2((x - new_largest) * _LOG2_E), 0)
 
 
 @triton.jit
 def _statistics(start, end, SMOOTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Returns the lse of the `end` logits at `start`, and the sum of these logits."""
+    """Returns the log-sum-exp of the `end` logits from `start` on, and with SMOOTH also the sum of these logits."""
     largest = tl.full((), _LOWEST, tl.float32)
     total = tl.full((), 0.0, tl.float32)
     plain = tl.full((), 0.0, tl.float32)

@@ -1,4 +1,4 @@
-"""Attention of one new token per sequence over a ring buffer, to which its key and value are written first.
+"""Attention of one new token per sequence over a ring buffer, to which the token's key and value are written first.
 
 The ring is updated in place. It consists of the first `ring` positions of the buffers, which may have any strides.
 
@@ -23,7 +23,7 @@ def decode_attention(
     ring: int,
     implementation: str = "auto",
 ) -> Tensor:
-    """Returns (B, H, D). `lengths_B` counts the tokens of each sequence before this one, and is not changed."""
+    """Returns (B, H, D). `lengths_B` counts the tokens of each sequence before the new one, and is not changed."""
     op, caches = "decode_attention", {"keys_BCGD": keys_BCGD, "values_BCGD": values_BCGD}
     sizes = check_sizes(op, q_BHD=q_BHD, k_BGD=k_BGD, v_BGD=v_BGD, **caches, lengths_B=lengths_B)
     heads, groups, capacity = sizes["H"], sizes["G"], sizes["C"]

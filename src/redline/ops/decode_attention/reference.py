@@ -22,6 +22,6 @@ def decode_attention(
     scores_BGRC = torch.einsum("bgrd,bcgd->bgrc", q_BGRD, keys) * q_BHD.shape[-1] ** -0.5
     held_BC = torch.arange(ring, device=lengths_B.device) <= lengths_B[:, None]
     weights = scores_BGRC.masked_fill(~held_BC[:, None, None], float("-inf")).softmax(-1)
-    # Positions without a token are uninitialized, and their weight of zero times NaN would be NaN.
+    # Positions without a token are uninitialized: they may hold NaN, and their weight of 0 times NaN would be NaN.
     values = torch.where(held_BC[:, :, None, None], values, 0)
     return torch.einsum("bgrc,bcgd->bgrd", weights, values).flatten(1, 2).to(q_BHD.dtype)

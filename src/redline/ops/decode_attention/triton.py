@@ -1,6 +1,6 @@
 """Decode attention with Triton kernels, which also write the new key and value into the ring.
 
-A program computes one key head of one sequence, with all its query heads, over one split of the positions. If there is
+A program computes the query heads that share one key head of one sequence, over one split of the positions. If there is
 more than one split, a second kernel merges the splits in order. Only occupied positions are read, so the time of a
 step depends on the length of the sequence, not of the buffer. The new key and value are read from the arguments, and
 their position in the ring is skipped, so no program reads data that another program writes.
@@ -122,7 +122,7 @@ def merge_kernel(
 def decode_attention(
     q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, ring: int
 ) -> Tensor:
-    """Computes the reference function. It has no gradient."""
+    """Computes the same as the reference. The op has no gradient."""
     q, k, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v))
     (rows, heads, dim), groups = q.shape, k.shape[1]
     splits = splits_for(rows * groups, ring, kernel.processors(q))
@@ -155,5 +155,5 @@ def decode_attention(
 
 
 def splits_for(programs: int, ring: int, processors: int) -> int:
-    """Returns the number of splits that occupies every multiprocessor. It depends on shapes only, never on lengths."""
+    """Returns how many splits occupy every multiprocessor, up to a limit. Depends only on shapes, never on lengths."""
     return max(1, min(processors // programs, ring // TILES.split_size, _MOST_SPLITS))

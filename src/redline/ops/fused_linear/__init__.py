@@ -1,9 +1,10 @@
 """A linear layer fused with the LayerNorm before it and the activation and residual after it, for inference.
 
 The result is written into a tensor of the caller, which may be a slice of a wider one, so that results need no
-concatenation. The moments of the result are written too, for a layer that normalizes it next.
+concatenation. If the next layer normalizes the result, the op also writes the moments that this layer needs: the sum
+and the sum of squares of each row.
 
-M: rows, K: input channels, N: output columns, P: parts of the moments.
+M: rows, K: input channels, N: output columns, P: blocks of 128 columns, each of which has its own moments.
 """
 
 from collections.abc import Sequence
@@ -36,9 +37,9 @@ def fused_linear(
 ) -> None:
     """Writes residual + share · activation(normalized(x) @ weight.T + bias) into `out_MN`.
 
-    Rows are normalized if `moments_P2M` is given; `weight_sums_N` is then the fp32 sum of each row of the weight, and
-    `channels` the number of channels that are not padding. `new_moments_P2M`, with `moment_parts(N)` parts, receives
-    the moments of the result.
+    The rows of x are normalized if their moments `moments_P2M` are given. `weight_sums_N` is then the fp32 sum of each
+    row of the weight, and `channels` the number of channels that are not padding. `new_moments_P2M` receives the
+    moments of the result. `share` has no effect without a residual.
     """
     op, around = "fused_linear", {"out_MN": out_MN, "residual_MN": residual_MN, "moments_P2M": moments_P2M}
     check_sizes(op, x_MK=x_MK, weight_NK=weight_NK, bias_N=bias_N, weight_sums_N=weight_sums_N, **around)
@@ -74,7 +75,7 @@ def check_fused(
     activation: str,
     channels: int | None,
 ) -> None:
-    """Checks arguments that fused linear layers share, except shapes. `channels` is None if nothing is normalized."""
+    """Checks the arguments of `fused_linear` and `fused_mlp`. `channels` is None if nothing is normalized."""
     check_same_dtype(op, x_MK=x_MK, out_MN=out_MN, residual_MN=residual_MN)
     if activation not in ACTIVATIONS:
         raise ModelError(f"{op}: unknown activation {activation!r} (supported: gelu, leaky_relu, or empty).")

@@ -1,11 +1,11 @@
 """Reference of a linear layer with an optional LayerNorm before it and an activation and a residual after it.
 
-The LayerNorm has no weights, because they are folded into those of the linear layer. Rows are normalized by moments,
-their sums and sums of squares, which the op that wrote the rows has computed. The moments (P, 2, M) are summed over P
-parts, each for a block of channels, so rows that are extended by new channels need no second read of the old ones.
-Padding channels are zero; `channels` is the number of channels without padding.
+The LayerNorm has no weights, because they are folded into those of the linear layer. Its mean and variance come from
+the moments of each row, its sum and its sum of squares, which the op that wrote the row has computed. Each of P blocks
+of columns has its own moments (P, 2, M), which are added when they are used. So if a row is extended by new columns,
+the old columns are not read again. Padding channels are zero; `channels` is the number of channels without padding.
 
-M: rows, K: input channels, N: output columns, P: parts of the moments.
+M: rows, K: input channels, N: output columns, P: blocks of 128 columns, each of which has its own moments.
 """
 
 import torch
@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 ACTIVATIONS = ("", "gelu", "leaky_relu")
-SLOPE = 0.2  # of leaky_relu
-# Columns per part of the moments.
+SLOPE = 0.2  # the negative slope of leaky_relu
+# Moments are computed separately for each block of this many columns.
 MOMENT_COLUMNS = 128
 
 
@@ -29,7 +29,7 @@ def fused_linear(
     residual_MN: Tensor | None = None,
     share: float = 1.0,
 ) -> Tensor:
-    """Returns residual + share · activation(normalized(x) @ weight.T + bias)."""
+    """Returns residual + share · y with y = activation(normalized(x) @ weight.T + bias), or y without a residual."""
     if moments_P2M is not None:
         total, squares = moments_P2M.to(torch.promote_types(x_MK.dtype, torch.float32)).sum(0)
         mean = total / channels
@@ -44,16 +44,16 @@ def fused_linear(
 
 
 def moments(x_MN: Tensor) -> Tensor:
-    """Returns the sums and sums of squares of the rows, (2, M)."""
+    """Returns the sum and the sum of squares of each row, (2, M)."""
     wide = x_MN.to(torch.promote_types(x_MN.dtype, torch.float32))
     return torch.stack((wide.sum(-1), wide.square().sum(-1)))
 
 
 def moment_parts(columns: int) -> int:
-    """Returns the number of parts of the moments of this many columns."""
+    """Returns the number of blocks with separate moments, P, for this many columns."""
     return -(-columns // MOMENT_COLUMNS)
 
 
 def moments_in_parts(x_MN: Tensor) -> Tensor:
-    """Returns the moments of whole rows, (parts, 2, M)."""
+    """Returns the moments of each block of columns, (P, 2, M)."""
     return torch.stack([moments(block) for block in x_MN.split(MOMENT_COLUMNS, -1)])

@@ -1,6 +1,6 @@
 """The fused linear layer with Triton kernels, registered as a custom op for torch.compile.
 
-M: rows, K: input channels, N: output columns, P: parts of the moments.
+M: rows, K: input channels, N: output columns.
 """
 
 from collections.abc import Iterable
@@ -26,7 +26,7 @@ class Tiles:
 
 
 # Keyed by element size in bytes and by the number of columns: few (up to 32), some (up to 64) or many. "parts" replaces
-# "many" if moments are written: each block then writes the moments of one part of 128 columns. For two bytes, "few",
+# "many" if moments are written: each program then writes the moments of its block of 128 columns. For two bytes, "few",
 # "many" and "parts" were the fastest of many settings for DRCT-L on an H200 (docs/log.md); "some" and the entries for
 # four bytes are not tuned.
 TILES = {
@@ -73,9 +73,9 @@ def fused_linear(
     share: float,
     new_moments: Tensor | None,
 ) -> None:
-    """Computes the reference function. The product and the epilogue are fp32 until the result is written."""
+    """Computes the same as the reference. The product and the epilogue are computed in fp32 and rounded once."""
     (rows, wide), columns = x.shape, weight.shape[0]
-    # The kernels do not read placeholders of arguments that are None.
+    # The kernels need a pointer also for arguments that are None, but do not read it, so it may be that of x.
     sums_or_x, moments_or_x, old, new = (
         x if tensor is None else tensor for tensor in (weight_sums, moments, residual, new_moments)
     )

@@ -24,7 +24,7 @@ _LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def gelu(x):
-    """Computes x · Φ(x). Φ has an error of at most 3e-7 (Abramowitz and Stegun 7.1.26) and is cheaper than erf."""
+    """Computes x · Φ(x) with an approximation of Φ (Abramowitz and Stegun 7.1.26, error ≤ 3e-7), cheaper than erf."""
     z = tl.abs(x) * _HALF_ROOT
     t = 1.0 / (1.0 + 0.3275911 * z)
     sums = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
@@ -43,7 +43,7 @@ def activated(total, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def mean_and_scale(moments, row_offset, row_mask, rows, parts, channels, eps):
-    """Returns mean and inverse standard deviation of each row. Loads several parts of the moments per step."""
+    """Returns mean and inverse standard deviation of each row. Loads the moments of several column blocks per step."""
     sums = tl.zeros(row_offset.shape, tl.float32)
     squares = tl.zeros(row_offset.shape, tl.float32)
     for start in range(0, parts, _PARTS):
@@ -69,7 +69,7 @@ def apply_epilogue(
     total, place, bias, residual, out, residual_steps, out_steps, share,
     ACTIVATION: tl.constexpr, RESIDUAL: tl.constexpr,
 ):  # fmt: skip
-    """Applies bias, activation and residual, writes the block, and returns the stored values, 0 out of bounds."""
+    """Applies bias, activation and residual, writes the block, and returns the stored values with 0 out of bounds."""
     column, column_mask, row_offset, row_mask = place
     inside = row_mask[:, None] & column_mask[None, :]
     total = activated(total + tl.load(bias + column, mask=column_mask, other=0.0).to(tl.float32)[None, :], ACTIVATION)
@@ -83,14 +83,14 @@ def apply_epilogue(
 
 @triton.jit
 def write_moments(stored, part, new_moments, row_offset, row_mask, rows):
-    """Writes the moments of the values after rounding, which the next layer will normalize."""
+    """Writes the moments of the rounded values, because the next layer normalizes these."""
     offset = new_moments + row_offset + 2 * part * rows
     tl.store(offset, tl.sum(stored, 1), mask=row_mask)
     tl.store(offset + rows, tl.sum(stored * stored, 1), mask=row_mask)
 
 
-# Sizes are run-time arguments, so that few compiled kernels serve all layers. They are counted in units of 8 elements,
-# so the compiler knows that it can load 8 at once.
+# Sizes are run-time arguments, so that few compiled kernels serve all layers. Arguments named `_steps` count units of 8
+# elements, so that the compiler knows that it can load 8 at once.
 @triton.jit(do_not_specialize=["rows", "K_steps", "N_steps", "parts", "x_steps", "residual_steps", "out_steps"])
 def linear_kernel(
     x, weight, bias, weight_sums, moments, residual, new_moments, out,

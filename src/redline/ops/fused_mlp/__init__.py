@@ -1,9 +1,9 @@
-"""An MLP whose input and hidden activations are concatenated and go into a second linear layer, for inference.
+"""An MLP for inference whose second linear layer reads the input concatenated with the hidden activations.
 
-`triton.py` computes it in one kernel where it can, which never writes the hidden activations to memory. Normalization,
-activation and residual are those of `fused_linear`.
+If the rows and the result are narrow enough, `triton.py` computes the MLP in one kernel that never writes the hidden
+activations to memory. Normalization, activation and residual are those of `fused_linear`.
 
-M: rows, K: input channels, H: hidden channels, J: K + H, N: output columns, P: parts of the moments.
+M: rows, K: input channels, H: hidden channels, J: K + H, N: output columns, P: blocks of columns with own moments.
 """
 
 from torch import Tensor
@@ -33,8 +33,8 @@ def fused_mlp(
 ) -> None:
     """Writes residual + share · activation([x | gelu(normalized(x) @ inner.T + inner_bias)] @ outer.T + outer_bias).
 
-    J is K + H. `inner_sums_H` is the fp32 sum of each row of the inner weight. The other arguments are those of
-    `fused_linear`.
+    The result is written into `out_MN`; [a | b] is the concatenation of columns. `inner_sums_H` is the fp32 sum of each
+    row of the inner weight. The other arguments are those of `fused_linear`.
     """
     op, around = "fused_mlp", {"out_MN": out_MN, "residual_MN": residual_MN, "moments_P2M": moments_P2M}
     sums = {"inner_bias_H": inner_bias_H, "inner_sums_H": inner_sums_H, "outer_bias_N": outer_bias_N}

@@ -1,9 +1,9 @@
-"""Reference of an MLP whose input and hidden activations are concatenated and go into a second linear layer.
+"""Reference of an MLP whose second linear layer reads the input concatenated with the hidden activations.
 
-If a transformer block ends in x + F·gelu(W·norm(x)) and a linear layer A follows, the outer weight is A and A·F side by
-side, and F is never applied on its own.
+If a transformer block returns x + F·h with h = gelu(W·norm(x)), and a linear layer A follows, their result is
+A·x + (A·F)·h. So the outer weight is [A | A·F], and F is never applied on its own.
 
-M: rows, K: input channels, H: hidden channels, J: K + H, N: output columns, P: parts of the moments.
+M: rows, K: input channels, H: hidden channels, J: K + H, N: output columns, P: blocks of columns with own moments.
 """
 
 import torch

@@ -2,9 +2,9 @@
 
 The kernel is structured like fused attention, with an activation instead of the softmax. A program keeps its rows in
 shared memory and loops over blocks of hidden channels, which it computes, activates and multiplies by the outer weight
-without writing them. Blocks are powers of two, so 184 channels would be padded to 256. Rows are therefore split into
-pieces of FIRST and REST channels (128 and 64), and the result into OUT and OUT_REST. If the rows or the results are too
-wide for one program, or the dtype is fp32, the op runs two fused linear layers.
+without writing them. Blocks are powers of two, so 184 channels would be padded to 256. The K channels are therefore
+split into pieces of FIRST and REST channels (128 and 64 for 184), and the N columns of the result into OUT and
+OUT_REST. If rows or results are too wide for one program, or the dtype is fp32, the op runs two fused linear layers.
 
 M: rows, K: input channels, H: hidden channels, N: output columns.
 """
@@ -38,8 +38,8 @@ class MlpTiles:
     stages: int
 
 
-# Up to 32 output columns, the key is the class of the row width; otherwise it is "many columns". All but "widest" were
-# the fastest of eight on an H200 (docs/log.md).
+# The key is "many columns" for more than 32 output columns; otherwise it depends on the padded number of input channels
+# (see `tiles_for`). All entries but "widest" were the fastest of eight settings on an H200 (docs/log.md).
 MLP_TILES = {
     "narrow": MlpTiles(128, 64, 8, 2),
     "wide": MlpTiles(256, 32, 8, 3),
@@ -48,7 +48,8 @@ MLP_TILES = {
 }
 _NARROW, _WIDE = 192, 288
 _FEW, _MANY = 32, 192
-# The widest rows that leave enough shared memory for the weights, and the shared memory that such rows need.
+# The single kernel is used for at most this many input channels (padded), so that enough shared memory is left for the
+# weights, and on GPUs with at least this much shared memory per program.
 _MOST_CHANNELS = 320
 _SHARED_BYTES = 200 * 2**10
 
@@ -59,7 +60,7 @@ def why_not(x_MK: Tensor, inner_HK: Tensor, outer_NJ: Tensor) -> str:
 
 @triton.jit
 def _load_rows(base, steps, row_offset, row_mask, begin, K, PIECE: tl.constexpr):
-    """Loads PIECE channels from `begin` of rows that are `steps` apart, with zeros beyond K and the last row."""
+    """Loads PIECE channels of each row, starting at `begin`, with 0 out of bounds. `steps` is the row stride / STEP."""
     channel = begin + tl.arange(0, PIECE)
     offset = base + row_offset[:, None] * (steps * STEP_OF_ROWS) + channel[None, :]
     return tl.load(offset, mask=row_mask[:, None] & (channel < K)[None, :], other=0.0)
@@ -147,7 +148,7 @@ def fused_mlp(
     share: float,
     new_moments: Tensor | None,
 ) -> None:
-    """Computes the reference function in fp32, except that the hidden activations are rounded to the dtype of x."""
+    """Computes the same as the reference in fp32, except that the hidden activations are rounded to the dtype of x."""
     rows, (hidden, wide), columns = x.shape[0], inner.shape, outer.shape[0]
     if columns > _MANY or not is_fusable(x):
         both = x.new_empty(rows, wide + hidden)
@@ -193,7 +194,7 @@ def constants(channels: int, columns: int, activation: str, residual: bool, mome
         "BLOCK_H": chosen.hidden,
         "FIRST": first,
         "REST": rest,
-        # Each piece of the output columns is one part of the moments.
+        # Each piece of the output columns is one block with its own moments.
         "OUT": min(MOMENT_COLUMNS, kernel.padded(columns)),
         "OUT_REST": kernel.padded(columns - MOMENT_COLUMNS) if columns > MOMENT_COLUMNS else 0,
         "num_warps": chosen.warps,

@@ -43,7 +43,7 @@ def why_too_long(q_BSHK: Tensor, longest: int) -> str:
 
 @dataclass(frozen=True)
 class ChunkLaunch:
-    """Launches kernels with one program per chunk, or per head and block of values for `sequential` kernels.
+    """Launches kernels with one program per head and chunk, or (if `sequential`) per head and block of values.
 
     `states` is the shape of the states, (batch, heads, chunks, keys, values). `options` holds further compile-time
     constants.

@@ -59,7 +59,7 @@ def chunked(
     documents_BS: Tensor | None = None,
     chunk: int = 64,
 ) -> tuple[Tensor, Tensor]:
-    """Computes the same with matrix products. Padding tokens of the last chunk neither decay nor change the state."""
+    """Computes `recurrent` by matrix products. Padding tokens of the last chunk do not decay or change the state."""
     with torch.autocast(q_BSHK.device.type, enabled=False):
         S_BHKV = initial_state(k_BSHK, v_BSHV, state_BHKV)
         tokens = q_BSHK.shape[1]
@@ -89,7 +89,7 @@ def chunked(
 
 
 def initial_state(k_BSHK: Tensor, v_BSHV: Tensor, state_BHKV: Tensor | None) -> Tensor:
-    """Returns the given state or zeros, in the dtype of all sums."""
+    """Returns the given state or zeros, in the dtype in which sums are computed."""
     exact = torch.float64 if v_BSHV.dtype == torch.float64 else torch.float32
     if state_BHKV is not None:
         return state_BHKV.to(exact)
@@ -106,7 +106,7 @@ def _in_chunks(tensor_BSH: Tensor, chunk: int, padding: int) -> Tensor:
 def _document_masks(
     documents_BS: Tensor | None, tokens: int, chunk: int, padding: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Returns masks of the pairs of tokens in one document, and of the tokens that see the state before the chunk."""
+    """Returns masks of causal pairs of tokens in one document, and of tokens that see the state before the chunk."""
     causal_CC = torch.ones((chunk, chunk), dtype=torch.bool, device=device).tril()
     if documents_BS is None:
         return causal_CC, torch.ones((1, chunk), dtype=torch.bool, device=device)

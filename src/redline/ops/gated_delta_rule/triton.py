@@ -33,12 +33,12 @@ TILES = {
     (4, 128): Tiles(32, 4, 16, 4, 1, chunk=32),
     (4, 256): Tiles(32, 4, 16, 4, 1, chunk=16),
 }
-# Used if the sequential kernels would occupy at most half of the device: small blocks make more programs, and more
-# stages prefetch more.
+# This block of values and these stages are used if the sequential kernels would otherwise occupy at most half of the
+# device: small blocks make more programs, and more stages prefetch more.
 FINE_VALUES, FINE_STAGES = 16, 3
-# Used if there are still two programs per multiprocessor with these wide blocks, which read the keys half as often.
+# This block of values is used if it still makes two programs per multiprocessor. It reads the keys half as often.
 WIDE_VALUES = 64
-# The entries of `TILES` for which these other block sizes fit the shared memory of all GPUs.
+# The entries of `TILES` for which these two blocks of values fit the shared memory of all GPUs.
 RECUT_FOR = {(2, 16), (2, 32), (2, 64)}
 
 
@@ -52,7 +52,7 @@ def gated_delta_rule(
     documents_BS: Tensor | None = None,
     chunk: int = 64,
 ) -> tuple[Tensor, Tensor]:
-    """Computes the reference function. Products use the widest dtype of q, k and v."""
+    """Computes the same as the reference. Products use the widest dtype of q, k and v."""
     widest = torch.promote_types(torch.promote_types(q_BSHK.dtype, k_BSHK.dtype), v_BSHV.dtype)
     q, k, v = (tensor.to(widest) for tensor in (q_BSHK, k_BSHK, v_BSHV))
     g_BHS, beta_BHS = (tensor.float().transpose(1, 2).contiguous() for tensor in (g_BSH, beta_BSH))
@@ -64,7 +64,7 @@ def gated_delta_rule(
 
 def why_not(q_BSHK: Tensor, k_BSHK: Tensor, v_BSHV: Tensor, chunk: int) -> str:
     reason = chunk_launch.why_not(q_BSHK, k_BSHK, v_BSHV, chunk, _LARGEST_HEAD)
-    # Checked first, because there are no tiles for an unsupported dtype.
+    # The length is checked last, because `tiles_for` would fail for an unsupported dtype.
     return reason or chunk_launch.why_too_long(q_BSHK, MOST_CHUNKS * tiles_for(q_BSHK, v_BSHV, chunk).chunk)
 
 
@@ -109,7 +109,7 @@ def _empty_outputs(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tenso
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor | None, documents: Tensor | None, chunk: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Returns outputs, the last state, the cumulative log decays, and the inverses."""
+    """Returns outputs, the last state, the cumulative log decays, and the inverses T."""
     q, k, v, documents = q.contiguous(), k.contiguous(), v.contiguous(), kernel.contiguous(documents)
     out, final, decay, inverse = _empty_outputs(q, k, v, chunk)
     start = launcher(q, v, documents, chunk)
@@ -130,7 +130,7 @@ def _states(
     initial: Tensor | None,
     final: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Returns W and U, the state at the start of each chunk, and V′."""
+    """Returns W and U, the state at the start of each chunk, and V′ (see `triton_forward.py`)."""
     w, u, corrections = torch.empty_like(k), torch.empty_like(v), torch.empty_like(v)
     states = torch.empty(start.states, dtype=k.dtype, device=k.device)
     start(forward.solve_kernel, k, v, beta.contiguous(), decay, documents, inverse, w, u)
@@ -186,7 +186,7 @@ def _backward(
 
 
 def _differentiate(ctx: Any, grad_out: Tensor | None, grad_final: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
-    saved = ctx.saved_tensors  # read once, because activation checkpointing unpacks only once
+    saved = ctx.saved_tensors  # read once, because activation checkpointing unpacks them only once
     grad_out = torch.zeros_like(saved[2]) if grad_out is None else grad_out
     grads = _backward(*saved, grad_out, grad_final, *ctx.options)
     return *grads[:5], grads[5] if ctx.needs_input_grad[5] else None

@@ -1,25 +1,26 @@
 """Triton kernels of the gated delta rule, backward. `grad_x` is the gradient of x.
 
-The forward kernels recompute W, U, the states and V′.
+The forward kernels (see `triton_forward.py` for the symbols) recompute W, U, the states and V′.
 
 1. `local_grad_kernel`, one program per chunk: the gradient of V′ through the outputs of its own chunk.
 2. `state_grad_kernel`, one program per head and block of values, from the last chunk to the first: the whole gradient
    of V′, and the gradient of the state at the end of each chunk.
 3. `query_grad_kernel` and `key_grad_kernel`, one program per chunk: the gradients of q, of k except through T, of W,
    and the parts of the gradient of the cumulative log decays c that follow from them.
-4. `right_grad_kernel`, one program per chunk: R = Tᵀ times the gradients of U and W, the gradients of β V and βγ K.
+4. `right_grad_kernel`, one program per chunk: R_V and R_K, the gradients of β V and βγ K, which are Tᵀ times the
+   gradients of U and W.
 5. `system_grad_kernel`, one program per chunk: since T = (I + A)⁻¹, the gradient of A is −(R_V Uᵀ + R_K Wᵀ) below the
-   diagonal. It completes the gradients of k, v, β and g.
+   diagonal. The kernel completes the gradients of k, v, β and g.
 
-The factor exp(c_i − c_j) multiplies every product of a q or k with a k. So the gradient of c_i is the dot product of a
-token's q or k with its gradient, and no sums over pairs are needed. As in the forward kernels, no kernel multiplies by
-the transpose of a tile that it has computed.
+The factor exp(c_i − c_j) multiplies every product of q_i or k_i with k_j. So the gradients of c follow from the dot
+products of each q and k with the gradient of that q or k, and no sums over pairs are needed. As in the forward kernels,
+no kernel multiplies by the transpose of a tile that it has computed.
 
 C: tokens per chunk, K and V: channels of a key and a value.
 """
 
 # pyright: reportGeneralTypeIssues=false
-# The type checker wrongly infers that a kernel that another kernel calls never returns.
+# The type checker wrongly infers that a kernel never returns if another kernel calls it.
 import triton
 import triton.language as tl
 

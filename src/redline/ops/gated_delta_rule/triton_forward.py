@@ -1,6 +1,9 @@
 """Triton kernels of the gated delta rule, forward.
 
-1. `inverse_kernel`, one program per chunk: T = (I + A)⁻¹ and the cumulative log decays c.
+Inside a chunk, c are the cumulative log decays and γ = exp(c). A is strictly lower triangular, with
+A_ij = β_i exp(c_i − c_j) k_iᵀ k_j, and S is the state at the start of the chunk.
+
+1. `inverse_kernel`, one program per chunk: T = (I + A)⁻¹ and c.
 2. `solve_kernel`, one program per chunk: U = T β V and W = T βγ K.
 3. `state_kernel`, one program per head and block of values, sequential over chunks: V′ = U − W S and the next S.
 4. `output_kernel`, one program per chunk: O from S and V′.
@@ -13,7 +16,7 @@ B: sequences, H: heads, N: chunks, C: tokens per chunk, S: tokens, K and V: chan
 """
 
 # pyright: reportGeneralTypeIssues=false
-# The type checker wrongly infers that a kernel that another kernel calls never returns.
+# The type checker wrongly infers that a kernel never returns if another kernel calls it.
 import triton
 import triton.language as tl
 
@@ -31,7 +34,7 @@ from redline.ops.gated_delta_rule.triton_tiles import (
 
 @triton.jit
 def _sums(g, decay, line, begin, tokens, before):
-    """Returns and stores the cumulative log decays of a block, continuing from `before`, and returns the new total."""
+    """Stores and returns the cumulative log decays of a block, with `before` added, and returns the new total."""
     i = tl.arange(0, 16)
     token = begin + i
     values = tl.load(g + line + token, mask=token < tokens, other=0.0)
@@ -90,7 +93,7 @@ def inverse_kernel(
     k, g, beta, documents, decay, inverse, tokens, heads,
     KEYS: tl.constexpr, BLOCK_K: tl.constexpr, C: tl.constexpr, PACKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Computes T in fp32 blocks of 16 × 16: diagonal blocks by substitution, the blocks below from them."""
+    """Computes T in fp32 blocks of 16 × 16: diagonal blocks by substitution, and from these the blocks below."""
     begin, row, left, line, page = chunk_offsets(tl.program_id(1), tl.program_id(0), tokens, heads, C)
     chunk = (row, line, page, begin, tokens, heads)
     corner = (tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)) * (C * C)

@@ -17,7 +17,7 @@ from redline.ops.small_matmul.tiles import Shape, beats_cublas, shape_of
 
 IMPLEMENTATIONS = ("auto", "reference", "int_mm", "triton")
 
-# A sum over more features can exceed the range of int32.
+# A sum over more features than this can exceed the range of int32.
 _LARGEST_DEPTH = 2**17 - 1
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -34,8 +34,8 @@ def int8_matmul(
 ) -> Tensor:
     """Returns (x · wᵀ) · x_scale · w_scale + bias of int8 activations and weights. It has no gradient.
 
-    The scales are fp32: `w_scale_N` per output, `x_scale` per row or one for all rows. On a GPU `auto` takes the Triton
-    kernel for few rows and for shapes that PyTorch's int8 multiplication (`int_mm`) does not support.
+    The scales are fp32: `w_scale_N` per output, `x_scale` per row or one for all rows. On a GPU `auto` uses the Triton
+    kernel for few rows and for shapes that PyTorch's int8 multiplication (`int_mm`) does not support, else `int_mm`.
     """
     op = "int8_matmul"
     _check(op, x_MK, w_NK, w_scale_N, bias_N)
@@ -47,7 +47,7 @@ def int8_matmul(
     check_same_device(op, x_MK=x_MK, x_scale=x_scale)
     if x_MK.shape[1] > _LARGEST_DEPTH:
         raise ModelError(
-            f"{op}: x_MK has {x_MK.shape[1]} features, whose int32 sums could overflow (supported: {_LARGEST_DEPTH})."
+            f"{op}: x_MK has {x_MK.shape[1]} features, whose int32 sums could overflow (limit: {_LARGEST_DEPTH})."
         )
     if out_dtype not in _FLOATS:
         raise ModelError(f"{op}: out_dtype must be float16, bfloat16 or float32, not {out_dtype}.")
@@ -56,7 +56,7 @@ def int8_matmul(
     refused = int_mm.why_not(x_MK, w_NK)
     if implementation == "int_mm" and refused:
         raise MachineError(f"{op}: torch._int_mm cannot run: {refused}.")
-    # Falls back without a warning, because cuBLAS is faster for these shapes.
+    # Selects `int_mm` without a warning, because cuBLAS is faster for these shapes.
     is_many = x_MK.is_cuda and not refused and not beats_cublas(_shape(x_MK, w_NK))
     if implementation == "auto" and is_many:
         implementation = "int_mm"
@@ -70,8 +70,9 @@ def weight_only_matmul(
 ) -> Tensor:
     """Returns (x · wᵀ) · w_scale + bias of bf16, fp16 or fp32 activations and int8 weights. It has no gradient.
 
-    The kernel reads half the bytes of a bf16 weight, and does not quantize the activations. On a GPU `auto` takes it
-    for few rows. For many rows, where reading the weight takes little of the time, it dequantizes the weight.
+    The kernel reads half as many bytes as for a bf16 weight, and does not quantize the activations. On a GPU `auto`
+    uses the kernel for few rows. For many rows, reading the weight takes only a small part of the time, so `auto` uses
+    the reference, which dequantizes the weight.
     """
     op = "weight_only_matmul"
     _check(op, x_MK, w_NK, w_scale_N, bias_N)

@@ -20,11 +20,11 @@ def int8_matmul(
     bias: Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
 ) -> Tensor:
-    """Computes the reference function with exact int32 sums and fp32 scales and bias."""
+    """Computes the same as the reference with exact int32 sums and fp32 scales and bias."""
     return product(x, w, bias, out_dtype, x_scale, w_scale)
 
 
 @kernel.custom_op("weight_only_matmul", lambda x, w, *_: empty_product(x, w, x.dtype))
 def weight_only_matmul(x: Tensor, w: Tensor, w_scale: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Computes the reference function with fp32 sums, scales and bias, rounded once."""
+    """Computes the same as the reference with fp32 sums, scales and bias, rounded once."""
     return product(x, w, bias, x.dtype, None, w_scale)

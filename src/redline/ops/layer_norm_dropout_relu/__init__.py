@@ -21,8 +21,8 @@ def layer_norm_dropout_relu(
 ) -> Tensor:
     """Returns relu(dropout(layer_norm(x))) over the last dimension, in x's dtype.
 
-    Equal seeds (an integer, or an int64 tensor on x's device) drop the same elements. Without a seed, one is drawn from
-    the default generator of the device, without synchronizing.
+    Equal seeds (an integer, or an int64 tensor on x's device) drop the same elements. Without a seed, one is sampled
+    from the default generator of the device, without synchronizing.
     """
     op = "layer_norm_dropout_relu"
     if x.ndim < 1:

@@ -1,9 +1,9 @@
 """Reference of LayerNorm, dropout and ReLU, with a random generator that every implementation reproduces.
 
-The random word of an element depends only on the seed and its index: columns 4·i to 4·i + 3 of row r use the four words
-of Philox 4×32-10 for the counter (i, r, 0, 0). So no mask is stored, and the backward pass recomputes it. An element is
-dropped if its word, shifted right by one bit, is less than p · 2³¹. The comparison is between integers, so all
-implementations agree.
+The random word of an element depends only on the seed and the element's index: columns 4·i to 4·i + 3 of row r use the
+four words of Philox 4×32-10 for the counter (i, r, 0, 0). So no mask is stored, and the backward pass recomputes it. An
+element is dropped if its word, shifted right by one bit, is less than p · 2³¹. The comparison is between integers, so
+all implementations agree.
 """
 
 import torch

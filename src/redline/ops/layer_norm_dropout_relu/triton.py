@@ -15,7 +15,7 @@ from redline.ops import kernel
 from redline.ops.layer_norm_dropout_relu.reference import threshold
 from redline.ops.rms_norm.triton import Tiles
 
-# The tiles by the largest padded row width that they are for.
+# The tiles, keyed by the largest padded row width for which they are used.
 FORWARD_TILES = {
     64: Tiles(32, 4),
     128: Tiles(16, 4),
@@ -49,7 +49,7 @@ def why_not(x: Tensor) -> str:
 
 @triton.jit
 def _kept(seed, row, threshold, BLOCK: tl.constexpr, ROWS: tl.constexpr):
-    """Returns the dropout mask of the reference: four columns share the four words of one Philox counter."""
+    """Returns the same dropout mask as the reference: four columns share the four words of one Philox counter."""
     group = tl.broadcast_to(tl.arange(0, BLOCK // 4)[None, :], (ROWS, BLOCK // 4))
     zero = tl.zeros((ROWS, BLOCK // 4), tl.int32)
     a, b, c, d = tl.philox(seed, group, zero + row[:, None], zero, zero)
@@ -91,7 +91,7 @@ def backward_kernel(
     x, weight, bias, seed, grad, grad_x, partial, rows, eps, threshold, scale,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, DROP: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Writes one row of `partial` per program for the weight, followed by one row per program for the bias."""
+    """Writes `grad_x` and `partial`: one row per program for the weight, then one row per program for the bias."""
     program = tl.program_id(0)
     programs = tl.num_programs(0)
     column = tl.arange(0, BLOCK)[None, :]
@@ -126,7 +126,7 @@ def backward_kernel(
 
 @kernel.custom_op("layer_norm_dropout_relu", lambda x, *_: kernel.empty_like(x))
 def layer_norm_dropout_relu(x: Tensor, weight: Tensor, bias: Tensor, p: float, eps: float, seed: Tensor) -> Tensor:
-    """Computes the reference function and drops the same elements."""
+    """Computes the same as the reference and drops the same elements."""
     out, rows = kernel.empty_like(x), x.numel() // x.shape[-1]
     constants, tiles = _constants(FORWARD_TILES, x.shape[-1], p)
     tensors = (x.contiguous(), weight.contiguous(), bias.contiguous(), seed, out)

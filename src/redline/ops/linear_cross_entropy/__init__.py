@@ -28,8 +28,8 @@ def linear_cross_entropy(
     """Returns the cross-entropy of hidden · weightᵀ + bias, with the options and guarantees of `cross_entropy`.
 
     The Triton implementation computes the gradients of all inputs that require them in the forward pass, so it holds
-    the logits of only one chunk of rows. With reduction `none` the backward pass recomputes the logits, which is one
-    more matrix multiplication. The reference stores all logits.
+    the logits of only one chunk of rows. With reduction `none` the backward pass recomputes the logits, which takes
+    one more matrix multiplication. The reference stores all logits.
     """
     op = "linear_cross_entropy"
     if not check_sizes(op, hidden_ND=hidden_ND, weight_VD=weight_VD, bias_V=bias_V)["V"]:

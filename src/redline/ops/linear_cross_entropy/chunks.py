@@ -17,10 +17,10 @@ from torch.nn import functional as F
 from redline.ops.cross_entropy.triton import write_gradient, write_loss
 
 # The logits of a chunk take at most `CHUNK_BYTES`, and only half of that if half is enough for `CHUNK_ROWS` rows.
-# Chunks have many rows, because each chunk reads and writes the gradient of the weight once.
+# Chunks should have many rows, because each chunk reads and writes the whole gradient of the weight once.
 CHUNK_BYTES = 2**31
 CHUNK_ROWS = 8192
-# The dtype in which the weight's gradient is summed; the benchmark measures several.
+# The dtype in which the weight's gradient is summed over chunks. The benchmark compares several.
 SUM_DTYPE = torch.float32
 # The rows of a chunk and the row stride of its logits are multiples of this, for full tiles and wide loads.
 _ALIGNMENT = 128
@@ -33,20 +33,20 @@ Options = tuple[int, float, float]
 
 
 def rows_of_a_chunk(rows: int, classes: int, element_bytes: int) -> int:
-    """Returns the number of rows per chunk, for the fewest equal chunks that the memory limit allows."""
+    """Returns the number of rows per chunk for as few chunks of equal size as the memory limit allows."""
     most = CHUNK_BYTES // (_up(classes) * element_bytes)
     most = max(_ALIGNMENT, max(min(most, CHUNK_ROWS), most // 2) // _ALIGNMENT * _ALIGNMENT)
     return _up(-(-rows // -(-rows // most)))
 
 
 def sum_dtype(rows: int, classes: int, dtype: torch.dtype) -> torch.dtype:
-    """Returns the dtype of the weight's gradient, never fp16, whose range is too small before the scaling."""
+    """Returns the dtype of the weight's gradient before it is scaled: not fp16, whose range is too small for it."""
     is_one_chunk = rows <= rows_of_a_chunk(rows, classes, dtype.itemsize)
     return dtype if is_one_chunk and dtype != torch.float16 else SUM_DTYPE
 
 
 def empty_gradients(hidden_ND: Tensor, filled: int, classes: int, wanted: Sequence[bool]) -> tuple[Tensor, ...]:
-    """Returns uninitialized gradients of hidden, weight (`filled` rows) and bias. Unwanted gradients have no rows."""
+    """Returns uninitialized gradients of hidden, weight (padded to `filled` rows) and bias; empty if not wanted."""
     (rows, features), dtype, device = hidden_ND.shape, hidden_ND.dtype, hidden_ND.device
     grad_hidden = torch.empty((rows if wanted[0] else 0, features), dtype=dtype, device=device)
     total = sum_dtype(rows, classes, dtype)
@@ -101,7 +101,7 @@ def compute(
 
 
 def _add_product(total: Tensor, one: Tensor, other: Tensor, is_first: bool) -> None:
-    """Adds one · other to the total, or overwrites it if `is_first`, without rounding the product in between."""
+    """Adds one · other to the total without rounding the product first. If `is_first`, overwrites the total."""
     if one.dtype != total.dtype and one.is_cuda:
         if is_first:
             torch.mm(one, other, out_dtype=total.dtype, out=total)

@@ -3,9 +3,10 @@
 With reductions `mean` and `sum`, the gradient of every row's loss is the same number, which is known only in backward.
 Forward computes the gradients while the logits exist, as if the gradient of the loss were 1. Backward multiplies them
 by the actual gradient, which is read on the device and nearly always 1, so that this multiplication rounds nothing. The
-number of rows that are not ignored is never copied to the host. In fp16, where 1 / rows would be too small, forward
-uses a gradient of 1 for each row, and backward also applies the factor 1 / rows. With reduction `none` each row has its
-own gradient, which is needed before the weight's gradient is summed over rows, so backward recomputes the logits.
+number of rows that are not ignored is never copied to the host. In fp16, gradients times 1 / rows could underflow, so
+forward uses a gradient of 1 for each row, and backward also applies the factor 1 / rows. With reduction `none` each row
+has its own gradient, which is needed before the weight's gradient is summed over rows, so backward recomputes the
+logits.
 
 N: rows, D: features, V: classes.
 """
@@ -37,7 +38,7 @@ def scale_kernel(source, factor, out, count, BLOCK: tl.constexpr):
 
 @triton.jit
 def scale_in_place_kernel(values, factor, count, BLOCK: tl.constexpr):
-    """Multiplies the values by the factor in place. A factor of 1 reads and writes nothing."""
+    """Multiplies the values by the factor in place. If the factor is 1, no value is read or written."""
     scale = tl.load(factor)
     if scale != 1.0:
         index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -110,13 +111,13 @@ def _scale_gradients(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | 
 
 
 def _is_last_use(gradient: Tensor) -> bool:
-    """Returns whether backward may overwrite these gradients: if it runs only once, and no compiler is tracing."""
+    """Returns whether backward may overwrite the gradient: if the graph is not retained, and no compiler is tracing."""
     is_plain = type(gradient) is Tensor and not torch.compiler.is_compiling()
     return is_plain and not _get_current_graph_task_keep_graph()
 
 
 def _scale_in_place(gradient: Tensor, factor: Tensor) -> Tensor:
-    """Scales the gradient in place. For a factor of 1 the kernel reads only the factor."""
+    """Scales the gradient in place. If the factor is 1, the kernel reads only the factor."""
     count = gradient.numel()
     grid = (-(-count // _SCALE_BLOCK),)
     kernel.launch(scale_in_place_kernel, grid, gradient, factor.float(), count, BLOCK=_SCALE_BLOCK, num_warps=4)

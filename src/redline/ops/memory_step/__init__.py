@@ -1,4 +1,4 @@
-"""One decoding step of a neural memory layer: all operations between its projections, for one token per sequence.
+"""One decoding step of a neural memory layer, without its input and output projections, for one token per sequence.
 
 The reference takes about thirty kernel launches, `triton.py` one. The op modifies nothing in place.
 

@@ -17,7 +17,7 @@ from redline.ops.gated_delta_rule.reference import gated_delta_step
 
 
 class Projected(NamedTuple):
-    """The projections of a token. The decay is before its softplus, and the strength before its sigmoid."""
+    """The projections of a token: the decay without its softplus, and the strength without its sigmoid."""
 
     mixed_BC: Tensor
     decay_BH: Tensor

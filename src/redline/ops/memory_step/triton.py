@@ -16,14 +16,14 @@ from torch import Tensor
 from redline.ops import kernel
 from redline.ops.memory_step.reference import Learned, Projected
 
-# The largest number of elements of a head's state that a program can hold, and the number per warp.
+# The largest number of elements of a head's state that a program can hold, and how many of them each warp holds.
 _MOST_ELEMENTS, _ELEMENTS_PER_WARP = 2**15, 1024
 
 
 def memory_step(
     token: Projected, learned: Learned, recent_BTC: Tensor, state_BHKV: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Computes the reference function. It has no gradient."""
+    """Computes the same as the reference. The op has no gradient."""
     return _step([*token, *learned, recent_BTC, state_BHKV], eps)
 
 
@@ -46,7 +46,7 @@ def _softplus(x):
 
 @triton.jit
 def _convolved(mixed, taps, recent, new_recent, at, mask, channels, TAPS: tl.constexpr):
-    """Returns these channels after the convolution and SiLU, and writes the recent inputs of the next token."""
+    """Returns these channels after the convolution and SiLU, and writes the recent inputs for the next token."""
     token = tl.load(mixed + at, mask=mask, other=0.0)
     total = token.to(tl.float32) * tl.load(taps + (TAPS - 1) * channels + at, mask=mask, other=0.0).to(tl.float32)
     for tap in tl.static_range(0, TAPS - 1):  # pyright: ignore[reportGeneralTypeIssues]

@@ -17,7 +17,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6, implementation: str =
 def add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6, implementation: str = "auto"
 ) -> tuple[Tensor, Tensor]:
-    """Returns the norm of x + residual, and the sum, which is the next layer's residual."""
+    """Returns RMSNorm(x + residual), and the sum x + residual, which is the next layer's residual."""
     _check("add_rms_norm", x, weight)
     check_shape("add_rms_norm", "residual", residual, x.shape)
     check_same_dtype("add_rms_norm", x=x, residual=residual)

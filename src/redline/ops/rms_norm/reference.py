@@ -15,6 +15,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Normalizes the sum after rounding it to x's dtype, as it is stored."""
+    """Rounds the sum to x's dtype, as it is returned, and normalizes the rounded sum."""
     total = x + residual
     return rms_norm(total, weight, eps), total

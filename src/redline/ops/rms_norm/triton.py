@@ -29,15 +29,15 @@ class Tiles:
 
 @dataclass(frozen=True)
 class SumTiles:
-    """Rows of partial sums and columns that a program adds per step, and its warps."""
+    """Rows and columns of partial sums that a program adds per step, and its warps."""
 
     rows: int
     columns: int
     warps: int
 
 
-# The tiles by the largest padded row width. A thread holds 32 elements in the forward kernel (16 of each summand if a
-# residual is added) and 16 in the backward kernel, which has more live values per element.
+# The tiles, keyed by the largest padded row width. A thread holds 32 elements in the forward kernel (16 of each summand
+# if a residual is added) and 16 in the backward kernel, which has more live values per element.
 FORWARD_TILES = {
     64: Tiles(64, 4),
     128: Tiles(32, 4),
@@ -62,7 +62,7 @@ BACKWARD_TILES = {
     16384: Tiles(1, 32, 1, 2),
     65536: Tiles(1, 32, 1, 1),
 }
-# One step covers nearly all rows of partial sums, because the sum is bound by latency.
+# Enough rows to add nearly all partial sums in one step, because the kernel is bound by latency.
 SUM_TILES = SumTiles(512, 16, 8)
 _WIDEST = max(FORWARD_TILES)
 
@@ -103,7 +103,10 @@ def backward_kernel(
     x, weight, grad_out, grad_total, grad_x, partial, rows, eps,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, ADD: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Writes one row of `partial` per program. With ADD, x is the stored sum, and `grad_total` is its own gradient."""
+    """Writes `grad_x`, and one row of `partial` per program.
+
+    With ADD, x is the sum that forward returned, and `grad_total` is the gradient of this returned sum.
+    """
     program = tl.program_id(0)
     column = tl.arange(0, BLOCK)[None, :]
     scale = tl.load(weight + column, mask=column < WIDTH, other=0.0).to(tl.float32)
@@ -164,7 +167,7 @@ def _backward(x: Tensor, weight: Tensor, grad: Tensor, grad_total: Tensor | None
     tiles = kernel.tiles_up_to(BACKWARD_TILES, block)
     programs = min(-(-rows // tiles.rows), tiles.programs * kernel.processors(x))
     grad_weight = kernel.empty_like(weight)
-    # A single program writes the final sums, not partial ones.
+    # A single program writes the final sums directly.
     partial = grad_weight if programs == 1 else torch.empty((programs, width), dtype=torch.float32, device=x.device)
     read = (x.contiguous(), weight.contiguous(), grad.contiguous(), kernel.contiguous(grad_total))
     constants = {"WIDTH": width, "BLOCK": block, "ROWS": tiles.rows, "ADD": grad_total is not None}

@@ -14,7 +14,7 @@ from torch import Tensor
 from redline.ops import kernel
 
 _LARGEST_HEAD = 1024
-# Maximum number of elements of one half of the channels per block, and the number of warps for each block size.
+# A block holds half of the channels of some heads: at most BLOCK elements. WARPS has the warps by largest block size.
 BLOCK = 2048
 WARPS = {256: 1, 512: 2, 2048: 4}
 
@@ -29,7 +29,7 @@ def why_not(q_BSHD: Tensor) -> str:
 def _rotate(
     x, out, head_stride, cos, sin, HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr
 ):
-    """Rotates all heads of one token, which starts at `x`."""
+    """Rotates all heads of the token whose data starts at `x`."""
     channel = tl.arange(0, BLOCK_D)[None, :]
     for start in tl.static_range(0, HEADS, BLOCK_H):  # pyright: ignore[reportGeneralTypeIssues]
         head = start + tl.arange(0, BLOCK_H)[:, None]
@@ -70,7 +70,7 @@ def rope_kernel(
 def rope(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None = None, inverse: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Computes the reference function, or with `inverse` the opposite rotation."""
+    """Computes the same as the reference, or with `inverse` the opposite rotation."""
     q_out, k_out = kernel.empty_like(q), kernel.empty_like(k)
     q, k = kernel.rows_contiguous(q), kernel.rows_contiguous(k)
     batch, tokens, heads, channels = q.shape

@@ -1,4 +1,4 @@
-"""Writes tokens into a bank of slots: merges a token into a similar slot, or fills an empty or the worst slot.
+"""Writes tokens into a bank of slots: merges each into a similar slot, or fills an empty or the lowest-scored slot.
 
 The reference takes about thirty kernel launches per token, `triton.py` two for all tokens. The op modifies nothing in
 place.

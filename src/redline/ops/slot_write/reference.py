@@ -2,8 +2,8 @@
 
 If the largest cosine of the token's key with a slot's key, over all heads, exceeds the threshold, the token is merged
 into that slot: key and value become means weighted by mass, and the score the larger of the two. Otherwise the token
-fills an empty slot, or replaces the slot with the lowest score if that is lower than its own. Each write depends on the
-previous ones, so the tokens cannot be processed in parallel.
+fills an empty slot, or replaces the slot with the lowest score if that score is lower than the token's. Each write
+depends on the previous ones, so the tokens cannot be processed in parallel.
 
 B: sequences, M: slots, C: tokens, H: heads, D: channels, N: channels of all heads.
 """
@@ -27,7 +27,7 @@ class Slots(NamedTuple):
 
 
 class Written(NamedTuple):
-    """Counts of tokens that filled a slot, were merged into a slot, or replaced the content of the slot they filled."""
+    """The numbers of tokens that filled a slot, were merged into a slot, and filled a slot that was not empty."""
 
     placed_B: Tensor
     merged_B: Tensor
@@ -40,7 +40,7 @@ def slot_write(
     after = Slots(*(tensor.clone() for tensor in slots))
     batch, count = score_BC.shape
     rows_B = torch.arange(batch, device=score_BC.device)
-    # Empty slots have a score and cosines of -inf.
+    # Empty slots count as having a score and cosines of -inf.
     filled_BM = after.mass_BM > 0
     standing_BM = after.score_BM.masked_fill(~filled_BM, -torch.inf)
     unit_BCN = _unit(key_BCHD)

@@ -1,9 +1,9 @@
 """Writes tokens into a bank of slots with two Triton kernels, whatever the number of tokens.
 
-The first kernel computes the cosine of every slot with every token, one program per slot. In the second, one program
-per sequence processes the tokens in order. It keeps the scores and masses of all slots in registers. A token that
-changes a slot updates one key, one value, and the cosines of that key. The decisions are those of the reference, unless
-cosines differ from each other or from the threshold by less than their fp32 rounding error.
+The first kernel computes the cosine of every slot with every token, one program per slot. In the second kernel, one
+program per sequence processes the tokens in order and keeps the scores and masses of all slots in registers. A token
+that changes a slot updates one key, one value, and the cosines of that key. The decisions are those of the reference,
+unless cosines differ from each other or from the threshold by less than their fp32 rounding error.
 
 B: sequences, M: slots, C: tokens, H: heads, D: channels, N: channels of all heads.
 """
@@ -16,7 +16,7 @@ from torch import Tensor
 from redline.ops import kernel
 from redline.ops.slot_write.reference import Slots, Written
 
-# The most elements of keys that a program loads per step, and the most elements of a single key among them.
+# A program loads at most this many elements of keys per step, and at most this many of a single key.
 _TILE, _LARGEST_BLOCK = 4096, 256
 _WARPS = 4
 
@@ -24,7 +24,7 @@ _WARPS = 4
 def slot_write(
     slots: Slots, key_BCHD: Tensor, value_BCHD: Tensor, score_BC: Tensor, wanted_BC: Tensor, threshold: float
 ) -> tuple[Slots, Written]:
-    """Computes the reference function. It has no gradient."""
+    """Computes the same as the reference. The op has no gradient."""
     after = Slots(*(tensor.clone(memory_format=torch.contiguous_format) for tensor in slots))
     offered = (key_BCHD.contiguous(), value_BCHD.contiguous(), score_BC.contiguous(), wanted_BC.to(torch.int8))
     return after, Written(*_write(*after, *offered, threshold).unbind(1))

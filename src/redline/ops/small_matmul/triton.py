@@ -1,13 +1,14 @@
 """Matrix multiplication of a few rows with Triton kernels, registered as a custom op for torch.compile.
 
-Reading the weight takes most of the time, so each program reads a few whole rows of the weight, or a split of K if
-there would be fewer programs than multiprocessors. The splits are added afterwards in a fixed order, so results are
-deterministic. Loads inside K have no mask, and row indices are clamped to the last row, so that a thread loads 16 bytes
-at once where alignment allows.
+Reading the weight takes most of the time, so each program reads a few rows of the weight. If that makes fewer programs
+than multiprocessors, the rows are split along K (split-K), and the partial sums of the splits are added afterwards in a
+fixed order, so results are deterministic. Blocks that lie inside a split are loaded without a mask, because row indices
+are clamped to the last row; so a thread can load 16 bytes at once if the alignment allows it.
 
-`product` also serves the int8 ops. `x` is (M, K), `w` (N, K), `out` (M, N), `partial` (shares, M, N). The sums are
-multiplied by `x_scale` of the row and `w_scale` of the output, if given, before the bias is added. An int8 weight is
-converted to the dtype of floating-point rows when it is loaded. With int8 rows the sums are exact int32.
+The int8 ops use `product` too. `x` is (M, K), `w` (N, K), `out` (M, N), `partial` (splits, M, N); `share` is the number
+of features per split. The sums are multiplied by `x_scale` of the row and `w_scale` of the output, if given, before the
+bias is added. An int8 weight is converted to the dtype of a floating-point x when it is loaded. If x is int8 too, the
+sums are exact int32.
 
 M: rows, K: features, N: outputs.
 """
@@ -34,7 +35,7 @@ def why_not(x: Tensor, w: Tensor) -> str:
 
 @triton.jit
 def _finish(sums, m, n, inside, ends, HAS_X_SCALE: tl.constexpr, HAS_W_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr):
-    """Scales, adds the bias and stores. The row and column indices `m` and `n` broadcast to the shape of `sums`."""
+    """Scales the sums, adds the bias and stores. Row and column indices m and n broadcast to the shape of `sums`."""
     x_scale, w_scale, bias, out, columns, x_scale_stride = ends
     value = sums.to(tl.float32)
     if HAS_X_SCALE:
@@ -63,7 +64,7 @@ def vector_kernel(
     HAS_X_SCALE: tl.constexpr, HAS_W_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, IS_SHARED: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Computes one row of x. Each thread accumulates its own products; threads are reduced once at the end."""
+    """Computes the result of one row of x. Each thread sums its own products; the sums are reduced once at the end."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     first = tl.program_id(1) * share
     last = tl.minimum(first + share, depth)
@@ -94,7 +95,7 @@ def block_kernel(
     IS_INTEGER: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Computes up to BLOCK_M rows of x with tensor cores."""
+    """Computes the results of up to BLOCK_M rows of x with tensor cores."""
     m = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     first = tl.program_id(1) * share
@@ -128,7 +129,7 @@ def finish_kernel(
     HAS_X_SCALE: tl.constexpr, HAS_W_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, SHARES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Adds the splits in order and finishes the result."""
+    """Adds the partial sums in order, scales them and adds the bias."""
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = place < rows * columns
     sums = tl.load(partial + place, mask=inside, other=0)
@@ -208,7 +209,7 @@ def _launch_product(
 
 @kernel.custom_op("small_matmul", lambda x, w, *_: empty_product(x, w, x.dtype))
 def small_matmul(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Computes the reference function. Sums are fp32 for every dtype."""
+    """Computes the same as the reference. Sums are fp32 for every dtype."""
     return product(x, w, bias, x.dtype)
 
 

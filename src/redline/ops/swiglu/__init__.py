@@ -21,7 +21,7 @@ def swiglu(gate: Tensor, up: Tensor, implementation: str = "auto") -> Tensor:
 
 
 def packed_swiglu(gate_up: Tensor, implementation: str = "auto") -> Tensor:
-    """Returns silu(gate) · up of one tensor (…, 2 · width) with the gate first. Its gradient is one tensor too."""
+    """Returns silu(gate) · up. Gate and up are the halves of one tensor (…, 2 · width), as are their gradients."""
     if gate_up.ndim < 1 or gate_up.shape[-1] % 2:
         raise ModelError(f"packed_swiglu: the last dimension of gate_up must be even, not {tuple(gate_up.shape)}.")
     check_floating("packed_swiglu", gate_up=gate_up)

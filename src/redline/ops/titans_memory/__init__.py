@@ -27,12 +27,12 @@ def titans_memory(
 ) -> tuple[Tensor, TitansState]:
     """Returns outputs (B, S, H, V) in the dtype of v, and the state after the last token in fp32 (fp64 for fp64).
 
-    The caller normalizes and scales q and k. At each token the memory decays by 1 - alpha (alpha in [0, 1]) and the
-    momentum by eta (in [0, 1]); theta ≥ 0 is the learning rate. The gradient is taken at the memory at the start of the
-    chunk, so `chunk` is part of the model. `documents_BS` holds the document index of each token and must not decrease;
-    at each document's first token the state is reset to zero and a new chunk starts. A given state belongs to the
-    document of the first token, and a sequence may be cut anywhere: its parts give the result of the whole. The kernels
-    multiply in the widest dtype of q, k and v.
+    The caller normalizes and scales q and k. At each token the memory is multiplied by 1 - alpha (alpha in [0, 1]) and
+    the momentum by eta (in [0, 1]); theta ≥ 0 is the learning rate. The gradient is taken at the memory at the start of
+    the chunk, so `chunk` is part of the model. `documents_BS` holds the document index of each token and must not
+    decrease; at each document's first token the state is reset to zero and a new chunk starts. A given state belongs to
+    the document of the first token, so calls on consecutive parts of a sequence return the same as one call. The
+    kernels multiply in the widest dtype of q, k and v.
     """
     op = "titans_memory"
     gates = {"alpha_BSH": alpha_BSH, "eta_BSH": eta_BSH, "theta_BSH": theta_BSH}

@@ -3,13 +3,13 @@
     S_t = η_t S_{t−1} − θ_t k_t (M₀ᵀ k_t − v_t)ᵀ          M_t = (1 − α_t) M_{t−1} + S_t          o_t = M_tᵀ q_t
 
 M₀ is the memory at the start of the token's chunk, where the gradient is taken, so chunks are part of the definition.
-They start at each document's first token, so the result of a document does not depend on packing. The state contains
-the position in the current chunk, so a sequence can be cut anywhere and continued.
+A chunk starts at each document's first token, so the result of a document does not depend on packing. The state
+contains the position in the current chunk, so a sequence can be cut at any token and continued in another call.
 
 `recurrent` is the definition, token by token; `chunked` computes the same by matrix products. `chunked` splits the
 tokens of a call into blocks as long as a chunk, so a document's chunk may end inside a block. Tokens before that end
-use the M₀ that was carried in, and tokens after it use the memory at that point. Tokens of documents that start inside
-the block use zero, because no such document reaches its second chunk in the block.
+use the M₀ of the previous block, and tokens after it use the memory at that point. Tokens of documents that start
+inside the block use an M₀ of zero, because no such document reaches its second chunk in the block.
 
 B: sequences, S: tokens, H: heads, K: channels of a key, V: channels of a value, C: tokens per chunk. The state and all
 sums are fp32 (fp64 for fp64 inputs).
@@ -29,11 +29,11 @@ class TitansState(NamedTuple):
     anchor_BHKV: Tensor
     """The memory at the start of the chunk that the next token belongs to."""
     position_B: Tensor
-    """The number of tokens of that chunk that have been processed, int32."""
+    """The number of tokens of the current chunk that have been processed, int32."""
 
 
 def initial_state(k_BSHK: Tensor, v_BSHV: Tensor, state: TitansState | None) -> TitansState:
-    """Returns the given state or zeros, in the dtype of all sums."""
+    """Returns the given state or zeros, in the dtype in which sums are computed."""
     exact = torch.float64 if v_BSHV.dtype == torch.float64 else torch.float32
     if state is not None:
         memory, momentum, anchor = (matrix.to(exact) for matrix in state[:3])
@@ -103,7 +103,7 @@ def chunked(
     documents_BS: Tensor | None = None,
     chunk: int = 64,
 ) -> tuple[Tensor, TitansState]:
-    """Computes the same by matrix products, block by block from the first token."""
+    """Computes the same as `recurrent` with matrix products, block by block from the first token."""
     # Without state and documents, blocks coincide with chunks, which saves half of the work.
     aligned = state is None and documents_BS is None
     memory, momentum, anchor, position_B = initial_state(k_BSHK, v_BSHV, state)

@@ -32,7 +32,7 @@ TILES = {
     (2, 128): Tiles(64, 4, 16, 4, 2),
     **{(4, keys): Tiles(32, 4, 16, 4, 1) for keys in (16, 32, 64, 128)},
 }
-# Used if the sequential kernels would occupy at most half of the device.
+# This block of values is used if the sequential kernels would otherwise occupy at most half of the device.
 FINE_VALUES = 16
 
 
@@ -47,7 +47,7 @@ def titans_memory(
     documents_BS: Tensor | None = None,
     chunk: int = 64,
 ) -> tuple[Tensor, TitansState]:
-    """Computes the reference function. Products use the widest dtype of q, k and v."""
+    """Computes the same as the reference. Products use the widest dtype of q, k and v."""
     widest = torch.promote_types(torch.promote_types(q_BSHK.dtype, k_BSHK.dtype), v_BSHV.dtype)
     q, k, v = (tensor.to(widest) for tensor in (q_BSHK, k_BSHK, v_BSHV))
     keep, eta, theta = (tensor.float().transpose(1, 2) for tensor in (1 - alpha_BSH.float(), eta_BSH, theta_BSH))

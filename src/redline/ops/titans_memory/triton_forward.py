@@ -4,6 +4,8 @@ Inside a chunk everything is linear in the initial memory M, the initial momentu
 
     O = a Q M + f Q S + (Q Kᵀ ⊙ G) D        M′ = a_C M + f_C S + (G_C K)ᵀ D        S′ = m_C S + (s_C K)ᵀ D
 
+The subscript C denotes the value at the chunk's last token.
+
 1. `gate_kernel`, one program per chunk: a, f, m, G and s from the gates, row by row, with
    s_i = η_i s_{i−1} + θ_i e_i and G_i = (1 − α_i) G_{i−1} + s_i, where e_i is the i-th unit vector. There is no
    division, so gates may be zero.
@@ -21,7 +23,7 @@ token and head are (B, H, S).
 """
 
 # pyright: reportGeneralTypeIssues=false
-# The type checker wrongly infers that a kernel that another kernel calls never returns.
+# The type checker wrongly infers that a kernel never returns if another kernel calls it.
 import triton
 import triton.language as tl
 
@@ -55,7 +57,7 @@ def anchor_mask(fresh, page, begin, count, C: tl.constexpr, SPLIT: tl.constexpr)
 
 @triton.jit
 def load_gain(gain, index, count, C: tl.constexpr, TRANSPOSED: tl.constexpr):
-    """Loads G of a chunk, or its transpose."""
+    """Loads G of a chunk, or with TRANSPOSED the transpose of G."""
     i = tl.arange(0, C)
     if TRANSPOSED:
         return tl.load(gain + index * (C * C) + i[None, :] * C + i[:, None], mask=(i < count)[None, :], other=0.0)

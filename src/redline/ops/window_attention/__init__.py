@@ -2,7 +2,7 @@
 
 `sdpa.py` uses PyTorch's fused attention, and `triton.py` has separate kernels.
 
-B: images, H and W: height and width in tokens, C: channels, R: rows of the bias table (H: heads there).
+B: images, H and W: height and width in tokens, C: channels, R: rows of the bias table. In `table_RH`, H is the heads.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ IMPLEMENTATIONS = ("auto", "reference", "sdpa", "triton")
 def window_attention(
     qkv_BHW3C: Tensor, table_RH: Tensor, window: int, shift: int = 0, implementation: str = "auto"
 ) -> Tensor:
-    """Returns the attention inside each window, (B, H, W, C). `auto` takes the fastest supported implementation."""
+    """Returns the attention inside each window, (B, H, W, C). `auto` uses the fastest supported implementation."""
     _check(qkv_BHW3C, table_RH, table_RH.shape, window, shift)
     chosen = _choose(implementation, qkv_BHW3C, table_RH, table_RH.shape[-1], window)
     module = {"sdpa": sdpa, "reference": reference}.get(chosen)

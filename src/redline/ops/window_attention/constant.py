@@ -21,7 +21,7 @@ _CACHE_SIZE = 16
 def constant(build: Callable[P, Tensor]) -> Callable[P, Tensor]:
     """Caches the results of `build` by arguments, and evicts the least recently used."""
     cache: OrderedDict[object, Tensor] = OrderedDict()
-    # Tensors that a captured graph reads. They are never evicted, because the end of the graph's life is unknown.
+    # Tensors that a captured graph reads. They are never evicted, because it is unknown when the graph is deleted.
     captured: dict[object, Tensor] = {}
 
     @wraps(build)

@@ -1,8 +1,8 @@
 """Window attention of tokens that are already ordered by window, with PyTorch's fused attention, for inference.
 
 All other operations of a transformer block work on each token separately, so tokens can stay in this order, and no
-attention has to roll the image or partition it into windows. Shifted windows are another order of the same tokens. As
-in `sdpa.py`, shifted windows have four kinds of masks, and windows of one kind are contiguous.
+attention layer has to roll the image or partition it into windows. Shifted windows are another order of the same
+tokens. As in `sdpa.py`, shifted windows have four kinds of masks, and windows of one kind are contiguous.
 
 M: tokens of all images, C: channels, H: heads, N: tokens per window.
 """
@@ -39,7 +39,7 @@ def attention_in_windows(
 def window_order(
     batch: int, height: int, width: int, window: int, shift: int = 0, device: torch.device | None = None
 ) -> Tensor:
-    """Returns the index of the token at each row of the window order, (M,)."""
+    """Returns the index of the token at each position of the window order, (M,)."""
     tokens = torch.arange(batch * height * width, device=device).view(batch, height, width)
     rolled = tokens.roll((-shift, -shift), (1, 2))
     edge = (slice(0, None),) if not shift else (slice(0, -window), slice(-window, None))
@@ -50,7 +50,7 @@ def window_order(
 def image_order(
     batch: int, height: int, width: int, window: int, shift: int = 0, device: torch.device | None = None
 ) -> Tensor:
-    """Returns the row of each token in the window order, (M,), which is the inverse of `window_order`."""
+    """Returns the position of each token in the window order, (M,), which is the inverse of `window_order`."""
     return window_order(batch, height, width, window, shift, device).argsort()
 
 

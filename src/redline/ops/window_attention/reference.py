@@ -11,8 +11,8 @@ from torch import Tensor
 
 from redline.ops.window_attention.constant import constant
 
-# Swin adds this value, not -inf, between tokens that must not attend to each other. Unusual weights could make the
-# difference visible, so the value is part of the specification.
+# Swin adds this value, not -inf, to the scores of tokens that must not attend to each other. Unusual weights could make
+# the difference visible, so the value is part of the specification.
 MASKED = -100.0
 
 
@@ -57,7 +57,7 @@ def shift_mask(height: int, width: int, window: int, shift: int, device: torch.d
 
 
 def _side(length: int, window: int, shift: int, device: torch.device) -> Tensor:
-    """Returns the region along one side of the rolled image: 0 before the last window, 1 in it, 2 if wrapped."""
+    """Returns each position's region on a side of the rolled image: 0 before the last window, 1 in it, 2 if wrapped."""
     position = torch.arange(length, device=device)
     return (position >= length - window).long() + (position >= length - shift).long()
 
@@ -72,6 +72,6 @@ def expand_bias_table(table_RH: Tensor, window: int) -> Tensor:
 
 
 def compact_bias_table(bias_HRWW: Tensor) -> Tensor:
-    """Inverts `expand_bias_table`: takes the first query column, and what the last query column adds to it."""
+    """Inverts `expand_bias_table`. The first query column has the first `window` offsets, the last has the others."""
     first, last = bias_HRWW[:, :, 0], bias_HRWW[:, :, -1, 1:]
     return torch.cat((first, last), -1).flatten(1).t()

@@ -1,8 +1,8 @@
 """Window attention with PyTorch's fused attention, which does not store all scores.
 
-The bias is passed as the additive mask, one for all windows. With a shift, windows in the last row and column contain
-tokens that are neighbors only through the wrapping. So there are four kinds of windows (inner, last column, last row,
-corner) with one mask each; a mask per window would be as large as the scores.
+The bias is passed as the additive mask, and all windows share one mask. With a shift, windows in the last row and
+column contain tokens that are neighbors only through the wrapping. So there are four kinds of windows (inner, last
+column, last row, corner) with one mask each; a mask per window would be as large as the scores.
 
 B: images, H and W: height and width in tokens, C: channels, N: tokens per window, R: rows of the bias table.
 """
@@ -16,7 +16,7 @@ from redline.ops.window_attention.reference import MASKED, relative_index
 
 
 def window_attention(qkv_BHW3C: Tensor, table_RH: Tensor, window: int, shift: int = 0) -> Tensor:
-    """Computes the reference function."""
+    """Computes the same as the reference."""
     height, width = qkv_BHW3C.shape[1:3]
     # Makes the mask contiguous per head, because the fused kernel reads such a mask faster.
     bias_HNN = table_RH.to(qkv_BHW3C.dtype).t()[:, relative_index(window, table_RH.device)]

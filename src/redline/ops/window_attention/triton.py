@@ -27,9 +27,10 @@ _WINDOWS = (4, 8, 16, 32)
 _LARGEST_HEAD = 128
 # Whether forward splits heads of 48 or 80 channels into 32 + 16 and 64 + 16 instead of padding them to 64 and 128.
 IN_PIECES = True
-# Wider copies to shared memory bypass the L1 cache, which can hold the bias of a head.
+# The bias is copied to shared memory in units of this size. Larger copies would bypass the L1 cache, which can hold the
+# bias of a head.
 _BIAS_READ_BYTES = 8
-# The most programs that sum the gradient of the bias: enough for any GPU, and few partial sums to add afterwards.
+# At most this many programs sum the gradient of the bias: enough to occupy any GPU, with few partial sums left to add.
 _BIAS_PROGRAMS = 1024
 
 
@@ -60,7 +61,7 @@ BACKWARD_TILES = {
 
 
 def window_attention(qkv_BHW3C: Tensor, table_RH: Tensor, window: int, shift: int = 0) -> Tensor:
-    """Computes the reference function. Scores, softmax and sums are fp32 for every dtype."""
+    """Computes the same as the reference. Scores, softmax and sums are fp32 for every dtype."""
     return _forward(qkv_BHW3C, table_RH, window, shift)[0]
 
 
@@ -158,7 +159,7 @@ kernel.differentiate(_forward, _differentiate, saved=lambda inputs, output: (*in
 
 
 def _pieces(size: int) -> tuple[int, int]:
-    """Returns the padded size of a head and 0, or two powers of two that add up to it exactly."""
+    """Returns two powers of two that add up to the size of a head, or the padded size and 0."""
     padded = kernel.padded(size)
     rest = size - padded // 2
     return (padded // 2, rest) if IN_PIECES and size < padded and rest in (16, 32, 64) else (padded, 0)
@@ -173,7 +174,7 @@ def _constants(
     choices: dict[tuple[int, int], Tiles],
     block: int = 0,
 ) -> tuple[dict[str, object], Tiles]:
-    """Returns the compile-time constants and the tiles. `block` replaces the padded head size if it is split."""
+    """Returns the compile-time constants and the tiles. `block`, if given, replaces the padded head size."""
     tokens = window * window
     size = qkv.shape[-1] // 3 // heads
     padded = block or kernel.padded(size)
@@ -198,7 +199,7 @@ def _constants(
 
 
 def _alignment(heads: int, size: int, padded: int) -> int:
-    """Returns the largest alignment at which every head, loaded from an aligned channel, fits its padding."""
+    """Returns the largest alignment for which each head, loaded from an aligned channel, fits the padded size."""
     for step in (8, 4, 2):
         if heads * size % step == 0 and size + max(head * size % step for head in range(heads)) <= padded:
             return step
@@ -206,14 +207,14 @@ def _alignment(heads: int, size: int, padded: int) -> int:
 
 
 def _gather(pairs_HNN: Tensor, window: int) -> Tensor:
-    """Sums all pairs of tokens that share a row of the table, (rows, heads)."""
+    """Sums the gradients of all pairs of tokens that use the same row of the table, (R, heads)."""
     pairs = pairs_HNN.unflatten(2, (window, window)).unflatten(1, (window, window))
     by_row = _sum_diagonals(pairs.permute(0, 2, 4, 1, 3))
     return _sum_diagonals(by_row.permute(0, 3, 1, 2)).flatten(1).t().contiguous()
 
 
 def _sum_diagonals(square: Tensor) -> Tensor:
-    """Sums the elements (i, j) of the last two dimensions by i + j: shifts row i right by i, then sums the columns."""
+    """Sums the elements (i, j) of the last two dimensions with equal i + j: shifts row i right by i, sums columns."""
     side = square.shape[-1]
     moved = F.pad(square, (0, side)).flatten(-2)[..., :-side].unflatten(-1, (side, 2 * side - 1))
     return moved.sum(-2)

@@ -28,7 +28,7 @@ _LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def _tokens(position, window_index, height, width, WINDOW: tl.constexpr, SHIFT: tl.constexpr):
-    """Returns the indices in the batch of images of the tokens at these positions of a window."""
+    """Returns the indices, in the batch of images, of the tokens at these positions of a window."""
     columns = width // WINDOW
     windows = height // WINDOW * columns
     image = (window_index // windows).to(tl.int64)
@@ -62,7 +62,7 @@ def _read(base, tokens, head, STRIDE: tl.constexpr, SIZE: tl.constexpr, PADDED: 
 
 @triton.jit
 def _read_piece(base, tokens, head, STRIDE: tl.constexpr, SIZE: tl.constexpr, PIECE: tl.constexpr):
-    """Loads the first PIECE channels of one head, which must all be its own."""
+    """Loads the first PIECE channels of one head, which must have at least as many."""
     return tl.load(base + tokens[:, None] * STRIDE + (head * SIZE + tl.arange(0, PIECE)[None, :]))
 
 
@@ -92,13 +92,13 @@ def _write(
 
 @triton.jit
 def _bias_column(rank, WINDOW: tl.constexpr, RUN: tl.constexpr):
-    """Returns the key's part of the bias offset; the query's part is position · WINDOW. RUN biases are contiguous."""
+    """Returns the key's summand of the offset in `bias` (the query's is position · WINDOW), contiguous for RUN keys."""
     return tl.max_contiguous(rank // WINDOW * WINDOW * WINDOW + rank % WINDOW, RUN)
 
 
 @triton.jit
 def _bias(bias, offset, same_region, SHIFT: tl.constexpr):
-    """Returns the bias of each pair, plus the mask between regions."""
+    """Returns the bias of each pair of query and key, plus the mask between regions."""
     added = tl.load(bias + offset).to(tl.float32)
     if SHIFT > 0:
         added += tl.where(same_region, 0.0, _MASKED)
@@ -263,7 +263,7 @@ def bias_gradient_kernel(
     HEADS: tl.constexpr, SIZE: tl.constexpr, PADDED: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr,
     SHIFT: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, RUN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Sums the bias gradient of one block of pairs of one head over part of the windows: (shares, heads, N, ranks)."""
+    """Writes a block of one head's bias gradient, summed over every `shares`-th window, to (shares, heads, N, N)."""
     N: tl.constexpr = WINDOW * WINDOW
     WIDTH: tl.constexpr = HEADS * SIZE
     program = tl.program_id(0)
