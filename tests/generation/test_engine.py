@@ -349,5 +349,5 @@ def test_a_broken_text_leaves_nothing_behind(model: Decoder) -> None:
     with pytest.raises(ModelError, match="logits are not finite: the weights"):
         engine.generate([[1, 2, 3, 4, 5, 7]], max_tokens=9)
     assert engine.generate([whole], max_tokens=9) == expected
-    with pytest.raises(ModelError, match="not finite in rows 0, 2: its weights"):
+    with pytest.raises(ModelError, match="not finite in rows 0, 2: the weights"):
         engine.generate([[7], [1], [2, 7]], max_tokens=9)

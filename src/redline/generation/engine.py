@@ -24,7 +24,8 @@ from redline.machine.cuda_graphs import CudaGraphCapturer, GraphCapturer
 
 # Cache lengths are rounded up to a multiple of this, so that one captured decode step serves texts of many lengths.
 _CAPACITY_MULTIPLE = 256
-# Prompt tokens per row and prefill call, and, where kernel launches limit the speed, the least total over all rows.
+# The number of prompt tokens per row in one prefill call, and the smallest total over all rows if kernel launches limit
+# the speed.
 _CHUNK, _PREFILL_TOKENS = 2048, 8192
 
 Prompts = Sequence[Sequence[int] | Tensor] | Tensor
@@ -93,7 +94,7 @@ class InferenceEngine:
         stop_tokens: Iterable[int] = (),
         state: Any = None,
     ) -> TokenStream:
-        """Returns an iterator over tokens. Sets `setup_s` to the time to build and capture the step (0: step reused).
+        """Returns an iterator over tokens. Sets `setup_s`: the time to build and capture the step, 0 if it is reused.
 
         With `state`, prompt i continues row i of that state, and the `state` property of the returned stream is the
         state after the tokens generated so far.

@@ -188,7 +188,7 @@ def find_model(given: str | Path) -> Path:
 
 
 def _snapshot(folder: Path, revision: str | None) -> Path | None:
-    """Returns the snapshot of a branch, tag or commit prefix; by default that of main or the only one."""
+    """Returns the snapshot of a branch, tag or commit prefix; by default that of main, or the only snapshot."""
     snapshots = folder / "snapshots"
     reference = folder / "refs" / (revision or "main")
     if ".." not in reference.parts and reference.is_file():

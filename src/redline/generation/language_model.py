@@ -72,7 +72,7 @@ class MemoryModel(Protocol):
 
 @runtime_checkable
 class PiecewiseModel(Protocol):
-    """A `LanguageModel` with `StateCache`s, which can prefill in pieces of fixed length, each one CUDA graph launch."""
+    """A `LanguageModel` with `StateCache`s, which can prefill in pieces of fixed length, each a CUDA graph launch."""
 
     def piece(self, most: int) -> int:
         """Returns the number of tokens per piece, at most `most`; 0 if `most` is too small for a piece."""

@@ -47,7 +47,7 @@ def choose_load_options(machine: Machine, precision: str = "auto", given: Plan |
 
 
 class DecodeStep(nn.Module):
-    """A module whose forward is the decode step; without a cache it is a prefill, for the sample prompts of rungs."""
+    """A module whose forward is the decode step; without a cache it is a prefill, which rungs run on sample prompts."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

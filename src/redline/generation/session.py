@@ -191,7 +191,7 @@ class Session:
         return self._piece, lead
 
     def is_sound(self) -> bool:
-        """Returns False after a NO_TOKEN: the cache must not be reused, as NaN in it would spread (0 · NaN = NaN)."""
+        """Returns False after a NO_TOKEN: the cache must not be reused, because a NaN would spread (0 · NaN = NaN)."""
         self.readout.clear()
         return not self.readout.missed
 

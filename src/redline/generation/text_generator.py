@@ -34,7 +34,7 @@ class GenerateOptions(TypedDict, total=False):
 
 
 class GeneratedText(str):
-    """A generated text without its prompt. `reason` is why it ended: "stop" (token), "length" or (full) "context"."""
+    """A generated text without its prompt. `reason` says why it ended: "stop", "length" (`max_tokens`) or "context"."""
 
     tokens: list[int]
     reason: Reason | None

@@ -52,7 +52,7 @@ class TokenStream:
         self.prefill_s = 0.0
         self.step_s: list[float] = []
         self._release: Callable[[], None] | None = release
-        # The memory state before the prompts, or, after the prefill, behind them. `_read_on` advances it by tokens.
+        # The memory state before the prompts; the prefill replaces it by the state after them.
         self._before = state
         self._read_on = partial(read_on, session.model, chunk=request.chunk, device=session.device)
         self._tokens = self._run(session, request)

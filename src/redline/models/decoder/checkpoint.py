@@ -33,7 +33,7 @@ SHARD_BYTES = 5 * 10**9
 _TEMPORARY = ".saving"
 _SHARDS = "model-?????-of-?????.safetensors"
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
-# The name of buffers in files of early transformers versions. They are ignored, because the config determines them.
+# The name of buffers in files of early transformers versions. Such buffers are ignored: they follow from the config.
 _COMPUTED = "rotary_emb.inv_freq"
 
 
@@ -261,7 +261,8 @@ def write_model(folder: Path, files: Iterable[tuple[str, bytes]], config: Mappin
     """Writes weight files, an optional index and `config.json`; replaces the model in the folder.
 
     The current model stays until the new one is completely written to a temporary folder. While the new
-    files are moved to the folder, it has no `config.json`, so that an interrupted move leaves no loadable mixture.
+    files are moved to the folder, it has no `config.json`, so that an interrupted move never leaves a loadable mixture
+    of two models.
     """
     temporary = folder / _TEMPORARY
     shutil.rmtree(temporary, ignore_errors=True)  # left by a killed save

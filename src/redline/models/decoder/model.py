@@ -39,7 +39,7 @@ class Decoder(nn.Module):
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)
             elif parameter.ndim == 2:
-                # The last layer of a branch starts smaller, so that the residual stream does not grow with the depth.
+                # The last layer of each residual branch starts small, so that the stream does not grow with the depth.
                 branch = name.endswith(("attention.out.weight", "mlp.down.weight"))
                 nn.init.normal_(parameter, std=0.02 / (2 * config.layers) ** 0.5 if branch else 0.02)
 

@@ -147,7 +147,7 @@ class PackedBlock(nn.Module):
         residual_MN: Tensor | None = None,
         share: float = 1.0,
     ) -> None:
-        """Writes the 1×1 convolution's output: activated, or, with a residual, added to it after scaling by `share`."""
+        """Writes the 1×1 convolution's output: activated, or, given a residual, scaled by `share` and added to it."""
         qkv = self.qkv(x_MK, moments_P2M).view(*shape_BHW, -1)
         mixed = window_attention_expanded(qkv, self.bias, self.shift)
         between = x_MK.new_empty((moment_parts(x_MK.shape[1]), 2, x_MK.shape[0]), dtype=torch.float32)

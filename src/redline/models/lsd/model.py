@@ -30,7 +30,7 @@ PROCESS, PREDICTION = "flow", "sample"
 
 
 class _Recomputing(nn.Module):
-    """Runs parts with `through`. If `recomputes` is set, backward recomputes their activations and autocast copies."""
+    """Runs submodules by `through`. If `recomputes` is set, backward recomputes their activations and cast weights."""
 
     recomputes: bool = False
 
@@ -92,7 +92,7 @@ class Lsd(_Recomputing):
                 module.recomputes = wanted
 
     def reset_sinusoids(self) -> None:
-        """Fills the buffer `sinusoids`, which is not saved: a table, because time step 999 is not exact in bf16."""
+        """Fills the table `sinusoids`, which is not saved. Steps are looked up because 999 is not exact in bf16."""
         with torch.no_grad():
             self.sinusoids.copy_(sinusoids(STEPS, self.config.width))
 

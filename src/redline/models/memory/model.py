@@ -88,7 +88,7 @@ class TitanModel(nn.Module):
         std = _INITIAL_STD * config.width**-0.5
         for name, parameter in self.named_parameters():
             if parameter.ndim == 2 and not name.endswith("convolution"):
-                # The last layer of a branch starts smaller, so that the residual stream does not grow with the depth.
+                # The last layer of each residual branch starts small, so that the stream does not grow with the depth.
                 branch = name.endswith(("mixer.out.weight", "feed_forward.down.weight"))
                 nn.init.normal_(parameter, std=std / (2 * config.layers) ** 0.5 if branch else std)
         self.tie()

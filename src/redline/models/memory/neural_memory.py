@@ -28,7 +28,8 @@ _SLOWEST_DECAY, _FASTEST_DECAY = 0.001, 0.1
 # starts at one half.
 _FORGETTING_BIAS = -5.0
 # The largest sum of a chunk's step sizes, including momentum. All steps of a chunk use the gradient at its start, so if
-# all keys are equal, the steps add up: from a sum of 2 on, they overshoot by the whole error, and the memory diverges.
+# all keys are equal, the steps add up: with a sum of 2 or more, they overshoot by at least the error, and the memory
+# diverges.
 _LARGEST_CORRECTION = 1.5
 
 # Queries (B, S, H, K), keys (B, S, H, K) and values (B, S, H, V).
