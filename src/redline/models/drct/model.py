@@ -15,7 +15,7 @@ from redline.models.drct.cpu_inference import WindowedBody
 from redline.models.drct.gpu_inference import PackedBody, pack_upsampling
 from redline.nn import SwitchableModule
 
-# The mean color of the published models' training images; their weights expect images without this mean.
+# The mean color of the published models' training images; their weights expect it to be subtracted.
 _MEAN = (0.4488, 0.4371, 0.4040)
 
 

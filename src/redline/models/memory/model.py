@@ -34,8 +34,8 @@ _LOWEST_SCORE = -20.0
 def kept_share(score_BS: Tensor) -> Tensor:
     """Returns the mean over linearly rescaled scores: 0 becomes 1, `_LOWEST_SCORE` and lower scores become 0.
 
-    The scale is linear because the gradient of σ(score) vanishes below −5. With σ, the scores of both needed and
-    unneeded tokens would end up below −5, because a large product of query and key can compensate a low score.
+    The scale is linear because the gradient of σ(score) vanishes below −5. With σ instead, the scores of needed and
+    unneeded tokens alike would end up below −5, because a large product of query and key can compensate a low score.
     """
     return (1 - score_BS / _LOWEST_SCORE).clamp_min(0).mean()
 

@@ -4,7 +4,8 @@ Queries, keys and values pass a short causal convolution; queries and keys are n
 that are read from the matrices are normalized and multiplied by a sigmoid gate. The state does not grow with the
 text: it holds the matrices and the last inputs of the convolution.
 
-Shapes: B sequences of S tokens, width D; H heads with keys of K and values of V channels; C = H · (2K + V).
+Shapes: B sequences of S tokens, width D; H heads with keys of K and values of V channels; C = H · (2K + V);
+T taps of the convolution.
 """
 
 from dataclasses import dataclass
