@@ -146,7 +146,10 @@ def test_bad_input(symbolic: Path, textual: Path, tmp_path: Path, command: Calla
         ((textual, "--text", tmp_path / "gone.txt"), "cannot read"),
         ((textual, "--text", tmp_path / "latin.txt"), "not UTF-8"),
         ((textual, "--lengths", "130", "--samples", 1, "--text", tmp_path / "short.txt"), "fewer than 2 tokens"),
-        ((tmp_path / "decoder", "--lengths", "300,400"), "300, 400: longer than the model's context of 200"),
+        (
+            (tmp_path / "decoder", "--lengths", "300,400"),
+            "no length fits into the model's context of 200 tokens: 300, 400.",
+        ),
         ((tmp_path / "decoder", "--lengths", "150,400", "--seed", "-1"), "seed must be a whole number"),
         ((tmp_path / "decoder", "--lengths", "3,400"), "tokens, not 3"),
     ]:

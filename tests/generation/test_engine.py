@@ -316,7 +316,7 @@ def test_logits_that_are_not_finite_are_no_text(value: float, sampling: Sampling
     engine = InferenceEngine(model, recorder=FakeRecorder() if recorded else None)
     stream = engine.stream(prompts(4, 2, 3), sampling, max_tokens=9)
     assert all(token is not None for _ in range(3) for token in next(stream))
-    with pytest.raises(ModelError, match=r"logits are not finite in row 1: its weights .* bf16 or fp32\)\.$"):
+    with pytest.raises(ModelError, match=r"logits are not finite in row 1: the weights .* bf16 or fp32\)\.$"):
         next(stream)
     assert [len(row.tokens) for row in stream.completions] == [3, 3, 3]
     # Alone it has no second row.
@@ -346,8 +346,8 @@ def test_a_broken_text_leaves_nothing_behind(model: Decoder) -> None:
     whole = [1, 2, 3, 4]
     engine = InferenceEngine(model)
     expected = InferenceEngine(model).generate([whole], max_tokens=9)
-    with pytest.raises(ModelError, match="logits are not finite: its weights"):
+    with pytest.raises(ModelError, match="logits are not finite: the weights"):
         engine.generate([[1, 2, 3, 4, 5, 7]], max_tokens=9)
     assert engine.generate([whole], max_tokens=9) == expected
-    with pytest.raises(ModelError, match="not finite in rows 0, 2: its weights"):
+    with pytest.raises(ModelError, match="not finite in rows 0, 2: the weights"):
         engine.generate([[7], [1], [2, 7]], max_tokens=9)

@@ -113,7 +113,7 @@ def test_missing_files_raise(tmp_path: Path) -> None:
         ModelFolder.open(tmp_path)
     (tmp_path / "tokenizer.model").touch()
     with pytest.raises(
-        ModelError, match=r"has no tokenizer\.json, .* only tokenizer\.model: convert it with `python -c"
+        ModelError, match=r"has no tokenizer\.json .*, only tokenizer\.model: convert it with `python -c"
     ):
         ModelFolder.open(tmp_path)
     # Weights come first: who has none needs no tokenizer yet.

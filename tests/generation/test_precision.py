@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from redline.errors import RedlineError
-from redline.generation.planned import choose_holding
+from redline.generation.planned import choose_load_options
 from redline.ladder.plan import Plan
 from redline.machine.machine import Machine
 
@@ -18,23 +18,23 @@ GPU = replace(CPU, device="cuda", name="a GPU", capability=(9, 0), hardware_dtyp
 
 
 def test_automatic() -> None:
-    assert choose_holding(CPU).dtype == torch.float32 and str(choose_holding(CPU).plan) == "eager"
-    assert choose_holding(GPU).dtype == torch.bfloat16 and str(choose_holding(GPU).plan) == "fused_ops"
+    assert choose_load_options(CPU).dtype == torch.float32 and str(choose_load_options(CPU).plan) == "eager"
+    assert choose_load_options(GPU).dtype == torch.bfloat16 and str(choose_load_options(GPU).plan) == "fused_ops"
 
 
 def test_by_name() -> None:
-    assert choose_holding(GPU, "fp16").dtype == torch.float16
-    assert choose_holding(GPU, "fp32").dtype == torch.float32
-    assert str(choose_holding(GPU, "int8").plan) == "fused_ops + int8"
-    assert str(choose_holding(GPU, "fp8").plan) == "fused_ops + fp8(mode=weight_only)"
+    assert choose_load_options(GPU, "fp16").dtype == torch.float16
+    assert choose_load_options(GPU, "fp32").dtype == torch.float32
+    assert str(choose_load_options(GPU, "int8").plan) == "fused_ops + int8"
+    assert str(choose_load_options(GPU, "fp8").plan) == "fused_ops + fp8(mode=weight_only)"
     with pytest.raises(RedlineError, match="unknown precision 'fp4'"):
-        choose_holding(CPU, "fp4")
+        choose_load_options(CPU, "fp4")
     with pytest.raises(RedlineError, match="fp8 cannot run here"):
-        choose_holding(CPU, "fp8")
+        choose_load_options(CPU, "fp8")
 
 
 def test_a_plan_that_converts_gets_weights_to_convert() -> None:
-    assert choose_holding(GPU, given=Plan.parse("bf16 + compile")).dtype == torch.float32
-    assert choose_holding(GPU, given=Plan.parse("compile")).dtype == torch.bfloat16
+    assert choose_load_options(GPU, given=Plan.parse("bf16 + compile")).dtype == torch.float32
+    assert choose_load_options(GPU, given=Plan.parse("compile")).dtype == torch.bfloat16
     with pytest.raises(RedlineError, match="the plan sets the precision"):
-        choose_holding(GPU, "bf16", Plan.parse("compile"))
+        choose_load_options(GPU, "bf16", Plan.parse("compile"))

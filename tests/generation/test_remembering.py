@@ -139,7 +139,9 @@ def test_prompts_may_be_tensors(given: Any, model: Decoder) -> None:
     "given", [[1, 2, 3], torch.tensor([1, 2]), torch.tensor(1), [torch.rand(3)], [[1.5]], ["the sea"], [[[1]]], 7]
 )
 def test_prompts_of_a_wrong_type_raise(given: Any, model: Decoder) -> None:
-    with pytest.raises(RedlineError, match="^prompts must be lists or tensors of token ids, as in .* a single one is"):
+    with pytest.raises(
+        RedlineError, match="^prompts must be lists or tensors of token ids, as in .* a single prompt is"
+    ):
         InferenceEngine(model).generate(given)
 
 

@@ -15,7 +15,7 @@ _TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 def read_chat_template(folder: Path) -> tuple[str, dict[str, str]]:
-    """Returns the template of a model folder, and the special tokens that templates refer to by name.
+    """Returns the template of a model folder, and the texts of the special tokens by the names that templates use.
 
     The template is in chat_template.jinja, or under `chat_template` in tokenizer_config.json.
     """

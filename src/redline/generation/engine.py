@@ -1,4 +1,4 @@
-"""The inference engine: chunked prefill, then one captured step per token.
+"""The inference engine: chunked prefill, then one decode step per token.
 
 On a GPU, one CUDA graph runs the whole decode step (the model, the sampling, feeding the token back); the host only
 launches it and reads finished tokens. On a CPU the same code runs without the graph.
@@ -22,9 +22,10 @@ from redline.generation.token_stream import Completion, Reason, Request, TokenSt
 from redline.ladder.plan import Plan
 from redline.machine.cuda_graphs import CudaGraphCapturer, GraphCapturer
 
-# Capacities are rounded up to a multiple of this, so that one captured step serves many lengths.
+# Cache lengths are rounded up to a multiple of this, so that one captured decode step serves texts of many lengths.
 _CAPACITY_MULTIPLE = 256
-# Prompt tokens per prefill call: for each row, and for all rows together.
+# The number of prompt tokens per row in one prefill call, and the smallest total over all rows if kernel launches limit
+# the speed.
 _CHUNK, _PREFILL_TOKENS = 2048, 8192
 
 Prompts = Sequence[Sequence[int] | Tensor] | Tensor
@@ -33,14 +34,14 @@ Prompts = Sequence[Sequence[int] | Tensor] | Tensor
 class InferenceEngine:
     """Generates tokens with a model, as in `InferenceEngine(model, plan="int8 + compile").generate([[1, 2, 3]])`.
 
-    `model` implements `generation.language_model`. The rungs of `plan` are applied to a copy of it, or with
-    `share=True` to the model itself, which saves memory. `samples` are prompts for rungs that need real inputs.
-    `graph` sets whether the step is captured as a CUDA graph; by default, it is captured on a GPU. `chunk` is the
-    number of prompt tokens per prefill call: 2,048, or more for few rows on a GPU. `vocabulary` is the size of the
-    tokenizer's vocabulary: token ids beyond it are never sampled. `recorder` is for tests.
+    `model` implements an interface of `generation.language_model`. The rungs of `plan` are applied to a copy of the
+    model, or, with `share=True`, to the model itself, which saves memory. `samples` are example prompts for rungs that
+    need real inputs. `graph` sets whether the decode step is captured as a CUDA graph (default: on a GPU). `chunk` is
+    the number of prompt tokens per row and prefill call (default: 2,048, or more for few rows on a GPU). `vocabulary`
+    is the size of the tokenizer's vocabulary: token ids beyond it are never sampled. `recorder` is for tests.
 
-    Without a plan, the engine uses the model's own weights. A model that is shared under a plan stays in evaluation
-    mode; every other model keeps its mode.
+    Without a plan, the engine shares the model's weights. With a plan and `share=True`, the model is left in evaluation
+    mode; otherwise the model's mode does not change.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class InferenceEngine:
 
     @property
     def plan(self) -> Plan:
-        """The applied plan with the choices of its rungs, without CUDA graphs, which the engine captures itself."""
+        """The applied plan with its rungs' choices, but without CUDA graphs: the engine captures the step itself."""
         return self.model.plan
 
     def new_state(self, batch: int = 1) -> Any:
@@ -93,10 +94,10 @@ class InferenceEngine:
         stop_tokens: Iterable[int] = (),
         state: Any = None,
     ) -> TokenStream:
-        """Returns an iterator over tokens. Sets `setup_s` to the time to build and capture the step; 0 if it is reused.
+        """Returns an iterator over tokens. Sets `setup_s`: the time to build and capture the step, 0 if it is reused.
 
-        With `state`, row i of the prompts continues from row i of that state, and the stream's `state` is the state
-        after its tokens.
+        With `state`, prompt i continues row i of that state, and the `state` property of the returned stream is the
+        state after the tokens generated so far.
         """
         sampling, prompts = sampling or Sampling(), read_prompts(prompts, self.vocabulary)
         limit, reason = self._limit(prompts, max_tokens)
@@ -123,8 +124,8 @@ class InferenceEngine:
     ) -> list[Completion]:
         """Returns complete texts.
 
-        Each row has the same text as it would have alone with the seed `seed + row`, with one exception: all rows end
-        when the row with the longest prompt fills its context. Generate prompts that nearly fill the context
+        Each row gets the text that it would get alone with the seed `seed + row`, with one exception: all rows end
+        when the row with the longest prompt fills the context. Generate prompts that nearly fill the context
         separately.
         """
         options: dict[str, Any] = {"max_tokens": max_tokens, "stop_tokens": stop_tokens, "state": state}
@@ -138,7 +139,7 @@ class InferenceEngine:
         return stream.completions
 
     def _session(self, key: Any, batch: int, capacity: int, sampling: Sampling) -> Session:
-        """Returns the session of the last stream if it fits and is free; otherwise frees it and creates another."""
+        """Returns the last session if it is idle, sound and has this key; otherwise deletes it and makes another."""
         idle, self._idle = self._idle, None
         if idle is not None and idle[0] == key and idle[1].is_sound():
             self.setup_s = 0.0
@@ -147,7 +148,7 @@ class InferenceEngine:
         begun = time.perf_counter()
         recorder = self.recorder
         if recorder is None and self.captures:
-            # A new memory pool each time: the pool of a deleted graph cannot be reused for a capture.
+            # A new capturer has a new memory pool: the pool of a deleted graph cannot be reused for another capture.
             recorder = CudaGraphCapturer(self.device)
         session = Session(self.model, batch, capacity, sampling, self.vocabulary, self.device, recorder)
         if self.device.type == "cuda":
@@ -163,7 +164,7 @@ class InferenceEngine:
     def _chunk_of(self, rows: int) -> int:
         if self._chunk is not None:
             return self._chunk
-        # With few rows, kernel launches limit the speed of the prefill, unless its pieces are captured.
+        # With few rows, kernel launches limit the speed of a prefill that is not captured as a CUDA graph.
         launch_bound = self.device.type == "cuda" and not isinstance(self.model.model, PiecewiseModel)
         return max(_CHUNK, _PREFILL_TOKENS // rows) if launch_bound else _CHUNK
 
@@ -191,7 +192,7 @@ def read_prompts(prompts: Prompts, vocabulary: int) -> list[list[int]]:
         read = [list(map(index, one.tolist() if isinstance(one, Tensor) else one)) for one in prompts]
     except TypeError as error:
         raise RedlineError(
-            "prompts must be lists or tensors of token ids, as in [[1, 2, 3], [4, 5]]; a single one is [[1, 2, 3]]."
+            "prompts must be lists or tensors of token ids, as in [[1, 2, 3], [4, 5]]; a single prompt is [[1, 2, 3]]."
         ) from error
     if not read or not all(read):
         raise RedlineError("a prompt needs at least one token.")

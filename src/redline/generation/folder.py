@@ -20,10 +20,11 @@ from redline.models.decoder import load_decoder
 from redline.models.decoder.checkpoint import check_has_weights, read_json
 from redline.models.decoder.hugging_face import FAMILIES
 
-# OWNER/NAME (old models such as gpt2 have no owner), then an optional @ with a branch, tag or commit.
+# Matches OWNER/NAME (old models such as gpt2 have no owner), optionally followed by @ and a branch, tag or commit.
 _REPOSITORY = re.compile(r"(?P<name>([A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*)(@(?P<revision>[A-Za-z0-9][\w./-]*))?")
 _SHORTEST_COMMIT = 7
-# The parts of a complete copy; the loader decides which of the files it can read.
+# A complete download has, for each part, a file that matches one of the patterns. Whether such a file can be read is
+# checked when it is loaded.
 _PARTS = {
     "config.json": ("config.json",),
     "weights": ("*.safetensors", "*.bin"),
@@ -51,7 +52,7 @@ class ModelFolder:
     path: Path
     model_type: str
     tokenizer: Any
-    # The size of the tokenizer's vocabulary, which may be smaller than the model's.
+    # The size of the tokenizer's vocabulary, added tokens included; it may differ from the size of the model's.
     tokens: int
     stop_tokens: tuple[int, ...]
 
@@ -63,12 +64,13 @@ class ModelFolder:
         model_type = check_architecture(path, config)
         check_has_weights(path)
         tokenizer = read_tokenizer(path)
-        # Fine-tunes often add a padding token beyond the model's vocabulary. Added tokens are checked in each prompt.
+        # Added tokens are not counted, because fine-tunes often add a padding token beyond the model's vocabulary.
+        # Such a token is an error only if a prompt contains it.
         numbers = tokenizer.get_vocab(with_added_tokens=False).values()
         memory = config.get("memory")
         vocabulary = memory.get("vocabulary") if isinstance(memory, dict) else config.get("vocab_size")
         tokens = max(numbers, default=-1) + 1
-        # If config.json has no vocabulary size, the loader of the model raises.
+        # If config.json has no vocabulary size, loading the model raises an error later.
         if isinstance(vocabulary, int) and tokens > vocabulary:
             raise ModelError(
                 f"the tokenizer in {str(path)!r} has {tokens:,} tokens, and its model's vocabulary is {vocabulary:,}."
@@ -97,8 +99,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not (folder / "config.json").exists():
         if (folder / "adapter_config.json").exists():
             raise ModelError(
-                f"{str(folder)!r} holds an adapter (LoRA), not a model: merge it into its base model, by peft's "
-                "merge_and_unload(), and save that."
+                f"{str(folder)!r} holds an adapter (LoRA), not a model: merge it into its base model with peft's "
+                "merge_and_unload(), and save the result."
             )
         raise ModelError(f"{str(folder)!r} is not a model folder: it has no config.json.")
     return read_json(folder / "config.json")
@@ -116,20 +118,20 @@ def read_tokenizer(folder: Path) -> Any:
                 f", only {others[0]}: convert it with "
                 f'`python -c "from transformers import AutoTokenizer as T; {convert}"`'
             )
-        raise ModelError(f"{str(folder)!r} has no tokenizer.json, which turns text into tokens{advice}.")
+        raise ModelError(f"{str(folder)!r} has no tokenizer.json (the file that defines the tokenizer){advice}.")
     with reading(path, "tokenizer", ModelError, (Exception,)):  # the library raises a bare Exception
         tokenizer = Tokenizer.from_file(str(path))
-    # tokenizer.json stores the truncation and padding of its training; prompts are not truncated or padded.
+    # tokenizer.json may enable the truncation and padding that were used in training; prompts need neither.
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    # tokenizer_config.json says whether names of special tokens in a text become tokens; transformers reads it too.
+    # With split_special_tokens, the name of a special token in a text is encoded as plain text, as in transformers.
     settings = folder / "tokenizer_config.json"
     tokenizer.encode_special_tokens = settings.exists() and read_json(settings).get("split_special_tokens") is True
     return tokenizer
 
 
 def find_stop_tokens(folder: Path, config: dict[str, Any]) -> tuple[int, ...]:
-    """Returns the ids of the stop tokens; generation_config.json comes first, because chat models set them there."""
+    """Returns the ids of the stop tokens; generation_config.json overrides config.json, because chat models use it."""
     settings = folder / "generation_config.json"
     found = read_json(settings).get("eos_token_id") if settings.exists() else None
     if found is None:
@@ -141,7 +143,7 @@ def find_stop_tokens(folder: Path, config: dict[str, Any]) -> tuple[int, ...]:
 
 
 def cache_folder() -> Path:
-    """Returns the folder that huggingface_hub uses: HF_HUB_CACHE, else `hub` in HF_HOME, else the user's cache."""
+    """Returns huggingface_hub's cache: HF_HUB_CACHE, else HF_HOME/hub, else huggingface/hub in the user's cache."""
     if named := os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE"):
         return Path(named).expanduser()
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
@@ -176,7 +178,7 @@ def find_model(given: str | Path) -> Path:
             f"it with `{download}`, or give a folder with {needed}."
         )
     for part, patterns in _PARTS.items():
-        # The cache holds symbolic links, whose targets may be missing.
+        # `exists` follows symbolic links: the cache consists of links, and their targets may be missing.
         if not any(path.exists() for pattern in patterns for path in snapshot.glob(pattern)):
             raise ModelError(
                 f"the copy of {name} in the Hugging Face cache has no {part}: download all of it with `{download}` "
@@ -186,7 +188,7 @@ def find_model(given: str | Path) -> Path:
 
 
 def _snapshot(folder: Path, revision: str | None) -> Path | None:
-    """Returns the snapshot of a branch, tag or commit prefix; by default the snapshot of main, or the only snapshot."""
+    """Returns the snapshot of a branch, tag or commit prefix; by default that of main, or the only snapshot."""
     snapshots = folder / "snapshots"
     reference = folder / "refs" / (revision or "main")
     if ".." not in reference.parts and reference.is_file():

@@ -20,12 +20,12 @@ class Cache(Protocol):
         ...
 
     def reset(self) -> None:
-        """Empties every row in place: buffers keep their addresses, to which a captured graph refers."""
+        """Empties every row in place: the buffers keep their addresses, because a captured graph refers to them."""
         ...
 
 
 class LanguageModel(Protocol):
-    """An `nn.Module` with these members; all are called without gradients."""
+    """An `nn.Module` with these members. The engine calls them with gradients disabled."""
 
     @property
     def vocabulary(self) -> int: ...
@@ -42,20 +42,20 @@ class LanguageModel(Protocol):
     def prefill(self, tokens_BS: Tensor, counts_B: Tensor, cache: Any) -> Tensor:
         """Appends the first `counts_B` (0 to S) tokens of each row to the cache.
 
-        The other tokens are padding and must have no effect. Returns logits (B, V) after each row's last token; the
-        logits of a row with a count of 0 are not read. May synchronize with the device.
+        The other tokens are padding and must have no effect. Returns logits (B, V) after each row's last token; for a
+        row with a count of 0, they may have any value. May synchronize with the device.
         """
         ...
 
     def prepare(self, cache: Any) -> None:
-        """Runs before each step on the host. It is not captured, so it may depend on host values."""
+        """Runs on the host before each step. It is not part of the CUDA graph, so it may branch on values."""
         ...
 
     def step(self, tokens_B: Tensor, cache: Any) -> Tensor:
         """Appends one token to every row and returns logits (B, V) for the next.
 
-        The step is captured and replayed: it must not synchronize, must not branch on values, and may change only the
-        cache's buffers, in place.
+        The step is captured and replayed: it must not synchronize, must not branch on tensor values, and may change
+        only the cache's buffers, in place.
         """
         ...
 
@@ -66,13 +66,13 @@ class MemoryModel(Protocol):
     `StateCache`s."""
 
     def new_state(self, batch: int = 1) -> Any:
-        """Returns the empty state. Its `rows([i])` is the state of one text of the batch."""
+        """Returns an empty state for `batch` texts; its `rows([i])` is the state of text i."""
         ...
 
 
 @runtime_checkable
 class PiecewiseModel(Protocol):
-    """A `LanguageModel` with `StateCache`s whose prefill of a piece of fixed length can be captured and replayed."""
+    """A `LanguageModel` with `StateCache`s, which can prefill in pieces of fixed length, each a CUDA graph launch."""
 
     def piece(self, most: int) -> int:
         """Returns the number of tokens per piece, at most `most`; 0 if `most` is too small for a piece."""
@@ -83,11 +83,11 @@ class PiecewiseModel(Protocol):
         ...
 
     def prepare_piece(self, tokens: int, cache: Any) -> None:
-        """Runs before each piece on the host. It is not captured."""
+        """Runs on the host before each piece. It is not part of the CUDA graph."""
         ...
 
     def take_in(self, tokens_BS: Tensor, cache: Any) -> Tensor:
-        """Appends a piece to every row and returns logits (B, V) after it. The rules of `step` apply."""
+        """Appends a piece to every row and returns logits (B, V) after it. The restrictions of `step` apply."""
         ...
 
 
@@ -95,7 +95,7 @@ class StateCache(Cache, Protocol):
     """A cache of fixed size, whose content can be saved and restored."""
 
     def restore(self, state: Any) -> None:
-        """Copies a state into the cache, in place. Raises if the state has another model or number of rows."""
+        """Copies a state into the cache, in place. Raises if the model or the number of rows differs."""
         ...
 
     def snapshot(self) -> Any:

@@ -14,7 +14,7 @@ from redline.evaluation.recall.page import render_recall_page
 from redline.evaluation.recall.passkey import KINDS
 from redline.evaluation.recall.tasks import SYMBOLIC, name_of
 from redline.generation.folder import ModelFolder, check_architecture, find_model, read_config
-from redline.generation.planned import choose_holding
+from redline.generation.planned import choose_load_options
 from redline.machine.machine import Machine, resolve_device
 
 _LENGTHS = (1024, 2048, 4096, 8192, 16384)
@@ -24,7 +24,7 @@ Log = Callable[[str], None]
 
 @dataclass(frozen=True)
 class MemoryEvaluation:
-    """The results: `recall` has a row for each task and length, `loss` for each range of positions in the text."""
+    """The results: `recall` has a row for each task and length, `loss` one for each range of positions."""
 
     model: str
     about: str
@@ -53,10 +53,10 @@ def evaluate_memory(
 ) -> MemoryEvaluation:
     """Measures the recall of a model at several text lengths, and the loss of a text by position.
 
-    `tasks` are mqar, needle, passkey, number or word. The default is the task that the model was trained on; for other
-    models, it is all text tasks. With an empty list, only the loss of the file `text` is measured. Each row has
-    `samples` texts of one of the `lengths` in tokens. `log` is called with messages worth keeping, `status` with the
-    current progress.
+    `tasks` can contain mqar, needle, passkey, number and word. The default is the recall task that the model was
+    trained on, or all text tasks if there is none. With an empty list, only the loss of the file `text` is measured.
+    Each row of the result is measured on `samples` texts of one of the `lengths` (in tokens). `log` is called with
+    messages worth keeping, `status` with the current progress.
 
     >>> result = evaluate_memory("my-model", tasks=["word"], lengths=[150], samples=2, device="cpu")
     >>> [(row.task, row.length, row.asked) for row in result.recall]
@@ -71,7 +71,7 @@ def evaluate_memory(
         raise RedlineError("nothing to evaluate: give a task, or a text for the loss by position.")
     content = None if text is None else _read_text(Path(text), folder)
     where = torch.device(resolve_device(device))
-    dtype = choose_holding(Machine.detect(str(where)), precision).dtype
+    dtype = choose_load_options(Machine.detect(str(where)), precision).dtype
     status("reading the model …")
     loaded: Any = folder.load(dtype, where, strict)
     sizes, message = _fitting_lengths(lengths, loaded.context)
@@ -98,7 +98,7 @@ def _name(model: str | Path, folder: ModelFolder) -> str:
 
 
 def _open(model: str | Path) -> tuple[ModelFolder, Recall | None]:
-    """Returns a model's folder and the recall task it was trained on. Models of symbolic tasks have no tokenizer."""
+    """Returns a model's folder and its recall task, if any. Models trained on symbolic tasks have no tokenizer."""
     path = find_model(model)
     config = read_config(path)
     is_text = (path / "tokenizer.json").exists()
@@ -136,7 +136,7 @@ def _fitting_lengths(given: Sequence[int] | None, context: int | None) -> tuple[
         message = f"the model's context is {context:,} tokens: longer texts are skipped" if skipped else ""
         return fitting or [context or _LENGTHS[0]], message
     if not fitting:
-        raise RedlineError(f"lengths {skipped}: longer than the model's context of {context:,} tokens.")
+        raise RedlineError(f"no length fits into the model's context of {context:,} tokens: {skipped}.")
     return fitting, f"skipped lengths beyond the model's context of {context:,} tokens: {skipped}" if skipped else ""
 
 

@@ -1,7 +1,7 @@
-"""A language model under a plan: the rungs optimize the decode step, and the prefill shares its weights.
+"""A language model with a plan applied: the rungs optimize the decode step, and the prefill uses the same weights.
 
-The step has a fixed shape, which suits compilers and CUDA graphs. Prompts have any length and run uncompiled through
-the same converted or quantized layers.
+The step has a fixed shape, which suits compilers and CUDA graphs. Prompts have any length, so the prefill runs
+uncompiled, through the same converted or quantized layers.
 """
 
 import copy
@@ -26,28 +26,28 @@ _CONVERTING = ("bf16", "fp16", "autocast")
 
 
 @dataclass(frozen=True)
-class Holding:
+class LoadOptions:
     """How to load a model: the dtype of the weights, and the plan to apply."""
 
     dtype: torch.dtype
     plan: Plan
 
 
-def choose_holding(machine: Machine, precision: str = "auto", given: Plan | None = None) -> Holding:
+def choose_load_options(machine: Machine, precision: str = "auto", given: Plan | None = None) -> LoadOptions:
     """Returns the dtype and the plan. Raises RedlineError if the precision is unknown or cannot run on this machine.
 
-    A plan that converts the model gets fp32 weights. int8 and fp8 quantize only the weights, because a decoding step
-    spends most of its time on reading weights.
+    If the given plan converts the dtype, the weights are loaded in fp32. int8 and fp8 quantize only the weights,
+    because a decoding step spends most of its time on reading weights.
     """
     plan = choose_plan("generate", machine, precision, given).plan
     usual = "bf16" if machine.is_cuda and not machine.why_slow("bf16") else "fp32"
     if given is not None and any(name in given for name in _CONVERTING):
         usual = "fp32"
-    return Holding(_DTYPES.get(precision, _DTYPES[usual]), plan)
+    return LoadOptions(_DTYPES.get(precision, _DTYPES[usual]), plan)
 
 
 class DecodeStep(nn.Module):
-    """A module whose forward is the decode step; without a cache it is a prefill, on which rungs run their samples."""
+    """A module whose forward is the decode step; without a cache it is a prefill, which rungs run on sample prompts."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class DecodeStep(nn.Module):
 
 @dataclass(frozen=True)
 class PlannedModel:
-    """A `LanguageModel` under a plan; also a `PiecewiseModel` if `piece` is not 0."""
+    """A `LanguageModel` with a plan applied. It is also a `PiecewiseModel`, unless `piece` returns 0."""
 
     applied: Applied
     plan: Plan
@@ -73,7 +73,7 @@ class PlannedModel:
     def of(cls, model: nn.Module, plan: Plan, share: bool, samples: Sequence[Tensor] = ()) -> "PlannedModel":
         """Applies the plan to the model itself if `share`, otherwise to a copy. `samples` are prompts of shape (1, S).
 
-        A plan without rungs changes no weights, so they are not copied.
+        A plan without rungs changes no weights, so the copy then shares the weights of the model.
         """
         plan = without_graphs(plan)
         if not plan.rungs:
@@ -123,12 +123,12 @@ class PlannedModel:
         return self.applied(tokens_B, cache)
 
     def proofs(self) -> dict[str, str]:
-        """Returns what each rung did, after a step has run."""
+        """Returns what each rung reports that it did; call it after a step has run."""
         return {str(rung): rung.proof(self.applied.job) for rung in self.plan.rungs}
 
 
 def with_the_same_weights(model: nn.Module) -> nn.Module:
-    """Copies the modules but not the weights, so that the copy can be in evaluation mode and the original not."""
+    """Copies the modules but not the weights, so that the copy and the original can be in different modes."""
     tensors = chain(model.parameters(), model.buffers())
     return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
 

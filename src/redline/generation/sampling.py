@@ -1,9 +1,9 @@
-"""Samples the next token on the device: penalties, temperature, top-k, top-p, min-p and the draw.
+"""Samples the next token on the device, with repetition penalty, temperature, top-k, top-p and min-p.
 
-The values of the settings are tensors, so that a captured step can be reused when they change; only the set of active
-settings (`form`) is fixed. The draw is an argmax over logits with Gumbel noise, which needs no synchronization. The
-noise is a hash of the row's seed, the position and the token, so that a text depends on its seed alone, and not on the
-other rows, CUDA graphs or the device.
+The values of the settings are tensors, so that a captured step can be reused when they change; only top_k and the set
+of active settings (together: `form`) are fixed. The sampled token is the argmax of the logits plus Gumbel noise, which
+needs no synchronization. The noise is a hash of the row's seed, the position and the token, so that a text does not
+depend on the other rows, on CUDA graphs or on the device.
 
 B: rows, V: vocabulary.
 """
@@ -16,7 +16,7 @@ from torch import Tensor
 from redline.errors import RedlineError
 
 _32_BITS = 0xFFFFFFFF
-# Below this temperature, noise has no effect, and logits divided by it could overflow fp32.
+# At lower temperatures, noise has no effect, and dividing the logits by the temperature could overflow fp32.
 _LEAST_TEMPERATURE = 1e-20
 # Returned in place of a token if the logits are not finite.
 NO_TOKEN = -1
@@ -26,7 +26,7 @@ NO_TOKEN = -1
 class Sampling:
     """Sampling settings. Row r of a batch uses the seed `seed + r`.
 
-    With a temperature of 0 (or below 1e-20), the most likely token is taken. `top_k` is the number of most likely
+    With a temperature of 0 (or below 1e-20), the most likely token is chosen. `top_k` is the number of most likely
     tokens to keep. `top_p` keeps the fewest most likely tokens whose probabilities add up to at least `top_p`. `min_p`
     keeps tokens whose probability is at least `min_p` times the highest one. A `repetition_penalty` above 1 makes
     tokens less likely if they have occurred before, including in the prompt.
@@ -64,7 +64,7 @@ class Sampling:
 class Sampler:
     """Stores the settings as tensors, and the position and the seen tokens of each row.
 
-    Samples only among the first `vocabulary` tokens; logits may have more.
+    Samples only among the first `vocabulary` tokens; the logits may cover more.
     """
 
     def __init__(self, sampling: Sampling, batch: int, vocabulary: int, device: torch.device) -> None:
@@ -91,7 +91,7 @@ class Sampler:
         """Marks the first `counts_B` tokens of each row of a prompt as seen."""
         if self.penalizes:
             valid = torch.arange(tokens_BS.shape[1], device=tokens_BS.device) < counts_B[:, None]
-            # Padding is replaced by the row's first token, which is seen anyway; a row with count 0 stays unchanged.
+            # Padding is replaced by the row's first token, which is marked anyway; a row with count 0 stays unchanged.
             first = tokens_BS[:, :1].expand_as(tokens_BS)
             noted = self.seen_BV.gather(1, first) | (counts_B > 0)[:, None]
             self.seen_BV.scatter_(1, torch.where(valid, tokens_BS, first), noted)
@@ -112,7 +112,7 @@ class Sampler:
         self.drawn_B += 1
         if self.penalizes:
             self.seen_BV.scatter_(1, tokens_B[:, None], True)
-        # argmax takes a NaN for the largest, so checking the largest logit is enough.
+        # argmax treats NaN as the largest value, so checking the chosen logit is enough.
         largest_B = logits_BV.gather(1, tokens_B[:, None])[:, 0]
         return tokens_B.masked_fill(~largest_B.isfinite(), NO_TOKEN)
 
@@ -123,7 +123,7 @@ class Sampler:
         if self.by_top_p:
             ordered, order = logits_BV.sort(dim=-1, descending=True, stable=True)
             shares = ordered.softmax(dim=-1)
-            # Removes a token if the more likely tokens already reach top_p; the most likely token always stays.
+            # Removes a token if all more likely tokens together reach top_p; the most likely token always stays.
             leaves = shares.cumsum(dim=-1) - shares >= top_p
             logits_BV = logits_BV.masked_fill(torch.zeros_like(leaves).scatter(1, order, leaves), float("-inf"))
         if self.by_min_p:
@@ -140,7 +140,7 @@ class Sampler:
 
 
 def mixed(number: Tensor) -> Tensor:
-    """Hashes 32 bits (the finalizer of MurmurHash3) in 64-bit integers, which give the same result on every device."""
+    """Hashes 32-bit numbers (the finalizer of MurmurHash3) in int64, which gives the same result on every device."""
     number = number & _32_BITS
     number = ((number ^ (number >> 16)) * 0x85EBCA6B) & _32_BITS
     number = ((number ^ (number >> 13)) * 0xC2B2AE35) & _32_BITS

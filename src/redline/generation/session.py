@@ -1,7 +1,7 @@
 """The device state of one batch: a cache, a sampler and the decode step, captured once if there is a recorder.
 
-Warm-up and capture run on the empty cache, and `reset` undoes them. For long prompts, the prefill of one piece is
-captured too, if the model supports it.
+Warm-up and capture write to the empty cache, which is reset before the first text. If the model supports it, the
+prefill of one piece of a prompt is captured too, and replayed for each piece of a long prompt.
 """
 
 import warnings
@@ -19,15 +19,15 @@ from redline.generation.planned import PlannedModel
 from redline.generation.sampling import NO_TOKEN, Sampler, Sampling
 from redline.machine.cuda_graphs import GraphCapturer
 
-# A capture takes as long as four pieces, so it pays off for prompts of at least this many pieces.
+# Capturing takes as long as four pieces; prompts of fewer pieces than this are prefilled without a capture.
 _MIN_PIECES = 8
-# Steps in flight: with two, a GPU has its next step before the tokens of the last one are read.
+# The largest number of launched steps whose tokens have not been read. With two, a GPU does not wait for the host.
 _IN_FLIGHT = {"cuda": 2}
 _WARMUPS = 3
 
 
 class Readout:
-    """A queue of tokens being copied to the host, without making the device wait.
+    """A queue of tokens that are being copied to the host. The device does not wait for these copies.
 
     An asynchronous copy to pinned memory follows each step and is read when it has completed; meanwhile the next step
     runs. On a CPU the copies are synchronous.
@@ -38,7 +38,7 @@ class Readout:
         # There is one more buffer than copies in flight, so that no buffer is overwritten before it is read.
         self.free = deque(torch.empty(batch, dtype=torch.int64, pin_memory=self.cuda) for _ in range(depth + 1))
         self.in_flight: deque[tuple[Tensor, torch.cuda.Event | None]] = deque()
-        # Whether a row ever got NO_TOKEN.
+        # Whether any row ever got NO_TOKEN.
         self.missed = False
 
     def __len__(self) -> int:
@@ -72,9 +72,9 @@ class Readout:
 class PromptPiece:
     """The captured prefill of `tokens` tokens per row, replayed for each piece of a long prompt.
 
-    For a model whose state does not grow, pieces of one length differ only in the content of buffers. Launch overhead
-    limits kernels that are launched one by one; a replayed graph avoids it. Warm-up and capture leave the cache as it
-    was.
+    If the model's state does not grow, pieces of the same length differ only in the contents of buffers, so one CUDA
+    graph serves them all. Replaying it avoids the overhead of launching the kernels one by one. Warm-up and capture
+    leave the cache as it was.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class PromptPiece:
         before: Any = cache.snapshot()
         try:
             # The first warm-up creates lazily allocated buffers and gives the shape of the logits. The graph copies
-            # its logits out of its memory pool, which other graphs share.
+            # the logits out of the memory pool, because other graphs use the same pool and may overwrite them.
             self._logits_BV = torch.empty_like(recorder.warm_up(self._take_in))
             recorder.warm_up(self._take_in)
             self._replay = recorder.capture(lambda: self._logits_BV.copy_(self._take_in()))[1]
@@ -100,7 +100,7 @@ class PromptPiece:
             cache.restore(before)
 
     def take_in(self, tokens_BS: Tensor) -> Tensor:
-        """Returns logits (B, V) after the piece, which the next call overwrites."""
+        """Returns the logits (B, V) after the piece, in a buffer that the next call overwrites."""
         self._model.prepare_piece(self.tokens, self._cache)
         self._tokens_BS.copy_(tokens_BS)
         self._replay()
@@ -111,7 +111,7 @@ class PromptPiece:
 
 
 class Session:
-    """Serves `batch` rows of up to `capacity` tokens, and sampling of one form."""
+    """Generates `batch` rows of up to `capacity` tokens, with sampling settings of one `form`."""
 
     @torch.no_grad()
     def __init__(
@@ -134,7 +134,7 @@ class Session:
         self.readout = Readout(batch, device, self.ahead)
 
         def run() -> None:
-            # A row with NO_TOKEN gets token 0 as input until the host reads the NO_TOKEN.
+            # After NO_TOKEN, a row gets token 0 as its next input, because the host reads the NO_TOKEN only later.
             fed_B = self.tokens_B.clamp(min=0)
             self.tokens_B.copy_(self.sampler.next_tokens(model.step(fed_B, self.cache)))
 
@@ -160,7 +160,7 @@ class Session:
                 new_BV = piece.take_in(tokens_BS)
             else:
                 new_BV = self.model.prefill(tokens_BS, counts_B, self.cache)
-            # A row whose prompt has ended keeps its logits.
+            # A row whose prompt ended in an earlier chunk keeps the logits of that chunk.
             logits_BV = new_BV if logits_BV is None else torch.where((counts_B > 0)[:, None], new_BV, logits_BV)
         assert logits_BV is not None
         self.tokens_B.copy_(self.sampler.next_tokens(logits_BV))
@@ -169,7 +169,7 @@ class Session:
     def _piece_for(self, prompts: Sequence[Sequence[int]], chunk: int) -> tuple[PromptPiece | None, int]:
         """Returns the captured piece, or None, and the number of tokens before the first piece.
 
-        Captures the piece if that has not been done and pays off.
+        Captures the piece first if it has not been captured and these prompts are long enough.
         """
         tokens = self.model.piece(chunk) if self._recorder is not None else 0
         lead = self.model.until_piece(self.cache) if tokens else None
@@ -191,7 +191,7 @@ class Session:
         return self._piece, lead
 
     def is_sound(self) -> bool:
-        """Returns whether new texts can start here; False if the cache held a NaN, because 0 · NaN is NaN."""
+        """Returns False after a NO_TOKEN: the cache must not be reused, because a NaN would spread (0 · NaN = NaN)."""
         self.readout.clear()
         return not self.readout.missed
 
@@ -208,13 +208,13 @@ def chunked(
 ) -> Iterator[tuple[Tensor, Tensor, bool]]:
     """Yields the texts in chunks of `chunk` tokens, after a first chunk of `lead` tokens.
 
-    Each item consists of the chunk's tokens (B, S), padded to the longest row, the number of tokens in each row (B),
-    and whether every row has a full chunk.
+    Each item is a tuple: the chunk's tokens (B, S), padded to the longest row; the number of tokens in each row (B,);
+    and whether every row has `chunk` tokens.
     """
 
     def sent(numbers: list[Any]) -> Tensor:
         tensor = torch.tensor(numbers)
-        # From pinned memory, the copy does not wait for the running kernels.
+        # A copy from pinned memory does not make the host wait for running kernels.
         return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
     longest, shortest = max(map(len, texts)), min(map(len, texts))

@@ -12,7 +12,7 @@ from redline.files.atomic import check_can_write
 from redline.generation.chat_template import Message, read_chat_template, render_chat
 from redline.generation.engine import InferenceEngine
 from redline.generation.folder import ModelFolder
-from redline.generation.planned import choose_holding
+from redline.generation.planned import choose_load_options
 from redline.generation.sampling import Sampling
 from redline.generation.text_stream import TextStream
 from redline.generation.token_stream import Reason, TokenStream
@@ -34,7 +34,7 @@ class GenerateOptions(TypedDict, total=False):
 
 
 class GeneratedText(str):
-    """A generated text without its prompt. `reason` says why it ended: a stop token, `max_tokens` or a full context."""
+    """A generated text without its prompt. `reason` says why it ended: "stop", "length" (`max_tokens`) or "context"."""
 
     tokens: list[int]
     reason: Reason | None
@@ -48,9 +48,9 @@ class GeneratedText(str):
 class TextGenerator:
     """Generates text with the model in a folder, or with a model such as "Qwen/Qwen3-0.6B" in the Hugging Face cache.
 
-    `precision` is auto, fp32, bf16, fp16, int8 or fp8; `plan` is a plan of the ladder, as text, as the path of a .toml
-    file or as a `Plan`, and replaces the precision. With `strict`, unknown keys of config.json are errors. The weights
-    are read at the first use.
+    `precision` is auto, fp32, bf16, fp16, int8 or fp8. `plan` replaces the precision: a plan of the ladder, as text, as
+    the path of a .toml file or as a `Plan`. With `strict`, unknown keys of config.json are errors. The weights are read
+    at the first use.
 
     >>> generator = TextGenerator("my-model", device="cpu")
     >>> text = generator("The sea is", max_tokens=8)
@@ -75,14 +75,14 @@ class TextGenerator:
         self.folder = ModelFolder.open(model)
         self.device = torch.device(resolve_device(device))
         given = None if plan is None else read_plan(plan)
-        self._holding = choose_holding(Machine.detect(str(self.device)), precision, given)
+        self._load_options = choose_load_options(Machine.detect(str(self.device)), precision, given)
         self._strict = strict
 
     @cached_property
     def engine(self) -> InferenceEngine:
-        """The engine that works on tokens. The first access reads the weights."""
-        model = self.folder.load(self._holding.dtype, self.device, self._strict)
-        return InferenceEngine(model, self._holding.plan, share=True, vocabulary=self.folder.tokens)
+        """The engine, which generates token ids. The first access reads the weights."""
+        model = self.folder.load(self._load_options.dtype, self.device, self._strict)
+        return InferenceEngine(model, self._load_options.plan, share=True, vocabulary=self.folder.tokens)
 
     @property
     def tokenizer(self) -> Any:
@@ -99,7 +99,7 @@ class TextGenerator:
     ) -> GeneratedText | list[GeneratedText]:
         """Returns the text that continues a prompt, or a list of texts for a list of prompts, generated as one batch.
 
-        The text of prompt i is what it would be alone with the seed `seed + i`.
+        Prompt i gets the text that it would get alone with the seed `seed + i`.
         """
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
         sampling, max_tokens = _split(options)
@@ -118,14 +118,14 @@ class TextGenerator:
     ) -> "GeneratedStream":
         """Returns an iterator that yields each piece of the text as soon as it is generated.
 
-        For a model with neural memory, `memory` is a file for its state. If the file exists, the text continues from
-        its state. The state after the text is written to the file.
+        For a model with neural memory, `memory` is a file that stores the model's state. If the file exists, the text
+        continues from the stored state. When the text ends, the new state is written to the file.
         """
         memory = None if memory is None else Path(memory)
         if memory is not None:
             self._check_memory(memory)
         continues = memory is not None and memory.exists()
-        # A text that continues a state gets no special tokens, such as the token that begins every text.
+        # A text that continues a state gets no special tokens, such as a begin-of-text token.
         tokens = self._encode(prompt, special_tokens=not continues)
         state = None if memory is None else self.engine.new_state()
         if memory is not None and state is not None and continues:
@@ -180,7 +180,7 @@ class TextGenerator:
             raise RedlineError(f"memory needs a model with neural memory; {str(self.folder.path)!r} has none.")
         check_can_write(memory.parent)
         if not memory.parent.exists():
-            # Creating the folder would hide a typing error in the path, and the text would start without its memory.
+            # Creating the folder would hide a typing error in the path, and the text would start with an empty memory.
             raise RedlineError(f"memory: there is no folder {str(memory.parent)!r}: correct the path, or create it.")
 
 
@@ -224,7 +224,7 @@ class GeneratedStream:
         return self._stream.step_s
 
     def finish(self) -> str:
-        """Ends the text here: writes the memory file, and returns the characters that were still incomplete."""
+        """Ends the text here: writes the memory file, and returns the rest that was held back as incomplete."""
         if self._finished:
             return ""
         self._finished = True

@@ -1,8 +1,8 @@
 """Incremental detokenization: whole characters only, with spaces as the tokenizer places them.
 
-A token may be part of a character's bytes, or its space may depend on the token before it. So the last few tokens are
-decoded together, and only the part of their text that is new is returned. An incomplete character at the end is held
-back, because the next token may complete it.
+A token may hold only some of a character's bytes, or begin with a space or not, depending on the token before it. So
+the last few tokens are decoded together, and only the new part of their text is returned. An incomplete character at
+the end is held back, because the next token may complete it.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ _BROKEN = "\ufffd"
 # A character has at most four bytes, so an incomplete one has at most three.
 _MOST_PENDING = 3
 _LOOK_BACK = 6
-# The largest number of tokens decoded together while no character is complete.
+# The largest number of tokens that are decoded together while the last character is incomplete.
 _LONGEST = 64
 
 
@@ -44,7 +44,7 @@ class TextStream:
         return new
 
     def _restart(self, tokens: list[int]) -> None:
-        """Restarts from these tokens, whose complete characters have been returned."""
+        """Keeps only these tokens, whose complete characters have been returned already."""
         text = self._decode(tokens)
         pending = _pending(text)
         # `_whole` is the number of tokens whose text was complete at the restart; `_given` is the number of characters
@@ -52,7 +52,7 @@ class TextStream:
         self._tokens, self._whole, self._given = tokens, 0 if pending else len(tokens), len(text) - pending
 
     def _gap(self, tokens: list[int], text: str) -> int:
-        """Returns a boundary between tokens near the end that splits no character; among four there is always one."""
+        """Returns the index of a token near the end that starts a character; one of four successive tokens does."""
         last = len(tokens) - _MOST_PENDING - 1
         for place in range(last, last - _MOST_PENDING, -1):
             apart = self._decode(tokens[:place]) + self._decode(tokens[place:])

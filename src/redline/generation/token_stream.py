@@ -28,7 +28,7 @@ class Completion:
 
 @dataclass(frozen=True)
 class Request:
-    """Limits: a row has at most `limit` tokens; a row that reaches this limit ends with the reason `limit_reason`.
+    """Prompts and settings of a stream. A row that reaches `limit` tokens ends with the reason `limit_reason`.
 
     `chunk` is the number of prompt tokens per prefill call.
     """
@@ -44,7 +44,7 @@ class Request:
 class TokenStream:
     """An iterator over tuples with the next token of each row; None stands for a row that has ended.
 
-    It can be closed early (`close`, or leaving a `with` block); the next stream then reuses its session.
+    The stream can be closed early (`close`, or leaving a `with` block); the next stream then reuses the session.
     """
 
     def __init__(self, session: Session, request: Request, release: Callable[[], None], state: Any = None) -> None:
@@ -52,17 +52,16 @@ class TokenStream:
         self.prefill_s = 0.0
         self.step_s: list[float] = []
         self._release: Callable[[], None] | None = release
-        # The memory state before the prompts, replaced by the state after them, and a function that advances it by
-        # tokens.
+        # The memory state before the prompts; the prefill replaces it by the state after them.
         self._before = state
         self._read_on = partial(read_on, session.model, chunk=request.chunk, device=session.device)
         self._tokens = self._run(session, request)
 
     @property
     def state(self) -> Any:
-        """The memory state after the given state, the prompts and the tokens so far, without stop tokens.
+        """The memory state after the prompts and the tokens generated so far, without stop tokens.
 
-        It is computed by a second pass over the tokens, because the cache also holds tokens after the end of rows.
+        Computed by a second pass over the tokens, because the cache also holds tokens generated after a row ended.
         """
         if self._before is None:
             raise RedlineError("this stream has no state: pass state=engine.new_state(rows).")
@@ -131,6 +130,6 @@ class TokenStream:
         if rows:
             where = f" in {'row' if len(rows) == 1 else 'rows'} {', '.join(map(str, rows))}" if len(tokens) > 1 else ""
             raise ModelError(
-                f"the model's logits are not finite{where}: its weights are damaged, or the precision is too narrow "
+                f"the model's logits are not finite{where}: the weights are damaged, or the precision is too narrow "
                 "(try bf16 or fp32)."
             )

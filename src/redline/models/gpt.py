@@ -32,7 +32,7 @@ class GPT(nn.Module):
         self.norm = nn.LayerNorm(width)
         for name, parameter in self.named_parameters():
             if parameter.ndim == 2:
-                # Residual branches start smaller, so that the residual stream does not grow with the depth.
+                # The last layer of each residual branch starts small, so that the stream does not grow with the depth.
                 branch = name.endswith(("attention.out.weight", "mlp.2.weight"))
                 nn.init.normal_(parameter, std=0.02 / (2 * depth) ** 0.5 if branch else 0.02)
             elif name.endswith("bias"):

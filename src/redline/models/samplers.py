@@ -1,9 +1,9 @@
-"""Diffusion samplers: noise processes, four tables of weights, and one class that runs them.
+"""Diffusion samplers: noise processes, four functions that make tables of weights, and one class that runs them.
 
-A noise process is the share of image and noise at each of 1,000 time steps. Each step of a sampler is a weighted sum of
-up to four images: the noisy image, the model's prediction, the prediction of the previous step, and fresh noise. A
-sampler is therefore a table of weights, computed once in double precision and kept on the device. Running it needs no
-synchronization, and a change of strength only rewrites the table.
+A noise process gives the weights of image and noise at each of 1,000 time steps. Each step of a sampler is a weighted
+sum of up to four images: the noisy image, the model's prediction, the prediction of the previous step, and fresh
+noise. A sampler is therefore a table of weights, computed once in double precision and kept on the device. Running it
+needs no synchronization, and a change of strength only rewrites the table.
 
 From the noisy image x and the model's output, a step first computes the clean image,
 
@@ -28,7 +28,7 @@ from redline.errors import ModelError
 
 STEPS = 1000
 PROCESSES = ("flow", "scaled_linear", "linear", "cosine")
-# What a model can predict: the clean image, the noise, the v of diffusion, or the velocity of a flow.
+# What a model can predict: the clean image, the noise, v (v-prediction), or the velocity of a flow.
 PREDICTIONS = ("sample", "epsilon", "v", "velocity")
 # The largest number of steps of the sampler `distilled`.
 MOST_STEPS = 4
@@ -100,10 +100,10 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class StepTable:
-    """The weights of all steps. `start` holds the weights of image and noise at the start of a frame.
+    """The weights of all steps. `start` holds the weights of image and noise in the first noisy image.
 
     If `looks_back` is set, a step needs the clean image of the previous step; if `is_random` is set, it needs fresh
-    noise. Both depend on the sampler only, not on the strength, so that a captured CUDA graph works for every strength.
+    noise. Neither depends on the strength, so that a CUDA graph captured for one strength works for every other.
     """
 
     name: str
@@ -196,7 +196,7 @@ def dpm_solver(process: NoiseProcess, prediction: str, times: tuple[int, ...]) -
     """DPM-Solver++ 2M (Lu et al., 2022): second-order steps from the predictions of this step and the previous one.
 
     The first step has no previous prediction, and in the last step, to zero noise, the second-order term is undefined.
-    Both are first-order, which is DDIM.
+    So both steps are of first order, like the steps of DDIM.
     """
     weights: list[tuple[float, ...]] = []
     for index, (time, later) in enumerate(intervals(times)):
@@ -208,7 +208,7 @@ def dpm_solver(process: NoiseProcess, prediction: str, times: tuple[int, ...]) -
         back = 0.0
         if index > 0:
             step_before = process.log_snr(time) - process.log_snr(times[index - 1])
-            # A step from pure noise is infinitely long in log-SNR, so the second-order term vanishes.
+            # After a step from pure noise, which is infinitely long in log-SNR, the second-order term vanishes.
             back = 0.0 if math.isinf(step_before) else step / step_before / 2
         noisy = process.sigma[later] / process.sigma[time]
         weights.append((noisy, towards_clean * (1 + back), -towards_clean * back))
@@ -229,7 +229,7 @@ def flow_euler(process: NoiseProcess, prediction: str, times: tuple[int, ...]) -
 
 
 def distilled(process: NoiseProcess, prediction: str, times: tuple[int, ...]) -> StepTable:
-    """Samples a distilled model in one to four steps: each takes the predicted clean image and adds fresh noise to it.
+    """Samples a distilled model in one to four steps; fresh noise is added to the predicted image between steps.
 
     This is consistency sampling (Song et al., 2023; Luo et al., 2023): each step corrects the prediction of the
     previous one, instead of following an ODE trajectory, for which so few steps are too coarse.
@@ -247,7 +247,7 @@ SAMPLERS: dict[str, _MakeTable] = {make.__name__: make for make in (ddim, dpm_so
 
 
 def sampler_table(name: str, process: str, prediction: str, steps: int, strength: float = 1.0) -> StepTable:
-    """Returns the table of a sampler by name; `strength` is the share of the noise at the start."""
+    """Returns the table of a sampler by name; a lower `strength` starts with less noise."""
     if name not in SAMPLERS:
         raise ModelError(f"unknown sampler {name!r} (available: {', '.join(SAMPLERS)}).")
     return SAMPLERS[name](noise_process(process), prediction, spaced_timesteps(steps, strength))
@@ -270,7 +270,7 @@ class Sampler:
             output = model(state.noisy, …, sampler.times[index])
             state = sampler.step(index, state, output, noise[min(index + 1, sampler.noises - 1)])
 
-    and `state.clean` is the image. `retune` overwrites the table on the device; a captured graph uses the new weights
+    Then `state.clean` is the image. `retune` overwrites the table on the device; a captured graph uses the new weights
     from the next replay on, including those for the starting image.
 
     `times[index]` holds the time steps at which the model is called in step `index`, one for each image of the batch.
@@ -296,7 +296,8 @@ class Sampler:
         if len(table.rows) != self.steps:
             raise ModelError(f"cannot change from {self.steps} to {len(table.rows)} steps: make a new sampler.")
         if (table.looks_back and not self.table.looks_back) or (table.is_random and not self.table.is_random):
-            raise ModelError(f"cannot change from {self.table.name} to {table.name}, which needs more images per step.")
+            change = f"cannot change from {self.table.name} to {table.name}"
+            raise ModelError(f"{change}, which needs more images per step: make a new sampler.")
         start = (*table.start, *[0.0] * (len(table.rows[0]) - 2))
         weights = torch.tensor((start, *table.rows), dtype=torch.float64).float()
         times = torch.tensor(table.times)[:, None].expand(-1, self.batch).contiguous()

@@ -67,7 +67,7 @@ def test_weights_of_whole_numbers_are_refused(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"layers": 10**8}, "do not fit its config.json: it names 100000000 layers, but there are only 48 weights[.]$"),
+        ({"layers": 10**8}, "do not fit its config.json: it has 100000000 layers, but there are only 48 weights[.]$"),
         ({"layers": 5}, "13 weights are missing .blocks.4.mixer_norm.weight …."),
         ({"layers": 3}, "10 weights are unexpected .blocks.3"),
         ({"memory_slots": 0}, "4 weights are unexpected .blocks.1.mixer.score.bias …."),

@@ -17,12 +17,12 @@ TINY = TitanConfig(vocabulary=31, width=48, layers=2, heads=4, attention_every=2
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"key_value_heads": -2}, "key_value_heads cannot be -2."),
+        ({"key_value_heads": -2}, "key_value_heads must be at least 0, not -2."),
         ({"key_value_heads": 3}, "heads (4) must be a multiple of key_value_heads (3)."),
-        ({"mlp_width": -5}, "mlp_width cannot be -5."),
-        ({"memory_heads": -1}, "memory_heads cannot be -1."),
-        ({"memory_key_dim": -1}, "memory_key_dim cannot be -1."),
-        ({"memory_value_dim": -1}, "memory_value_dim cannot be -1."),
+        ({"mlp_width": -5}, "mlp_width must be at least 0, not -5."),
+        ({"memory_heads": -1}, "memory_heads must be at least 0, not -1."),
+        ({"memory_key_dim": -1}, "memory_key_dim must be at least 0, not -1."),
+        ({"memory_value_dim": -1}, "memory_value_dim must be at least 0, not -1."),
         ({"memory_heads": 100}, "the width 48 is too small for 100 memory heads"),
         ({"memory_heads": 100, "memory_key_dim": 4}, "the width 48 is too small for 100 memory heads"),
         ({"norm_eps": -1.0}, "norm_eps must be above zero, not -1.0."),

@@ -178,7 +178,7 @@ def test_a_file_that_does_not_say_its_model_is_refused(tmp_path: Path) -> None:
         about = file.metadata()
     found = load_file(path)
     save_file(found, path)
-    with pytest.raises(ModelError, match="does not name the model of its state: process its text again"):
+    with pytest.raises(ModelError, match="does not say which model its state belongs to: create the state again"):
         model.new_state().load(path)
     for damage in (
         {"config": "["},
@@ -244,9 +244,9 @@ def test_prefill_of_all_rows_does_not_copy_the_state(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("index", [5, 2, -1])
 def test_a_row_that_is_not_there_is_refused(index: int) -> None:
     _, state = remembering(batch=2)
-    with pytest.raises(ModelError, match=f"there is no row {index}: the state has 2, counted from 0[.]$"):
+    with pytest.raises(ModelError, match=f"there is no row {index}: the state has 2 rows, counted from 0[.]$"):
         state.row(index)
-    with pytest.raises(ModelError, match=f"there is no row {index}: the state has 2, counted from 0[.]$"):
+    with pytest.raises(ModelError, match=f"there is no row {index}: the state has 2 rows, counted from 0[.]$"):
         state.rows([1, index])
 
 

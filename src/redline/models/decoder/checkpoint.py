@@ -29,11 +29,11 @@ from redline.nn.meta import allocate, meta_device
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD_BYTES = 5 * 10**9
-# The folder in which a model is written before it replaces the current one.
+# The folder to which a new model is written before it replaces the current one.
 _TEMPORARY = ".saving"
 _SHARDS = "model-?????-of-?????.safetensors"
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
-# Buffers in files of early transformers versions, which are not read because they follow from the config.
+# The name of buffers in files of early transformers versions. Such buffers are ignored: they follow from the config.
 _COMPUTED = "rotary_emb.inv_freq"
 
 
@@ -162,7 +162,7 @@ class Weights:
     folder: Path
     files: list[Path]
     shapes: dict[str, tuple[int, ...]]
-    # The number of values stored in each dtype of the safetensors format.
+    # The number of values stored in each dtype. Its name is that of the safetensors format, such as BF16.
     numbers: dict[str, int]
 
     @classmethod
@@ -179,9 +179,9 @@ class Weights:
         return cls(folder, files, shapes, numbers)
 
     def check_layers(self, layers: int) -> None:
-        """Raises if there are more layers than weights; called before a damaged config.json can exhaust memory."""
+        """Raises if there are more layers than weights; otherwise a damaged config.json could exhaust memory."""
         if layers > len(self.shapes):
-            self._fail(f"it names {layers} layers, but there are only {len(self.shapes)} weights")
+            self._fail(f"it has {layers} layers, but there are only {len(self.shapes)} weights")
 
     def check(
         self, wanted: Mapping[str, tuple[int, ...]], optional: Mapping[str, tuple[int, ...]] | None = None
@@ -201,7 +201,7 @@ class Weights:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of most of the values."""
+        """The dtype in which most values are stored."""
         return _DTYPES[max(self.numbers, key=lambda name: self.numbers[name])]
 
     @torch.no_grad()
@@ -260,8 +260,9 @@ def save_decoder(
 def write_model(folder: Path, files: Iterable[tuple[str, bytes]], config: Mapping[str, Any]) -> None:
     """Writes weight files, an optional index and `config.json`; replaces the model in the folder.
 
-    The current model stays until the new one is completely written to a temporary folder. While files are moved there
-    is no `config.json`, so that an interrupted move never leaves a loadable mixture of two models.
+    The current model stays until the new one is completely written to a temporary folder. While the new
+    files are moved to the folder, it has no `config.json`, so that an interrupted move never leaves a loadable mixture
+    of two models.
     """
     temporary = folder / _TEMPORARY
     shutil.rmtree(temporary, ignore_errors=True)  # left by a killed save

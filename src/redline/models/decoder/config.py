@@ -9,8 +9,8 @@ from redline.ops.rope import Scaling
 @dataclass(frozen=True)
 class DecoderConfig:
     """`context` is the largest number of positions. `key_value_heads` and `head_dim` default to `heads` and
-    `width // heads`. `windows` holds the sliding window of each layer in tokens, the current one included, or None for
-    full attention; an empty tuple means full attention in all layers."""
+    `width // heads`. `windows` holds the sliding window of each layer in tokens, including the current token, or None
+    for full attention; an empty tuple means full attention in all layers."""
 
     vocabulary: int
     width: int

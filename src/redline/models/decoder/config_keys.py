@@ -1,7 +1,7 @@
 """Checks the keys of a `config.json` that the reader does not use: ignores them, warns, or raises.
 
-Only keys that may change the output without changing the weights raise. Settings that add or resize weights are found
-anyway, because names and shapes of all weights are compared with the files.
+Only keys that may change the output without changing the weights raise. Settings that add or resize weights need
+no check here, because names and shapes of all weights are compared with the files.
 """
 
 import re
@@ -98,7 +98,7 @@ _ARITHMETIC = re.compile(
 )
 # Names of sizes. These match `_ARITHMETIC`, but a wrong size is found by comparing the shapes of the weights.
 _SIZE = re.compile(r"(attn|attention)_head(s|_size|_dim)?$|(ffn|mlp|dim|size|width)_multiplier$")
-# Alternative names of settings that are read, accepted if their value equals that of the setting.
+# Maps alternative names to the keys that are read. Such a name is accepted if its value equals that of the key.
 _SAME = {
     other: name
     for name, others in (
@@ -110,7 +110,7 @@ _SAME = {
     for other in others.split()
 }
 _NEUTRAL_AT_ONE = re.compile(r"scal(e|ing)|multiplier|factor|coef|pct|percent|(^|_)ratio|temperature|(^|_)loops?(_|$)")
-# No number is neutral for an attention scale, because the default scale depends on the head dimension.
+# No number turns an attention scale off, because the default scale depends on the head dimension.
 _NEVER_NEUTRAL_NUMBER = re.compile(r"att(n|ention).*(scale|scaling|scalar|multiplier)")
 
 

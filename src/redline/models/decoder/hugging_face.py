@@ -29,7 +29,7 @@ _READ = frozenset(
     )
     for key in keys.split()
 )
-# A larger number of layers is an error in the file, and would exhaust memory before a missing weight is found.
+# More layers than this must be an error in the file. They would exhaust memory before a missing weight is noticed.
 _MOST_LAYERS = 10_000
 # The defaults of transformers for 'max_position_embeddings'.
 _DEFAULT_CONTEXT = {"llama": 2048, "mistral": 131_072, "qwen2": 32_768, "qwen3": 32_768}
@@ -40,7 +40,7 @@ _LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_positi
 def read_config(document: Mapping[str, Any], origin: str, strict: bool = False) -> DecoderConfig:
     """Reads the config of a supported family; missing keys have the defaults of transformers.
 
-    With `strict`, every unknown key raises, even if its value turns its feature off.
+    With `strict`, every unknown key raises, even if its value turns a feature off.
     """
     family = document.get("model_type")
     if not isinstance(family, str) or family not in FAMILIES:
@@ -105,7 +105,7 @@ def _finite(key: str, value: Any) -> float:
 
 
 def _rope(document: Mapping[str, Any], origin: str, strict: bool) -> tuple[float, Scaling | None]:
-    """Returns base and scaling, from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (older)."""
+    """Returns RoPE's base and scaling, from `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling`."""
     for key in ("rope_parameters", "rope_scaling"):
         if not isinstance(document.get(key), dict | None):
             raise ValueError(
@@ -159,7 +159,7 @@ def _windows(family: str, document: Mapping[str, Any], layers: int, origin: str)
             first = _whole({"max_window_layers": 28, **document}, "max_window_layers")
             types = ["sliding_attention" if window and i >= first else "full_attention" for i in range(layers)]
     elif family == "llama":
-        # A window as long as the context has no effect.
+        # A window that is not shorter than the context has no effect, so it is accepted.
         if window and document.get("use_sliding_window", True) and window < _whole(document, "max_position_embeddings"):
             raise ModelError(f"{origin!r} sets a sliding window, which llama does not have.")
         window, types = None, types or ["full_attention"] * layers
@@ -195,7 +195,7 @@ def family_of(config: DecoderConfig) -> str:
 
 
 def write_config(config: DecoderConfig, dtype: str, stop_tokens: tuple[int, ...] = ()) -> dict[str, Any]:
-    """Returns the `config.json` of the family, with the rotary settings of transformers 5 and of earlier versions."""
+    """Returns a `config.json` with the rotary settings in the formats of transformers 5 and of earlier versions."""
     family = family_of(config)
     scaling: dict[str, Any] = {}
     if isinstance(config.rope_scaling, LinearScaling):

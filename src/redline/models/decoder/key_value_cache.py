@@ -2,8 +2,8 @@
 
 Every layer has a ring buffer: the token at position p is stored in slot p mod `ring`. With full attention the ring is
 as long as the cache; with a sliding window it is as long as the window. Each row of the batch has its own position,
-kept on the device, so that a step needs no synchronization. The slots after the ring are never attended to; padding is
-written there.
+kept on the device, so that a step needs no synchronization. The buffer has further slots after the ring,
+which are never attended to; padding is written there.
 
 B: batch, S: new tokens, C: slots of a buffer, H: heads, G: key and value heads, D: head dimension.
 """
@@ -20,7 +20,7 @@ from redline.nn.attention import Past
 from redline.nn.causal_attention import attention_with_past, causal_attention
 from redline.ops.decode_attention import decode_attention
 
-# The attention kernels read masks in steps of this many slots.
+# The number of slots is rounded up to a multiple of this, because attention kernels read masks in blocks.
 _SLOTS_MULTIPLE = 64
 
 
@@ -60,7 +60,7 @@ class KeyValueCache:
             ring = length if window is None else min(window, length)
             slots = -(-(ring + 1) // _SLOTS_MULTIPLE) * _SLOTS_MULTIPLE
             shape = (batch, slots, config.key_value_heads, config.head_dim)
-            # Zeros, because masked slots are multiplied by a weight of zero, and zero times NaN would be NaN.
+            # Initialized, because masked values are multiplied by a weight of zero, and zero times NaN would be NaN.
             keys, values = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
             layers.append(LayerCache(keys, values, ring, window))
         return cls(tuple(layers), torch.zeros(batch, dtype=torch.int64, device=device), length)
@@ -74,7 +74,7 @@ class KeyValueCache:
         self.lengths_B.zero_()
 
     def step_pasts(self, dtype: torch.dtype, implementation: str) -> "list[StepPast] | list[FusedStepPast]":
-        """Returns a `Past` per layer for one new token per row. Layers with equal rings share a bias."""
+        """Returns one `Past` per layer, for one new token per row. Layers whose rings are equally long share a mask."""
         if implementation != "reference":
             return [FusedStepPast(layer, self.lengths_B, implementation) for layer in self.layers]
         device = self.lengths_B.device
@@ -89,7 +89,7 @@ class KeyValueCache:
         return [StepPast(layer, rows_B1, *shared[layer.ring]) for layer in self.layers]
 
     def chunk_pasts(self, counts_B: Tensor, length: int) -> list[Past]:
-        """Returns a `Past` per layer for `length` new entries per row, of which the first `counts_B` are tokens.
+        """Returns one `Past` per layer, for `length` new entries per row: `counts_B` tokens, then padding.
 
         Synchronizes with the device to read the lengths: once per chunk, never per token.
         """
@@ -128,7 +128,7 @@ class KeyValueCache:
 
 
 def held_positions(lengths_B: Tensor, layer: LayerCache) -> Tensor:
-    """Returns the position of the token in each slot of rows with `lengths_B` tokens; negative for empty slots."""
+    """Returns the position of the token in each slot (B, C) after `lengths_B` tokens; negative for empty slots."""
     slot = torch.arange(layer.keys_BCGD.shape[1], device=lengths_B.device)
     newest = lengths_B[:, None] - 1
     return torch.where(slot < layer.ring, newest - (newest - slot) % layer.ring, -1)
@@ -155,7 +155,7 @@ class StepPast:
 
 @dataclass(frozen=True)
 class FusedStepPast:
-    """Does what `StepPast` does in one kernel, which reads only the filled slots."""
+    """Does the same as `StepPast`, but in one kernel, which reads only the filled slots."""
 
     layer: LayerCache
     lengths_B: Tensor
@@ -182,10 +182,10 @@ class StartPast:
 
 @dataclass(frozen=True)
 class LevelPast(StartPast):
-    """Attention of new tokens if all rows have the same length and no ring has wrapped around.
+    """Attention of new tokens for the case that all rows have the same length and no ring has wrapped around.
 
     Writes the new tokens after the cached ones. Each new token attends to all slots up to its own; `slots` is the
-    number of cached tokens and new entries. Padding comes last, so that no token attends to it.
+    number of cached tokens plus new entries. Padding comes after the new tokens, so that no token attends to it.
     """
 
     slots: int

@@ -39,7 +39,7 @@ class Decoder(nn.Module):
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)
             elif parameter.ndim == 2:
-                # Residual branches start smaller, so that the residual stream does not grow with the depth.
+                # The last layer of each residual branch starts small, so that the stream does not grow with the depth.
                 branch = name.endswith(("attention.out.weight", "mlp.down.weight"))
                 nn.init.normal_(parameter, std=0.02 / (2 * config.layers) ** 0.5 if branch else 0.02)
 
@@ -90,7 +90,7 @@ class Decoder(nn.Module):
         length = tokens_BS.shape[1]
         pasts = cache.chunk_pasts(counts_B, length)
         positions_BS = cache.lengths_B[:, None] + torch.arange(length, device=tokens_BS.device)
-        # Clamped, because padding may exceed the last position; its output is not used.
+        # Clamped, because the positions of padding may exceed the context; the outputs of padding are not used.
         x_BSW = self._run(tokens_BS, positions_BS.clamp_(max=self.config.context - 1), None, pasts)
         cache.lengths_B.add_(counts_B)
         last_BW = x_BSW[torch.arange(len(x_BSW), device=x_BSW.device), (counts_B - 1).clamp(min=0)]

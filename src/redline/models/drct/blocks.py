@@ -11,7 +11,7 @@ RESIDUAL_SHARE = 0.2
 
 
 class Group(nn.Module):
-    """Five densely connected blocks: each takes the outputs of all blocks before it and adds `growth` channels."""
+    """Five densely connected blocks: each takes the group input and all earlier outputs, and adds `growth` channels."""
 
     def __init__(self, config: DrctConfig) -> None:
         super().__init__()

@@ -29,7 +29,7 @@ def load_drct(path: str | Path) -> Drct:
 
 
 def read_drct(weights: dict[str, Tensor], origin: str = "the weights") -> Drct:
-    """Builds the model that the weights belong to and loads them."""
+    """Builds the model that fits the weights, and loads them."""
     found = {name: tensor for name, tensor in weights.items() if not name.endswith(_COMPUTED)}
     config = find_config(found, origin)
     try:
@@ -104,7 +104,7 @@ _SIGNS = (
 
 
 def guess(weights: dict[str, Tensor]) -> str:
-    """Returns a description of weights that are not a DRCT model."""
+    """Names the architecture to which weights that are not DRCT's seem to belong."""
     for name, signs in _SIGNS:
         if all(sign in weights for sign in signs):
             return name

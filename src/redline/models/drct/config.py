@@ -52,7 +52,7 @@ class DrctConfig:
 
     @property
     def upsampling(self) -> tuple[int, ...]:
-        """The factors of the upsampling steps: one step of 3, or steps of 2."""
+        """The factors of the upsampling steps: one factor of 3 for scale 3, otherwise factors of 2."""
         return (3,) if self.scale == 3 else (2,) * (self.scale.bit_length() - 1)
 
     def __str__(self) -> str:

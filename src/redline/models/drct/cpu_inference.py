@@ -1,8 +1,9 @@
 """DRCT's groups for inference on CPUs: tokens are ordered window by window from the first block to the last.
 
-Only attention mixes tokens, so all other layers work on any order of rows; blocks with shifted windows reorder the
-rows. Heads are zero-padded to multiples of 16 channels: with 46 or 122 channels, torch's fused attention in bf16 takes
-two to three times as long. As in `gpu_inference.py`, the MLP's second layer is folded into the next 1×1 convolution.
+Only attention mixes tokens, so all other layers accept the rows in any order; a block with shifted windows reorders
+the rows for its attention. Heads are zero-padded to multiples of 16 channels: with 46 or 122 channels, torch's fused
+attention in bf16 takes two to three times as long. As in `gpu_inference.py`, the MLP's second layer is folded into the
+next 1×1 convolution.
 
 All layers remain `nn.Linear` and `nn.LayerNorm` modules, so that rungs that rewrite such modules still find them.
 """
@@ -80,7 +81,7 @@ class WindowedGroup(nn.Module):
 
 
 class WindowedBody(nn.Module):
-    """All groups, on tokens (B, H, W, C)."""
+    """Applies all groups to tokens (B, H, W, C)."""
 
     def __init__(self, groups: nn.ModuleList, window: int, share: float) -> None:
         super().__init__()
@@ -101,7 +102,7 @@ class WindowedBody(nn.Module):
 
 
 def _scatter(rows: Tensor, indices: Tensor, count: int) -> Tensor:
-    """Returns `count` rows with the given rows at these indices and zeros elsewhere."""
+    """Returns `count` rows that contain `rows` at `indices` and zeros elsewhere."""
     return rows.new_zeros(count, *rows.shape[1:]).index_copy(0, indices.to(rows.device), rows)
 
 

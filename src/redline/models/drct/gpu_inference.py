@@ -3,11 +3,12 @@
 No width of DRCT is a multiple of 8 (180, 212, 244, …), nor is any head dimension (30, 53, 122, …). Here every part of a
 row (the first 180 channels, and the 32 that each block adds) and every head begins at a multiple of 8; the padding in
 rows and weights is zero. A group keeps one wide row per token, into which each block writes the channels that it adds,
-so that nothing is concatenated. LayerNorms are folded into the linear layers after them, and each kernel computes the
-moments of its output for the next one. The MLP's second layer F is folded into the 1×1 convolution A after it, by
-A(x + Fh) = Ax + (AF)h. Convolutions use the channels_last format, in which the channels of a token are contiguous too.
+so that nothing is concatenated. LayerNorms are folded into the linear layers after them; the moments that a LayerNorm
+needs (sum and sum of squares of each row) are computed by the kernels that write the row. The MLP's second layer F is
+folded into the 1×1 convolution A after it, by A(x + Fh) = Ax + (AF)h. Convolutions use the channels_last format, in
+which the channels of a token are contiguous too.
 
-M rows are the tokens of all images. `channel_indices` are the positions of the original's channels in a padded row.
+M: rows (the tokens of all images), K: input channels, N: output channels, P: blocks of channels with separate moments.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,16 +26,16 @@ _STEP = 8
 
 
 def padded(width: int) -> int:
-    """Returns the next multiple of 8."""
+    """Returns the width rounded up to a multiple of 8."""
     return -(-width // _STEP) * _STEP
 
 
-def channel_indices(pieces: Sequence[int]) -> Tensor:
-    """Returns the positions of all channels if each piece begins at a multiple of 8."""
+def channel_indices(widths: Sequence[int]) -> Tensor:
+    """Returns the position of each channel in a row that consists of these widths, each padded to a multiple of 8."""
     starts = [0]
-    for piece in pieces:
-        starts.append(starts[-1] + padded(piece))
-    return torch.cat([start + torch.arange(piece) for start, piece in zip(starts, pieces, strict=False)])
+    for width in widths:
+        starts.append(starts[-1] + padded(width))
+    return torch.cat([start + torch.arange(width) for start, width in zip(starts, widths, strict=False)])
 
 
 class PackedLinear(nn.Module):
@@ -47,12 +48,12 @@ class PackedLinear(nn.Module):
     def __init__(
         self,
         layer: nn.Linear,
-        into: Tensor,
-        out_of: Tensor,
+        inputs: Tensor,
+        outputs: Tensor,
         norm: nn.LayerNorm | None = None,
         scale: Tensor | None = None,
     ) -> None:
-        """`into` and `out_of` are the channel indices of inputs and outputs; `scale` multiplies each output."""
+        """`inputs` and `outputs` are the `channel_indices` of inputs and outputs; `scale` multiplies each output."""
         super().__init__()
         weight, bias = layer.weight.detach().double(), layer.bias.detach().double()
         self.channels, self.eps = 0, 0.0
@@ -63,13 +64,13 @@ class PackedLinear(nn.Module):
         if scale is not None:
             scale = scale.to(weight)
             weight, bias = weight * scale[:, None], bias * scale
-        into, out_of = into.to(weight.device), out_of.to(weight.device)
-        columns, channels = padded(int(out_of[-1]) + 1), padded(int(into[-1]) + 1)
+        inputs, outputs = inputs.to(weight.device), outputs.to(weight.device)
+        columns, channels = padded(int(outputs[-1]) + 1), padded(int(inputs[-1]) + 1)
         whole = weight.new_zeros(columns, channels)
-        whole[out_of[:, None], into[None, :]] = weight
+        whole[outputs[:, None], inputs[None, :]] = weight
         self.register_buffer("weight", whole.to(layer.weight.dtype), persistent=False)
         self.register_buffer(
-            "bias", bias.new_zeros(columns).index_copy(0, out_of, bias).to(layer.bias.dtype), persistent=False
+            "bias", bias.new_zeros(columns).index_copy(0, outputs, bias).to(layer.bias.dtype), persistent=False
         )
         self.register_buffer("weight_sums", self.weight.float().sum(1), persistent=False)
 
@@ -102,7 +103,7 @@ class PackedLinear(nn.Module):
 
 
 def fold_linear(inner: nn.Linear, outer: nn.Linear) -> nn.Linear:
-    """Returns outer(x + inner(h)) as one layer of [x | h]."""
+    """Returns one layer that computes outer(x + inner(h)) from the concatenation [x | h]."""
     through = outer.weight.detach().double()
     weight = torch.cat((through, through @ inner.weight.detach().double()), 1)
     bias = outer.bias.detach().double() + through @ inner.bias.detach().double()
@@ -116,7 +117,7 @@ class PackedBlock(nn.Module):
 
     bias: Tensor
 
-    def __init__(self, block: Block, adjust: nn.Linear, pieces: Sequence[int], out_of: Tensor) -> None:
+    def __init__(self, block: Block, adjust: nn.Linear, widths: Sequence[int], outputs: Tensor) -> None:
         super().__init__()
         attention, width = block.attn, block.norm1.normalized_shape[0]
         table = attention.relative_position_bias_table
@@ -124,7 +125,7 @@ class PackedBlock(nn.Module):
         size = width // heads
         self.shift = attention.shift
         self.register_buffer("bias", expand_bias_table(table.detach(), attention.window), persistent=False)
-        rows, head_channels = channel_indices(pieces), channel_indices([size] * heads)
+        rows, head_channels = channel_indices(widths), channel_indices([size] * heads)
         hidden = torch.arange(block.mlp.fc1.out_features)
         # Attention divides by the square root of the padded head dimension; the scale of the queries compensates.
         scale = torch.ones(3, width)
@@ -134,7 +135,7 @@ class PackedBlock(nn.Module):
         self.proj = PackedLinear(attention.proj, head_channels, rows)
         self.fc1 = PackedLinear(block.mlp.fc1, rows, hidden, block.norm2)
         both = torch.cat((rows, padded(int(rows[-1]) + 1) + hidden))
-        self.adjust = PackedLinear(fold_linear(block.mlp.fc2, adjust), both, out_of)
+        self.adjust = PackedLinear(fold_linear(block.mlp.fc2, adjust), both, outputs)
 
     def forward(
         self,
@@ -146,7 +147,7 @@ class PackedBlock(nn.Module):
         residual_MN: Tensor | None = None,
         share: float = 1.0,
     ) -> None:
-        """Writes the 1×1 convolution's output: activated, or multiplied by `share` and added to a given residual."""
+        """Writes the 1×1 convolution's output: activated, or, given a residual, scaled by `share` and added to it."""
         qkv = self.qkv(x_MK, moments_P2M).view(*shape_BHW, -1)
         mixed = window_attention_expanded(qkv, self.bias, self.shift)
         between = x_MK.new_empty((moment_parts(x_MK.shape[1]), 2, x_MK.shape[0]), dtype=torch.float32)
@@ -165,9 +166,9 @@ class PackedGroup(nn.Module):
         blocks: list[PackedBlock] = []
         for index in range(1, 6):
             block, adjust = group.get_submodule(f"swin{index}"), group.get_submodule(f"adjust{index}")
-            out_of = torch.arange(growth if index < 5 else width)
-            pieces = [width] + [growth] * (index - 1)
-            blocks.append(PackedBlock(block, adjust, pieces, out_of))  # pyright: ignore[reportArgumentType]
+            outputs = torch.arange(growth if index < 5 else width)
+            widths = [width] + [growth] * (index - 1)
+            blocks.append(PackedBlock(block, adjust, widths, outputs))  # pyright: ignore[reportArgumentType]
         self.blocks = nn.ModuleList(blocks)
 
     def forward(
@@ -178,7 +179,7 @@ class PackedGroup(nn.Module):
         next_row: Tensor,
         next_moments: Tensor,
     ) -> None:
-        """Fills the wide rows and their moments, and writes the first part of the next group's rows and moments."""
+        """Completes `row_MC` and its moments; writes the group's output, with moments, to the start of `next_row`."""
         width, parts, new_parts = self.first, moment_parts(self.first), moment_parts(self.growth)
         for block in self.blocks[:-1]:
             new, of_new = row_MC[:, width : width + self.growth], moments_P2M[parts : parts + new_parts]
@@ -189,7 +190,7 @@ class PackedGroup(nn.Module):
 
 
 class PackedBody(nn.Module):
-    """All groups, on tokens (B, H, W, C)."""
+    """Applies all groups to tokens (B, H, W, C)."""
 
     def __init__(self, groups: nn.ModuleList, width: int, growth: int, share: float) -> None:
         super().__init__()
@@ -219,7 +220,7 @@ class PackedBody(nn.Module):
 
 
 class ChannelsLastPixelShuffle(nn.Module):
-    """PixelShuffle of features sorted by output pixel, so that the features of a pixel stay contiguous."""
+    """PixelShuffle for channels sorted by output pixel, so that the channels of each output pixel stay contiguous."""
 
     def __init__(self, factor: int) -> None:
         super().__init__()
@@ -227,8 +228,8 @@ class ChannelsLastPixelShuffle(nn.Module):
 
     def forward(self, x_BKHW: Tensor) -> Tensor:
         batch, height, width, features = (x_BKHW.shape[0], *x_BKHW.shape[2:], x_BKHW.shape[1] // self.factor**2)
-        # Each pixel holds `factor` rows of factor · features channels. Swapping the row and pixel dimensions gives the
-        # lines of the enlarged image.
+        # The channels of an input pixel are `factor` rows of `factor` output pixels. Swapping the dimensions of these
+        # rows and of the input pixels in a line gives the lines of the enlarged image.
         lines = x_BKHW.permute(0, 2, 3, 1).reshape(batch, height, width, self.factor, self.factor * features)
         grown = lines.transpose(2, 3).reshape(batch, height * self.factor, width * self.factor, features)
         return grown.permute(0, 3, 1, 2)

@@ -15,7 +15,7 @@ from redline.models.drct.cpu_inference import WindowedBody
 from redline.models.drct.gpu_inference import PackedBody, pack_upsampling
 from redline.nn import SwitchableModule
 
-# The mean color of the original's training images, which the checkpoints expect to be subtracted.
+# The mean color of the published models' training images; their weights expect it to be subtracted.
 _MEAN = (0.4488, 0.4371, 0.4040)
 
 
@@ -44,7 +44,7 @@ class Drct(SwitchableModule):
         self.apply(_initialize)
 
     def reset_mean(self) -> None:
-        """Fills the only buffer that is not saved."""
+        """Fills the buffer `mean`, which is not saved with the weights."""
         self.mean.copy_(torch.tensor(_MEAN).view(1, 3, 1, 1))
 
     def forward(self, image: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ class Drct(SwitchableModule):
         if image.ndim != 4 or image.shape[1] != 3:
             raise ModelError(f"DRCT takes images of shape (batch, 3, height, width), not {tuple(image.shape)}.")
         if image.shape[2] % window or image.shape[3] % window:
-            raise ModelError(f"DRCT takes heights and widths that are multiples of {window}: pad the image.")
+            raise ModelError(f"DRCT needs heights and widths that are multiples of {window}: pad the image.")
 
 
 def _initialize(module: nn.Module) -> None:

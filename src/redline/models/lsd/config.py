@@ -8,11 +8,11 @@ from redline.errors import ModelError
 from redline.files.untrusted import check_types, field_types
 
 IMAGE_CHANNELS = 3
-# The inputs, concatenated: the noisy image, the frame and the previous output.
+# The number of input images, which are concatenated: the noisy image, the frame and the previous output.
 IMAGES_IN = 3
-# The images that the frame is blended with per pixel: two blurred copies of itself and the previous output.
+# The number of images that are blended with the frame: two blurred copies of the frame, and the previous output.
 IMAGES_BLENDED = 3
-# Tensor cores need numbers of channels that are multiples of 8; the channels are padded with zeros.
+# Inputs and outputs are padded to a multiple of this many channels, which tensor cores need.
 EIGHT = 8
 
 
@@ -80,11 +80,11 @@ class LsdConfig:
 
     @property
     def multiple_px(self) -> int:
-        """Heights and widths need no padding if they are multiples of this number and at least twice as large."""
+        """Heights and widths need no padding if they are multiples of this number and at least twice this number."""
         return self.patch * 2 ** (len(self.multipliers) - 1)
 
     def padding_px(self, side: int) -> int:
-        """Returns the padding of a side; the norms need at least two positions at the smallest level."""
+        """Returns the padding of a height or width; the norms of the smallest level need at least two positions."""
         return max(-side % self.multiple_px, 2 * self.multiple_px - side)
 
     def __str__(self) -> str:

@@ -25,12 +25,12 @@ from redline.models.lsd.config import EIGHT, IMAGE_CHANNELS, IMAGES_BLENDED, Lsd
 from redline.models.unet import HEAD_WIDTH, STEPS, Block, SelfAttention, sinusoids
 from redline.nn.checkpointing import checkpointed
 
-# The noise process and the prediction type, for samplers.
+# The noise process and the prediction type with which to create samplers for this model.
 PROCESS, PREDICTION = "flow", "sample"
 
 
 class _Recomputing(nn.Module):
-    """A list of modules. If `recomputes` is set, backward recomputes their activations and autocast's weight copies."""
+    """Runs submodules by `through`. If `recomputes` is set, backward recomputes their activations and cast weights."""
 
     recomputes: bool = False
 
@@ -86,13 +86,13 @@ class Lsd(_Recomputing):
         self.head = nn.Conv2d(widths[0], config.channels_out, 3, padding=1)
 
     def recompute(self, wanted: bool = True) -> None:
-        """Enables or disables activation checkpointing, which saves memory in training for one more forward pass."""
+        """Enables or disables activation checkpointing, which saves memory but costs one more forward pass."""
         for module in self.modules():
             if isinstance(module, _Recomputing):
                 module.recomputes = wanted
 
     def reset_sinusoids(self) -> None:
-        """Fills the only buffer that is not saved. The embedding is a table because step 999 is not exact in bf16."""
+        """Fills the table `sinusoids`, which is not saved. Steps are looked up because 999 is not exact in bf16."""
         with torch.no_grad():
             self.sinusoids.copy_(sinusoids(STEPS, self.config.width))
 

@@ -17,8 +17,8 @@ class TitanConfig:
     """Every `attention_every`-th layer is attention, all others are neural memory.
 
     A token attends to its own segment, to the `window_segments` segments before it, and to older tokens that a bank of
-    `memory_slots` slots keeps. Without slots the layer is sliding-window attention. `attention_every=1` uses attention
-    only, `attention_every=0` neural memory only. Numbers of heads and widths of 0 are derived from the other settings.
+    `memory_slots` slots keeps. Without slots, attention layers are sliding-window attention. `attention_every=1` uses
+    attention only, `attention_every=0` neural memory only. Head counts and widths that are 0 are derived from the rest.
     """
 
     vocabulary: int
@@ -52,7 +52,7 @@ class TitanConfig:
         given = ("key_value_heads", "mlp_width", "memory_heads", "memory_key_dim", "memory_value_dim")
         for name in ("attention_every", "window_segments", "memory_slots", *given):
             if getattr(self, name) < 0:
-                raise ModelError(f"{name} cannot be {getattr(self, name)}.")
+                raise ModelError(f"{name} must be at least 0, not {getattr(self, name)}.")
         if self.span > _MOST:
             raise ModelError(f"(window_segments + 1) · segment must be at most {_MOST} tokens, not {self.span}.")
         if self.memory_slots > _MOST:
@@ -96,7 +96,7 @@ class TitanConfig:
 
     @property
     def feed_forward_width(self) -> int:
-        """8/3 of the width rounded up to a multiple of 64, unless `mlp_width` is set."""
+        """`mlp_width` if it is set, otherwise 8/3 of the width, rounded up to a multiple of 64."""
         return self.mlp_width or -(-8 * self.width // (3 * 64)) * 64
 
     @property

@@ -32,10 +32,10 @@ _LOWEST_SCORE = -20.0
 
 
 def kept_share(score_BS: Tensor) -> Tensor:
-    """Returns the mean of the scores mapped linearly: 0 at `_LOWEST_SCORE` and below, 1 at a score of 0.
+    """Returns the mean over linearly rescaled scores: 0 becomes 1, `_LOWEST_SCORE` and lower scores become 0.
 
-    The map is linear because the gradient of σ(score) vanishes below −5. With σ, the scores of both needed and unneeded
-    tokens would end up there, because attention can compensate a low score by a large product of query and key.
+    The scale is linear because the gradient of σ(score) vanishes below −5. With σ instead, the scores of needed and
+    unneeded tokens alike would end up below −5, because a large product of query and key can compensate a low score.
     """
     return (1 - score_BS / _LOWEST_SCORE).clamp_min(0).mean()
 
@@ -43,7 +43,7 @@ def kept_share(score_BS: Tensor) -> Tensor:
 class Block(nn.Module):
     """A mixer (attention or neural memory) and a feed-forward layer, each with pre-norm and a residual connection.
 
-    The last branch is returned separately from the residual, so that the next norm adds them in one kernel.
+    The output of the feed-forward layer is not yet added to the residual: the next block's norm does so in its kernel.
     With `recompute == "layer"` the mixer and the feed-forward layer are checkpointed separately.
     """
 
@@ -88,7 +88,7 @@ class TitanModel(nn.Module):
         std = _INITIAL_STD * config.width**-0.5
         for name, parameter in self.named_parameters():
             if parameter.ndim == 2 and not name.endswith("convolution"):
-                # Residual branches start smaller, so that the residual stream does not grow with the depth.
+                # The last layer of each residual branch starts small, so that the stream does not grow with the depth.
                 branch = name.endswith(("mixer.out.weight", "feed_forward.down.weight"))
                 nn.init.normal_(parameter, std=std / (2 * config.layers) ** 0.5 if branch else std)
         self.tie()
@@ -147,7 +147,7 @@ class TitanModel(nn.Module):
         """Processes the first `counts_B` tokens of each row; returns the logits (B, V) after each row's last token."""
         self._check(tokens_BS)
         counts: list[int] = counts_B.tolist()
-        # Processes all rows in one batch up to the end of the shortest row, then the remaining rows, and so on.
+        # Processes all rows in one batch up to the end of the shortest, then the others up to the next end, and so on.
         done, ends = 0, sorted(set(counts) - {0})
         logits: Tensor | None = None
         for end in ends:
@@ -177,7 +177,7 @@ class TitanModel(nn.Module):
         return logits
 
     def piece(self, most: int) -> int:
-        """Returns the number of tokens in as many whole segments as `most` tokens contain."""
+        """Returns `most` rounded down to a multiple of the segment length."""
         return most // self.config.segment * self.config.segment
 
     def until_piece(self, cache: MemoryCache) -> int | None:
@@ -282,7 +282,7 @@ class TitanModel(nn.Module):
         segment = self.config.segment
         phases = {start % segment for start in starts}
         if count > 1 and len(phases) > 1:
-            # Groups the sequences whose segments begin at the same tokens into batches.
+            # Processes the sequences in batches, each of sequences whose segments begin at the same offsets.
             groups = [[row for row, start in enumerate(starts) if start % segment == phase] for phase in phases]
             parts = [self._advance(tokens_BS[rows], state.rows(rows)) for rows in groups]
             order = sorted(range(batch), key=[row for rows in groups for row in rows].__getitem__)
@@ -301,7 +301,7 @@ class TitanModel(nn.Module):
         return hidden, MemoryState(state.position_B + count, layers, state.origin)
 
     def _check_state(self, state: MemoryState) -> None:
-        """Compares settings but not weights, because training may carry a state across steps."""
+        """Compares settings but not weights, because training may keep a state while the weights change."""
         if difference := state.origin.difference(self.config):
             raise ModelError(f"the state belongs to another model: {difference}.")
         held, weight = state.layers[0].recent_BTC, self.embedding.weight

@@ -1,10 +1,11 @@
-"""Neural memory: a layer with one matrix per head that every token updates, by the gated delta rule or by Titans.
+"""Neural memory: a layer with one matrix per head that every token updates, by the gated delta rule or the Titans rule.
 
 Queries, keys and values pass a short causal convolution; queries and keys are normalized to unit length; the values
-read are normalized and multiplied by a sigmoid gate. The state does not grow with the text: it holds the matrices and
-the last inputs of the convolution.
+that are read from the matrices are normalized and multiplied by a sigmoid gate. The state does not grow with the
+text: it holds the matrices and the last inputs of the convolution.
 
-Shapes: B sequences of S tokens, width D; H heads with keys of K and values of V channels; C = H · (2K + V); T taps.
+Shapes: B sequences of S tokens, width D; H heads with keys of K and values of V channels; C = H · (2K + V);
+T taps of the convolution.
 """
 
 from dataclasses import dataclass
@@ -24,10 +25,12 @@ from redline.ops.memory_step import Learned, Projected, memory_step
 from redline.ops.titans_memory import TitansState, titans_memory
 
 _SLOWEST_DECAY, _FASTEST_DECAY = 0.001, 0.1
-# At initialization little is forgotten and half of the momentum is kept.
+# The initial bias of the forgetting gate, by which a token forgets less than 1%. The momentum gate has no bias and
+# starts at one half.
 _FORGETTING_BIAS = -5.0
-# Maximum of the summed step sizes of a chunk, including momentum, if all its keys are equal. All steps of a chunk use
-# the gradient at its start, so with a sum of 2 or more they overshoot by at least the error, and the memory diverges.
+# The largest sum of a chunk's step sizes, including momentum. All steps of a chunk use the gradient at its start, so if
+# all keys are equal, the steps add up: with a sum of 2 or more, they overshoot by at least the error, and the memory
+# diverges.
 _LARGEST_CORRECTION = 1.5
 
 # Queries (B, S, H, K), keys (B, S, H, K) and values (B, S, H, V).
@@ -54,10 +57,10 @@ class GatedDelta(nn.Module):
     def forward(
         self, x_BSD: Tensor, heads: Heads, state: Tensor, documents_BS: Tensor | None, implementation: str
     ) -> tuple[Tensor, Tensor]:
-        # At least fp32, because the decay of a token is small and accumulates over thousands of tokens.
+        # Computed in at least fp32, because the decay of a token is small and accumulates over thousands of tokens.
         exact = torch.promote_types(x_BSD.dtype, torch.float32)
-        # -softplus(x) = logsigmoid(-x). F.softplus is avoided because its traced gradient has other strides than the
-        # computed one (torch 2.13), which broke the backward pass of a compiled block on the CPU.
+        # -softplus(x) = logsigmoid(-x). F.softplus is avoided because torch.compile expects other strides of its
+        # gradient than it has (torch 2.13), which broke the backward pass of a compiled block on the CPU.
         negative_speed_BSH = F.logsigmoid(-(self.decay(x_BSD).to(exact) + self.decay_bias.to(exact)))
         g_BSH, beta_BSH = self.log_rate.to(exact).exp() * negative_speed_BSH, self.strength(x_BSD).sigmoid()
         return gated_delta_rule(*heads, g_BSH, beta_BSH, state, documents_BS, self.chunk, implementation)
@@ -127,7 +130,7 @@ class NeuralMemory(DispatchedModule):
     def forward(
         self, x_BSD: Tensor, positions: TokenPositions, state: NeuralState | None = None
     ) -> tuple[Tensor, NeuralState, None]:
-        """Takes the state of the first token's document and returns the state of the last token's document."""
+        """`state` belongs to the first token's document, the returned state to the last token's document."""
         documents_BS = positions.documents_BS
         if state is None:
             state = self.new_state(len(x_BSD), x_BSD.device, x_BSD.dtype)
@@ -144,7 +147,7 @@ class NeuralMemory(DispatchedModule):
         return self.out(gated.flatten(-2)), NeuralState(recent, memory), None
 
     def _token(self, x_B1D: Tensor, state: NeuralState, update: GatedDelta) -> tuple[Tensor, NeuralState, None]:
-        """Processes one token per sequence, as in decoding; one kernel on a GPU."""
+        """Processes one token per sequence, as in decoding; on a GPU, one kernel does all but the projections."""
         x_BD = x_B1D[:, 0]
         projections = (self.query_key_value, update.decay, update.strength, self.gate)
         token = Projected(*(projection(x_BD) for projection in projections))
@@ -166,9 +169,9 @@ def short_convolution(
 
 
 def next_inputs(x_BSC: Tensor, recent_BTC: Tensor, documents_BS: Tensor | None = None) -> Tensor:
-    """Returns the last inputs, which the convolution of the next tokens needs; zeros for earlier documents."""
+    """Returns the last inputs, which the next tokens' convolution needs; those of earlier documents become zeros."""
     (length, count), recent_BTC = (x_BSC.shape[1], recent_BTC.shape[1]), recent_BTC.to(x_BSC.dtype)
-    # A copy, because a view would keep the activations of all tokens alive as long as the state.
+    # `cat` copies: a view of `x_BSC` would keep the inputs of all tokens in memory as long as the state exists.
     held = torch.cat((recent_BTC[:, length:], x_BSC[:, max(0, length - count) :]), 1)
     if documents_BS is None:
         return held

@@ -1,17 +1,17 @@
 """Attention over a window of recent tokens and a bank of slots, in one softmax.
 
 Text is divided into segments. A token attends to itself, to earlier tokens of its segment, and to the `window_segments`
-segments before it. A segment that leaves the window is offered to the slot bank; from then on, tokens attend to the
-slots that the bank kept. All tokens of a segment therefore see the same bank, and no token is seen twice. Positions
+segments before it. A segment that leaves the window is offered to the slot bank; from then on, tokens attend only to
+what the bank has kept of it. All tokens of a segment therefore see the same bank, and no token is seen twice. Positions
 count from the document's start. Keys and values pass a short convolution, so that a slot holds a token with its local
 context; queries and keys are normalized.
 
-There are two modes. Without a state, whole sequences are processed at once, with several documents in a row, and all
+There are two modes. Without a state, whole sequences are processed at once, a row may hold several documents, and all
 tokens that left the window are kept; training needs this, because a bank that evicts while it learns does not converge.
-With a state, tokens are processed segment by segment with a bank of a fixed number of slots; without a bank, all
-segments are processed at once.
+With a state, tokens are processed segment by segment with a bank of a fixed number of slots; if the layer
+has no bank, all segments are processed at once.
 
-Shapes: B sequences, T or S tokens, H key-value heads of D channels, each shared by G queries; a ring of L tokens.
+Shapes: B sequences, T or S tokens, H key-value heads of D channels, each shared by G queries; L tokens in the ring.
 """
 
 from dataclasses import dataclass, replace
@@ -30,13 +30,13 @@ from redline.nn.causal_attention import span_kernels_are_faster
 from redline.nn.linear import Linear
 from redline.nn.switchable import SwitchableModule
 
-# At initialization nearly all tokens are kept.
+# The initial bias of the scores, with which nearly all tokens are kept.
 _FIRST_SCORE = 2.0
 
 
 @dataclass(frozen=True)
 class WindowState:
-    """A ring buffer of the last tokens: position p is in row p % L, with its key rotated by its position.
+    """A ring buffer of the last tokens: row p % L holds the token at position p, with its rotated key.
 
     `recent_BTC` holds the last inputs of the convolution, which the next tokens need.
     """
@@ -142,7 +142,7 @@ class SlotAttention(SwitchableModule):
     def _advance_by_window(
         self, x_BSD: Tensor, positions: TokenPositions, state: WindowState
     ) -> tuple[Tensor, WindowState]:
-        """Processes many tokens at once: they attend to the ring buffer in text order, then to the new tokens."""
+        """Processes many tokens at once, without a bank: they attend to the ring buffer's tokens and the new tokens."""
         span, positions_BS = self.config.span, positions.positions_BS
         query, key, value, _, recent = self._project(x_BSD, state.recent_BTC, None)
         query, key = positions.rotation.rotate(query, key)
@@ -198,6 +198,6 @@ class SlotAttention(SwitchableModule):
 
 
 def _write_rows(ring_BL: Tensor, rows_BT: Tensor, new_BT: Tensor) -> Tensor:
-    """Returns the ring buffer with new tokens in the rows `rows_BT`."""
+    """Returns a copy of the ring buffer with new tokens in the rows `rows_BT`."""
     sequences = torch.arange(len(rows_BT), device=rows_BT.device)[:, None]
     return ring_BL.index_put((sequences, rows_BT), new_BT.to(ring_BL.dtype))

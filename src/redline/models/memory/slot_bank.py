@@ -80,8 +80,9 @@ class SlotBank:
         """Returns the bank after writing the best ⌈ratio · C⌉ candidates, the best first.
 
         With `adaptive`, writes only candidates with σ(score) above one half. A candidate is merged into the most
-        similar slot if their cosine similarity exceeds `threshold`. Otherwise it is written to an empty slot, or
-        replaces the slot with the lowest score if its own score is higher. Only the sequences in `due_B` change.
+        similar slot if their cosine similarity exceeds `threshold`. Otherwise it is written to an empty slot, or,
+        if there is none, replaces the slot with the lowest score, provided that the candidate's score is higher. Only
+        the sequences in `due_B` change.
         """
         # An epsilon is subtracted before rounding up, because 0.07 · 100 is 7.000000000000001 in floating point.
         count = math.ceil(ratio * score_BC.shape[1] - 1e-9)
@@ -109,7 +110,7 @@ class SlotBank:
         upper = torch.ones(self.slots, self.slots, dtype=torch.bool, device=keys.device).triu(1)
         pair_B = cosine.masked_fill(~upper, -torch.inf).flatten(1).argmax(1)
         into_B, gone_B = pair_B // self.slots, pair_B % self.slots
-        # A sequence with an empty slot loses that slot, without a merge.
+        # If a sequence has an empty slot, that slot is removed, and nothing is merged.
         full_B = filled.all(1)
         gone_B = torch.where(full_B, gone_B, filled.to(torch.int8).argmin(1))
         into_B = torch.where(full_B, into_B, gone_B)
@@ -141,10 +142,10 @@ class SlotBank:
 
 
 def gather_rows(tensor_BL: Tensor, rows_BC: Tensor) -> Tensor:
-    """Returns the rows `rows_BC` of each sequence's second dimension."""
+    """Returns `tensor_BL[b, rows_BC[b]]` for each sequence b."""
     return tensor_BL[torch.arange(len(rows_BC), device=rows_BC.device)[:, None], rows_BC]
 
 
 def _row(tensor: Tensor, index_B: Tensor) -> Tensor:
-    """Returns the row `index_B` of each sequence's second dimension."""
+    """Returns `tensor[b, index_B[b]]` for each sequence b."""
     return tensor[torch.arange(len(index_B), device=index_B.device), index_B]

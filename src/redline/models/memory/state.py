@@ -1,6 +1,6 @@
 """The state of a Titans model between calls, as an immutable value that can be saved, loaded, batched and split.
 
-Its size depends on the model and the batch, not on the length of the text.
+The size of a state depends on the model and the batch, not on the length of the text.
 """
 
 import json
@@ -25,16 +25,17 @@ from redline.models.memory.neural_memory import NeuralState
 from redline.models.memory.slot_attention import WindowState
 
 LayerState = NeuralState | WindowState
-# The number of values stored per weight to identify the model, and the relative error that another dtype may cause.
+# A model is identified by this many values of each weight. For weights of different dtypes, relative differences up to
+# this are taken for rounding errors.
 _FINGERPRINT_VALUES = 64
 _ROUNDING = 0.01
 
 
 @dataclass(frozen=True, eq=False)
 class Origin:
-    """Identifies the model that a state belongs to: its settings, and a few values of each weight, concatenated.
+    """Identifies the model that a state belongs to: its settings, and a few values of each weight.
 
-    `weights` maps each weight to its dtype and shape.
+    `weights` maps each weight's name to dtype and shape; `numbers_N` are the values of all weights, concatenated.
     """
 
     config: TitanConfig
@@ -83,7 +84,7 @@ class Origin:
     def check_metadata(self, found: dict[str, str], path: Path) -> None:
         """Raises if the file was saved from another model."""
         if not {"config", "weights", "numbers"} <= found.keys():
-            raise ModelError(f"{str(path)!r} does not name the model of its state: process its text again.")
+            raise ModelError(f"{str(path)!r} does not say which model its state belongs to: create the state again.")
         try:
             about = {name: parse_json(found[name], name) for name in ("weights", "config", "numbers")}
             weights = {name: (dtype, tuple(shape)) for name, (dtype, shape) in about["weights"].items()}
@@ -97,7 +98,7 @@ class Origin:
 
 
 def _sampled(weight: Tensor) -> Tensor:
-    """Returns values from all over the weight, because embedding rows of unused tokens can be equal in two models."""
+    """Returns values spread over the weight: some rows, such as those of unused tokens, can be equal in two models."""
     numbers = weight.reshape(-1)
     return numbers[:: max(1, len(numbers) // _FINGERPRINT_VALUES)][:_FINGERPRINT_VALUES]
 
@@ -124,14 +125,14 @@ class MemoryState:
         return _mapped("", self, change)
 
     def row(self, index: int) -> "MemoryState":
-        """Returns one sequence of the batch."""
+        """Returns the state of one sequence of the batch."""
         return self.rows([index])
 
     def rows(self, indices: Sequence[int]) -> "MemoryState":
-        """Returns some sequences of the batch, in this order."""
+        """Returns the state of some sequences of the batch, in the given order."""
         for index in indices:
             if not 0 <= index < len(self.position_B):
-                raise ModelError(f"there is no row {index}: the state has {len(self.position_B)}, counted from 0.")
+                raise ModelError(f"there is no row {index}: the state has {len(self.position_B)} rows, counted from 0.")
         return self.map(lambda _, tensor: tensor[list(indices)])
 
     @staticmethod
@@ -155,7 +156,7 @@ class MemoryState:
     def load(self, path: str | Path) -> "MemoryState":
         """Loads a state of the same model, with any number of sequences.
 
-        Its slot banks may have been reduced to fewer slots.
+        The slot banks in the file may have been reduced to fewer slots.
         """
         path = Path(path)
         with open_safetensors(path, "saved state") as file:
@@ -163,7 +164,7 @@ class MemoryState:
             about = file.metadata() or {}
         expected = dict(self.named_tensors())
         for name in sorted(expected.keys() ^ found.keys()):
-            raise ModelError(f"{str(path)!r} is the state of another model: only one of the two has {name!r}.")
+            raise ModelError(f"{str(path)!r} is the state of another model: only one of the models has {name!r}.")
         for name, tensor in expected.items():
             if not _fits(name, found[name].shape[1:], tensor.shape[1:]):
                 shapes = f"{tuple(found[name].shape[1:])}, not {tuple(tensor.shape[1:])}"
@@ -187,7 +188,7 @@ class MemoryState:
 class MemoryCache:
     """A state in static buffers, as replaying a captured CUDA graph requires.
 
-    `positions` copies the position of each row on the host, so that reading it needs no synchronization.
+    `positions` is a copy of each row's position on the host, so that reading it needs no synchronization.
     """
 
     def __init__(self, state: MemoryState, segment: int) -> None:
@@ -219,7 +220,7 @@ class MemoryCache:
     def restore(self, state: MemoryState) -> None:
         """Continues from a saved state of any dtype and device.
 
-        A slot bank that was reduced gets the model's number of slots again; the added ones are empty.
+        A slot bank that was reduced gets the model's number of slots again; the added slots are empty.
         """
         if not isinstance(state, MemoryState):
             raise ModelError(f"the state must be a MemoryState, not a {type(state).__name__}.")

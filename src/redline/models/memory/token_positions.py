@@ -25,7 +25,7 @@ MaskFunction = Callable[[Any, Any, Any, Any], Any]
 
 @dataclass(frozen=True)
 class BlockMasks:
-    """Which blocks of keys each block of queries attends to in flex attention.
+    """The block masks of flex attention: they list the blocks of keys to which each block of queries attends.
 
     `create_block_mask` evaluates the mask for every pair of tokens and cannot be compiled inside a checkpointed region.
     This class reads only the first and last token of each block. Positions increase within a document and document
@@ -81,8 +81,8 @@ def _mask(
     same_ends_BNN = last_document_BN[:, :, None] == first_document_BN[:, None]
     youngest_BNN = first_segment_BN[:, :, None] - last_segment_BN[:, None]
     oldest_BNN = last_segment_BN[:, :, None] - first_segment_BN[:, None]
-    # Positions of tokens of different documents cannot be compared, but within a document the distance in the row
-    # equals the difference of positions.
+    # Positions in different documents cannot be compared, so these are distances in the row. Within a document, they
+    # equal the differences of positions.
     nearest_NN, farthest_NN = first[:, None] - last, last[:, None] - first
     if beyond:
         seen_BNN = (farthest_NN > window_segments * segment) & (~same_ends_BNN | (oldest_BNN > window_segments))
@@ -110,7 +110,7 @@ def _mask(
 def _block_lists(listed: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the number of listed blocks per row, and the block indices with the listed ones first.
 
-    Scatters instead of sorting, because torch excludes the sort of its own block masks from compilation.
+    Scatters instead of sorting as torch's own block masks do, because torch excludes that sort from compilation.
     """
     count = listed.sum(-1, keepdim=True)
     place = torch.where(listed, listed.cumsum(-1) - 1, count + (~listed).cumsum(-1) - 1)

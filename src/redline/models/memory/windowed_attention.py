@@ -3,7 +3,7 @@
 The reference processes blocks of queries. On a CUDA device flex attention skips masked blocks, and Redline's Triton
 kernels are faster still where they are available.
 
-Shapes: B sequences of S tokens; H key-value heads of D channels, each shared by G queries.
+Shapes: B sequences of S tokens; H key-value heads of D channels, each shared by G of the Q query heads.
 """
 
 from functools import cache
@@ -35,7 +35,7 @@ def windowed_attention(
     far: Far | None = None,
     implementation: str = "reference",
 ) -> Tensor:
-    """Returns (B, S, Q, D). `far` is (query, key, bias_BS) for the tokens of the document that have left the window."""
+    """Returns (B, S, Q, D). `far` is (query, key, bias_BS) for attention to tokens that have left the window."""
     head_dim = query_BSQD.shape[-1]
     by_stretches = implementation == "auto" and span_kernels_are_faster(query_BSQD, head_dim)
     if by_stretches or implementation == "triton":
@@ -85,7 +85,7 @@ def reference_attention(
 def attention_of_last_tokens(
     query_BSQD: Tensor, key_BLHD: Tensor, value_BLHD: Tensor, positions_BL: Tensor, segment: int, span: int
 ) -> Tensor:
-    """Returns (B, S, Q, D) for the last S of L tokens in a window of `span` tokens; positions below 0 are padding."""
+    """Returns (B, S, Q, D): the last S of L tokens attend to a window of `span`; positions below 0 are padding."""
     length, before = query_BSQD.shape[1], key_BLHD.shape[1] - query_BSQD.shape[1]
     key, value = key_BLHD.transpose(1, 2), value_BLHD.transpose(1, 2)
     grouped = key_BLHD.shape[2] != query_BSQD.shape[2]  # fewer kernels support enable_gqa
@@ -141,9 +141,10 @@ def _deterministic_beyond(
 ) -> tuple[Tensor, Tensor]:
     """Computes `_beyond` with a deterministic gradient of the bias.
 
-    The gradient of a score bias is summed over queries in no fixed order. This function weights the values by exp(bias)
-    instead. A second attention pass, with the weights as values, computes the normalizer. Appending the weights to the
-    values would save this pass, but exceed the head dimension that the kernels support.
+    Flex attention sums the gradient of a score bias over queries in no fixed order. So this function adds no bias, but
+    weights the values by exp(bias) instead. A second attention pass, with the weights as values, computes the
+    normalizer. Appending the weights to the values would save this pass, but exceed the head dimension that the kernels
+    support.
     """
     # Scaled so that the largest weight is 1; otherwise all weights could underflow in fp16.
     most_B1 = bias_BS.detach().amax(1, keepdim=True)
@@ -159,7 +160,7 @@ def _deterministic_beyond(
 
 
 # Gradients are wrong if a bias is computed in the same compiled graph as flex attention (attention-gym#20): by up to
-# 100% here, with a correct loss. Outside of the graph flex attention is compiled separately and is correct.
+# 100% here, with a correct loss. Outside of that graph, flex attention is compiled separately and is correct.
 _outside_graph: Any = torch.compiler.disable(_by_flex_attention, reason="flex attention and its bias need two graphs")
 
 
