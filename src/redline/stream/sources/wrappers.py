@@ -16,7 +16,7 @@ from redline.stream.sources import LARGEST_PX, Source
 
 SOURCE_LATE = "source late"
 _LATE_S = 0.1
-# If a source is always late, a frame is shown at least this often, in seconds.
+# If a source is always late, a frame is shown nevertheless after this many seconds without one.
 _LONGEST_GAP_S = 0.5
 
 
