@@ -112,12 +112,12 @@ class Access:
         return ""
 
     def why_not_origin(self, origin: str | None, host: str | None) -> str:
-        """Returns why this origin is refused, or an empty string. Browsers send it with every WebSocket request."""
+        """Returns why this origin is refused, or an empty string. Browsers send an Origin for every WebSocket."""
         if origin is None:
             return "the request has no Origin header, so it does not come from this page."
         scheme, _, place = origin.partition("://")
         if scheme not in ("http", "https") or not host or place.lower() != host.lower():
-            return f"requests from the origin {_short(origin)} are refused: it is not this page."
+            return f"requests from the origin {_short(origin)} are refused: it is not the origin of this page."
         return ""
 
     def why_not_key(self, key: str | None, token: str | None) -> str:

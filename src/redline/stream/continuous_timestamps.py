@@ -13,7 +13,7 @@ from av.packet import Packet
 from redline.video.reading import ARBITRARY_START_FORMATS
 
 # If another stream has reached the next recording, a stream follows when its timestamps decrease, or jump forward by
-# more than this.
+# more than this many seconds.
 _LONGEST_PAUSE_S = 1
 
 
@@ -22,14 +22,14 @@ class ContinuousTimestamps:
 
     def __init__(self, format_name: str) -> None:
         self._may_restart = format_name in ARBITRARY_START_FORMATS
-        # The shift of each recording, and for each stream the index of the recording that it is in.
+        # The shift of each recording, and for each stream the index of its current recording.
         self._shifts_s = [Fraction(0)]
         self._recordings: dict[int, int] = {}
         self._last_s: dict[int, Fraction] = {}
         self._end_s = Fraction(0)
 
     def shift(self, packet: Packet) -> None:
-        """Adds to the packet's timestamps the shift of the recording that it belongs to."""
+        """Adds to the packet's timestamps the shift of the recording that the packet belongs to."""
         dts = packet.dts if packet.dts is not None else packet.pts
         if not self._may_restart or dts is None:
             return

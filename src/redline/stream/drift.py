@@ -46,7 +46,7 @@ class DriftResult:
 
     @property
     def controls_that_passed(self) -> list[str]:
-        """The controls within all limits. With any, the evaluation is meaningless, because controls must fail."""
+        """The controls that stayed within all limits. If any did, the evaluation is meaningless: controls must fail."""
         return [name for name, findings in self.controls.items() if all(finding.holds for finding in findings)]
 
     def write_page(self, path: Path) -> None:

@@ -243,7 +243,7 @@ def _open_with_browser(
             certificate=options.certificate,
         )
         on_error.callback(page.close)
-        # A video file starts with the first viewer; a camera starts at once.
+        # A video file starts when the first viewer connects; a camera starts at once.
         waits = opened is not None and _is_paced(opened)
         shown = page.source if opened is None else page.preview(opened, waits)
         assert shown is not None

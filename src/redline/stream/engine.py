@@ -209,7 +209,7 @@ class Engine:
         return self._in_flight[0] is not None or self._transfers.is_done()
 
     def finish(self) -> Tensor:
-        """Returns the computed pixels of the oldest frame in flight, uint8 (H, W, 3) on the CPU.
+        """Returns the output pixels of the oldest frame in flight, uint8 (H, W, 3) on the CPU.
 
         The tensor is not reused for the next frame, because another thread writes it to the sink later.
         """

@@ -26,7 +26,7 @@ from redline.stream.settings import Settings
 class ModelControls:
     """The settings that a model supports, and the ranges of their sliders on the page.
 
-    `names` are the names of the first entries of the control vector; their values range from `minimum` to 1.
+    `names` are the names of the first entries of the control vector; these entries range from `minimum` to 1.
     """
 
     max_steps: int = 8

@@ -47,7 +47,7 @@ class FrameTimes(NamedTuple):
 
 @dataclass(frozen=True)
 class Distribution:
-    """Statistics of a stage or the latency. Mean and maximum (`most_s`) cover all frames, percentiles a window."""
+    """Statistics of a stage or the latency. Mean and maximum (`most_s`) cover all frames, percentiles the window."""
 
     p50_s: float
     p95_s: float

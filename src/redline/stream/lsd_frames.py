@@ -48,7 +48,7 @@ class LsdFrames:
         self.table(settings)
 
     def table(self, settings: Settings) -> StepTable:
-        """Returns a table that starts from pure noise at any strength: the model has the frame as a separate input."""
+        """Returns a table that starts from pure noise at any strength: the model gets the frame as a separate input."""
         return sampler_table(self.sampler, PROCESS, PREDICTION, settings.steps)
 
     def padded_px(self, side_px: int) -> int:
@@ -69,7 +69,7 @@ class LsdFrames:
 class LsdProgram(FrameProgram):
     """The computation for one number of steps at one size.
 
-    The strength interpolates between the frame (0) and the model's output (1), also in what the next frame gets.
+    The strength interpolates between the frame (0) and the model's output (1); the next frame is given the result.
     """
 
     def __init__(self, frames: LsdFrames, steps: int, height: int, width: int) -> None:
@@ -92,7 +92,7 @@ class LsdProgram(FrameProgram):
         frames = self._frames
 
         def predict(noisy: Tensor, times: Tensor) -> Tensor:
-            # A sampler step may change the memory layout, and a new layout would recompile a compiled network.
+            # A sampler step may change the memory layout, and torch.compile would recompile for a new layout.
             noisy = noisy.contiguous() if frames.is_compiled else noisy
             return frames.network(noisy, frame, previous, times, self._control)
 

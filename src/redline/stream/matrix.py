@@ -66,7 +66,7 @@ ARMS = (
     Arm("autocast", "autocast"),
     Arm("fp16 + compile", "fp16 + compile"),
     Arm("fp16 + graph", "fp16", graph=True),
-    # The bundled plan of the stream.
+    # The bundled plan of the stream on a GPU.
     Arm("bf16 + channels_last + graph", "bf16 + channels_last", graph=True),
     Arm("fp16 + channels_last + compile + graph", "fp16 + channels_last + compile", graph=True),
 )
@@ -242,7 +242,7 @@ class DevicePeaks:
 
 
 class _Timing(Engine):
-    """Records the device time of each frame and, if `samples_memory`, the held memory, which costs host time."""
+    """Records the device time of each frame and, if `samples_memory`, the memory in use (reading it takes time)."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -322,7 +322,7 @@ def _source(shape: Shape) -> Source:
 
 
 class _First(SourceWrapper):
-    """The first frames of a video, because the comparison keeps all frames in memory."""
+    """Limits a video to its first frames, because the comparison keeps all frames in memory."""
 
     def __init__(self, source: Source, count: int) -> None:
         super().__init__(source)

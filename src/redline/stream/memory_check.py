@@ -126,7 +126,7 @@ class _LiveTensors(TorchDispatchMode):
 
 
 class _FlashAttention(TorchFunctionMode):
-    """Replaces attention by an empty tensor: only on the meta device, it would allocate the attention matrix."""
+    """Replaces attention by an empty output: only on the meta device, the attention matrix would be allocated."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.scaled_dot_product_attention:

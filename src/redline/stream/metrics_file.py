@@ -42,7 +42,7 @@ class MetricsFile:
 
 
 def _opened(path: Path) -> FileIO:
-    """Opens the file for writing. Raises RedlineError if it is by now a symbolic link to a file."""
+    """Opens the file for writing. Raises RedlineError if it has become a symbolic link to a file."""
     if path.exists() and not path.is_file():
         # A link to a pipe or a device, such as /dev/stdout, is allowed: it has no content to lose.
         file = FileIO(os.open(path, os.O_WRONLY), "wb")

@@ -24,8 +24,8 @@ _MAX_SAMPLES = 3600
 class Sample:
     """One measurement of a running stream.
 
-    `frames_per_s` and `busy_share` (how much of the time the device computed) cover the time since the previous sample,
-    and latencies the last frames; if `is_whole`, all cover all frames. `peak_bytes` is the peak since the first frame.
+    `frames_per_s` and `busy_share` (device utilization) cover the time since the previous sample, and latencies the
+    window of the last frames; if `is_whole`, all cover all frames. `peak_bytes` is the peak since the first frame.
     """
 
     time_s: float

@@ -72,7 +72,7 @@ class Reader:
                 if not self._source.is_live:
                     raise
                 self.faults += 1
-                # The exponent is bounded, because it would overflow after a very long outage.
+                # The exponent is bounded, because the power would overflow after a very long outage.
                 delay_s = min(self._backoff.longest_s, self._backoff.first_s * self._backoff.factor ** min(attempt, 64))
                 attempt += 1
                 self._continuous.interrupt()

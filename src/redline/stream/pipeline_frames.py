@@ -126,7 +126,7 @@ class PipelineProgram(FrameProgram):
         frames = self._frames
 
         def predict(noisy: Tensor, times: Tensor) -> Tensor:
-            # A sampler step may change the memory layout, and a new layout would recompile a compiled network.
+            # A sampler step may change the memory layout, and torch.compile would recompile for a new layout.
             return frames.denoise(noisy.contiguous() if frames.is_compiled else noisy, times, self._text)
 
         latents = self._sampler.sample(predict, self._noise_N, frames.to_latents(frame).contiguous())

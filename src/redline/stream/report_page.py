@@ -123,7 +123,7 @@ def _charts(samples: Sequence[Sample], device_type: str) -> list[ChartCard]:
     notes = {
         "latency": "From capture to display: percentiles over the window of the last frames.",
         "stages": "The median of each stage; each stage begins when the previous one ends.",
-        "memory": "The memory of the process, or on a GPU of its tensors.",
+        "memory": "The memory of the process or, on a GPU, of its tensors.",
         "share": f"The share of the time in which {'the GPU' if device_type == 'cuda' else 'the CPU'} computed frames.",
     }
     return [

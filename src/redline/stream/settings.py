@@ -26,7 +26,7 @@ _STDIN = "-"
 # The interval in seconds between checks for the end of the stream and for new lines in a file.
 _POLL_S = 0.1
 _LONGEST_LINE = 16 * 1024
-# The number of most recently read bytes that are compared to detect that a file was rewritten.
+# This many of the bytes read last are compared with the file, to detect that it was rewritten.
 _REMEMBERED = 4096
 
 
@@ -186,7 +186,7 @@ def _open(place: str) -> tuple[int, bool]:
         kind = path.stat().st_mode
         if not (stat.S_ISREG(kind) or stat.S_ISFIFO(kind)):
             raise RedlineError(f"cannot read changes from {place!r}: it is neither a file nor a named pipe.")
-        # Also opens a pipe for writing, because reading would reach the end when the last writer closes it.
+        # Opens a pipe for writing as well; otherwise reading would reach the end when the last writer closes it.
         return os.open(path, os.O_RDWR if stat.S_ISFIFO(kind) else os.O_RDONLY), True
     except OSError as error:
         raise RedlineError(f"cannot read changes from {place!r}: {error.strerror}.") from error

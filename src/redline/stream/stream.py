@@ -112,7 +112,7 @@ class Stream:
         plan = choose_plan("stream", Machine.detect(str(self.device)), precision, plan).plan
         self._model = load_model(None if model is None else Path(model), plan, self.device, sampler)
         frame_model = self._model.frames
-        # Named entries that were not given become 0, so that the page has a slider for each of them.
+        # Named control entries that were not given become 0, so that the page has a slider for each of them.
         control = (*control, *[0.0] * (len(frame_model.controls.names) - len(control)))
         steps = self._model.live_steps if steps is None else steps
         strength = self._model.strength if strength is None else strength
@@ -172,7 +172,7 @@ class Stream:
             show=show,
             write=(lambda line: None) if self._metrics is None else self._metrics.write,
         )
-        # The pipeline closes the sink.
+        # The pipeline closes the sink, so `close` must not discard the output.
         self._is_finished = True
         with ExitStack() as stack:
             stack.callback(self.close)

@@ -82,7 +82,7 @@ def serve(
         size: (height, width) of the frames if the browser is the source.
         rate: the frame rate requested from the browser's camera.
         controls: the settings that the model supports, shown as sliders.
-        device: the device whose memory the page shows; `busy_share` returns its share of busy time.
+        device: the device whose memory the page shows; `busy_share` returns its utilization.
         names: further host names under which the page may be opened, such as that of a proxy.
         certificate: a PEM file with a key and certificates, for https.
     """

@@ -26,8 +26,8 @@ _WINDOW = 256
 # The largest camera image that is accepted, and the largest image that the page shows without downscaling, in pixels.
 MAX_CAMERA_PIXELS = 4096 * 2304
 MAX_SHOWN_PIXELS = 1920 * 1080
-# AREA averages when downscaling and interpolates when upscaling. FULL_CHR_H interpolates chroma samples, which swscale
-# would repeat otherwise.
+# Flags of swscale. AREA averages when downscaling and interpolates when upscaling; with FULL_CHR_H, chroma samples are
+# interpolated instead of repeated.
 _SMOOTH = Interpolation.AREA | Interpolation.FULL_CHR_H_INT | Interpolation.FULL_CHR_H_INP | Interpolation.ACCURATE_RND
 
 

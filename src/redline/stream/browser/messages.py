@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from redline.errors import RedlineError
 
-# A longer message is refused. An offer of three video tracks has about 6 kB.
+# Longer messages are refused; for comparison, an offer of three video tracks has about 6 kB.
 LONGEST_MESSAGE_BYTES = 64 * 1024
 _LONGEST_REASON = 100
 

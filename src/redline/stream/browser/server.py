@@ -174,8 +174,8 @@ class PageServer:
         return web.Response(text=text, content_type=_TYPES[name.rpartition(".")[2]], charset="utf-8")
 
     async def _socket(self, request: web.Request) -> web.StreamResponse:
-        # aiohttp closes the connection at messages over its limit. Its limit is four times as large as that of the page
-        # session, so that slightly too long messages are answered with an error instead.
+        # aiohttp closes the connection if a message exceeds `max_msg_size`. This is four times the real limit, so that a
+        # slightly too long message is answered with an error instead.
         socket = web.WebSocketResponse(
             heartbeat=_HEARTBEAT_S, max_msg_size=4 * LONGEST_MESSAGE_BYTES, compress=False, timeout=1.0
         )
@@ -204,7 +204,7 @@ def _bearer(request: web.Request) -> str | None:
 def collect_metrics(
     latency: Latency, broadcasts: Mapping[str, Broadcast], now_s: float, device: torch.device, busy_share: float | None
 ) -> dict[str, Any]:
-    """Returns the metrics that all pages show. `busy_share` (busy time of the device) is None if unknown yet."""
+    """Returns the metrics that all pages show. `busy_share` (device utilization) is None before the first frame."""
     return {
         "type": "figures",
         "at_s": now_s,

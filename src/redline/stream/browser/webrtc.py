@@ -176,7 +176,7 @@ def _directions(offer: Offer) -> list[str]:
 
 
 def _without_candidates(sdp: str) -> str:
-    """Removes the candidates; without the end-of-candidates line, aioice waits for the page's first packet."""
+    """Removes the candidates and the end-of-candidates line. Without them, aioice waits for the page's first packet."""
     removed = ("a=candidate:", "a=end-of-candidates")
     return "".join(line for line in sdp.splitlines(keepends=True) if not line.startswith(removed))
 

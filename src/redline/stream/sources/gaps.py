@@ -25,7 +25,7 @@ from av.video.stream import VideoStream
 
 _MATROSKA, _MPEGTS, _AVI, _MP4 = "matroska,webm", "mpegts", "avi", "mov,mp4,m4a,3gp,3g2,mj2"
 _FLV, _IVF = "flv", "ivf"
-# An intact file has at most a few dozen bytes between two packets.
+# More bytes than this between two packets were skipped: an intact file has at most a few dozen there.
 _SKIPPED_BYTES = 512
 _FRAMES_MISSING = {_MATROSKA: Fraction(5, 2), _MPEGTS: Fraction(3, 2)}
 # Packets come in decoding order, so a corrupt packet may damage a frame that is shown up to this much earlier or later.

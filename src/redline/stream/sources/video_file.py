@@ -109,7 +109,7 @@ class _Progress:
 
 
 class VideoFile:
-    """A video file. Damage raises DamagedVideo, or is skipped if there is a `drop`, which is called for each frame.
+    """A video file. Damage raises DamagedVideo; with `drop`, it is skipped, and `drop` is called for each lost frame.
 
     `origin_s` is the time at which the video starts on its own clock. Frames are scaled to `size` (height, width)
     during the conversion to RGB where swscale supports it; `Resized` handles the rest. `frame_threads` decodes several

@@ -196,7 +196,7 @@ function percentiles(list) {
   return [0.5, 0.95, 0.99].map((share) => sorted[Math.round(share * (sorted.length - 1))]);
 }
 
-// Returns the latency percentiles of each stage and of the total (approximated by their sums), or null if unknown yet.
+// Returns the latency percentiles of each stage and of the total (approximated by their sums), or null before the first frame.
 function pageLatency() {
   const view = metrics.views.output;
   if (!view?.ages_s || !trips.length || !showings.length) return null;
