@@ -174,7 +174,7 @@ class PageServer:
         return web.Response(text=text, content_type=_TYPES[name.rpartition(".")[2]], charset="utf-8")
 
     async def _socket(self, request: web.Request) -> web.StreamResponse:
-        # aiohttp closes the connection if a message exceeds `max_msg_size`. This is four times the real limit, so that a
+        # aiohttp closes the connection if a message exceeds `max_msg_size`. That is four times the real limit, so a
         # slightly too long message is answered with an error instead.
         socket = web.WebSocketResponse(
             heartbeat=_HEARTBEAT_S, max_msg_size=4 * LONGEST_MESSAGE_BYTES, compress=False, timeout=1.0
