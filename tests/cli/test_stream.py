@@ -299,7 +299,7 @@ def test_weights_that_do_not_fit_are_reported_before_they_are_read(
         small.setattr("redline.stream.loading.load_lsd", None)
         said = sentence(stream("synthetic:8x8,1", "null"))
     assert said.startswith(f"the weights of '{weights}' take ") and said.endswith(
-        "a model of 99% of its size would fit."
+        "a model of 99% of this size would fit."
     )
 
     def full(*_: object) -> None:

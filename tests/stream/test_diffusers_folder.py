@@ -229,7 +229,7 @@ def test_a_folder_by_itself_is_known_for_what_it_is(folder: Path, tmp_path: Path
         (lambda place: rename(place, "text_encoder_2", "CLIPTextModelWithProjection"), r"as SDXL"),
         (
             lambda place: rename(place, "scheduler", "FlowMatchEulerDiscreteScheduler"),
-            r"not a diffusion of 1000",
+            r"not a diffusion process of 1000",
         ),
     ],
 )

@@ -49,5 +49,5 @@ def test_weights_are_in_two_precisions_while_fp16_is_tried(tmp_path: Path, monke
     size = (tmp_path / "a.safetensors").stat().st_size
     monkeypatch.setattr(memory_check, "free_bytes", lambda device: size)
     memory_check.check_weights_fit([tmp_path / "a.safetensors"], "a", torch.device("cpu"))
-    with pytest.raises(RedlineError, match=r"^the weights of a take .*: a model of 66% of its size would fit\.$"):
+    with pytest.raises(RedlineError, match=r"^the weights of a take .*: a model of 66% of this size would fit\.$"):
         memory_check.check_weights_fit([tmp_path / "a.safetensors"], "a", torch.device("cpu"), keeps_copy=True)

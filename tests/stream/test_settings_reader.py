@@ -136,7 +136,7 @@ def test_what_a_file_holds_is_whole_and_what_is_added_is_so_with_the_end_of_its_
     assert heard == [
         "changed seed to 3",
         "changed seed to 4",
-        "ignored 'seed=5': the line has no end.",
+        "ignored 'seed=5': the line does not end with a newline.",
     ]
 
 

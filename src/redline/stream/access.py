@@ -28,7 +28,7 @@ _ANY = {
 
 
 def read_key(key: str | None, key_file: Path | None, serves_viewers: bool) -> str | None:
-    """Returns `key`, the content of `key_file`, or the environment variable if the stream serves viewers."""
+    """Returns `key` or the key in `key_file`. Without either, returns REDLINE_KEY if the stream serves viewers."""
     if key is not None and key_file is not None:
         raise RedlineError("--key and --key-file were both given: give only one.")
     if key_file is not None:
@@ -52,7 +52,7 @@ def urls(scheme: str, host: str, port: int, path: str, key: str | None) -> tuple
 
 
 def reachable_hosts(host: str) -> tuple[str, ...]:
-    """Returns the host, or this machine's network addresses if the server listens on all of them."""
+    """Returns (host,), or this machine's network addresses if `host` is a wildcard such as 0.0.0.0."""
     if host not in _ANY:
         return (host,)
     family, elsewhere, loopback = _ANY[host]
@@ -112,12 +112,12 @@ class Access:
         return ""
 
     def why_not_origin(self, origin: str | None, host: str | None) -> str:
-        """Returns why this origin is refused, or an empty string. A browser sends the origin with every WebSocket."""
+        """Returns why this origin is refused, or an empty string. Browsers send an Origin for every WebSocket."""
         if origin is None:
             return "the request has no Origin header, so it does not come from this page."
         scheme, _, place = origin.partition("://")
         if scheme not in ("http", "https") or not host or place.lower() != host.lower():
-            return f"requests from the origin {_short(origin)} are refused: it is not this page."
+            return f"requests from the origin {_short(origin)} are refused: it is not the origin of this page."
         return ""
 
     def why_not_key(self, key: str | None, token: str | None) -> str:

@@ -1,9 +1,9 @@
 """Makes the timestamps of concatenated recordings continuous.
 
 Broadcast containers can be concatenated (`cat a.ts b.ts`, a camera that restarts), and each recording counts from its
-own start. If the timestamps of a stream decrease, the next recording has begun, and its timestamps are shifted so that
-it starts where the previous one ended. Streams reach the boundary at different packets, but are shifted by the same
-amount. Video and audio may be read separately: if both readers are given all packets, they compute the same shifts.
+own start. If the timestamps of a stream decrease, the next recording has begun; it is shifted so that it starts where
+the previous one ended. All streams of a recording are shifted by the same amount, although each reaches the boundary at
+a different packet. Two readers (one for video, one for audio) compute the same shifts if both are given all packets.
 """
 
 from fractions import Fraction
@@ -12,29 +12,30 @@ from av.packet import Packet
 
 from redline.video.reading import ARBITRARY_START_FORMATS
 
-# After a longer gap than this, a stream may be in the next recording although its timestamps did not decrease.
+# If another stream has reached the next recording, a stream follows when its timestamps decrease, or jump forward by
+# more than this many seconds.
 _LONGEST_PAUSE_S = 1
 
 
 class ContinuousTimestamps:
-    """Shifts timestamps. Needs every packet of all streams in reading order; `format_name` is that of the container."""
+    """Shifts the timestamps of packets. `shift` must be called with every packet of all streams, in reading order."""
 
     def __init__(self, format_name: str) -> None:
         self._may_restart = format_name in ARBITRARY_START_FORMATS
-        # The shift of each recording, and the recording that each stream is in.
+        # The shift of each recording, and for each stream the index of its current recording.
         self._shifts_s = [Fraction(0)]
         self._recordings: dict[int, int] = {}
         self._last_s: dict[int, Fraction] = {}
         self._end_s = Fraction(0)
 
     def shift(self, packet: Packet) -> None:
-        """Adds the shift of its recording to the packet's timestamps."""
+        """Adds to the packet's timestamps the shift of the recording that the packet belongs to."""
         dts = packet.dts if packet.dts is not None else packet.pts
         if not self._may_restart or dts is None:
             return
         time_base, index = Fraction(packet.time_base), packet.stream.index
         if packet.is_corrupt:
-            # Ignores the timestamp of a corrupt packet, because it may be wrong.
+            # The timestamp of a corrupt packet may be wrong, so it must not start another recording.
             shift_s = self._shifts_s[self._recordings.get(index, -1)]
         else:
             shift_s = self._shifts_s[self._recording(index, dts * time_base)]

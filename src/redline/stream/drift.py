@@ -28,7 +28,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class DriftResult:
-    """The result. `controls` maps each control to its findings. No control may pass: see `controls_that_passed`."""
+    """The result of a drift evaluation. `controls` maps each control, a model that must fail, to its findings."""
 
     model: Path
     clip: Path
@@ -41,12 +41,12 @@ class DriftResult:
 
     @property
     def is_stable(self) -> bool:
-        """Whether all findings hold."""
+        """Whether the model is within the limits of all findings."""
         return all(finding.holds for finding in self.findings)
 
     @property
     def controls_that_passed(self) -> list[str]:
-        """The controls for which all findings hold; if there are any, the evaluation is meaningless."""
+        """The controls that stayed within all limits. If any did, the evaluation is meaningless: controls must fail."""
         return [name for name, findings in self.controls.items() if all(finding.holds for finding in findings)]
 
     def write_page(self, path: Path) -> None:
@@ -87,8 +87,8 @@ def evaluate_drift(
         clip: a video, or a folder of photos from which three clips with known motion are made.
         frames: the number of frames of each case.
         size: the side of clips made from photos, in pixels.
-        steps, sampler, strength: None takes the model's default.
-        controls: also run models that must fail (constant, noise, identity), to show that the findings can fail.
+        steps, sampler, strength: None uses the model's default.
+        controls: also run models that must fail (constant, noise, identity), to show that the evaluation can fail.
     """
     model, clip = Path(model), Path(clip)
     check_frames(frames)
@@ -110,7 +110,7 @@ def evaluate_drift(
     runs = tuple(run(case.name, _new_model(frame_model, settings, case), case) for case in cases(frames))
     judged: dict[str, list[Finding]] = {}
     for name, control in CONTROLS.items() if controls else ():
-        # Controls run on separate short cases, because the start of a long case contains no scene cut.
+        # Controls run on separate short cases, because the start of a long case would contain no scene cut.
         control_runs = [run(f"{name}, {case.name}", lambda: control, case) for case in cases(LEAST_FRAMES)]  # noqa: B023
         judged[name] = [finding for control_run in control_runs for finding in judge(control_run)]
     counted = f"{settings.steps} step{'s' if settings.steps > 1 else ''}"

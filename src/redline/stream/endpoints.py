@@ -71,14 +71,14 @@ class Endpoints:
 
 
 def serves_viewers(source: str, sink: str) -> bool:
-    """Returns whether a stream between these endpoints is visible over the network."""
+    """Returns whether source or output is a server that viewers can open."""
     return _BROWSER in (_word(source), _word(sink)) or _word(sink) == _MJPEG
 
 
 def open_endpoints(
     source: str, sink: str, options: EndpointOptions, settings: LiveSettings, latency: Latency
 ) -> Endpoints:
-    """Opens source and output. If both are a browser, they share one page."""
+    """Opens source and output. If both are `browser`, they share one page."""
     options = replace(options, live=options.live or _word(sink) in _WATCHED)
     if _BROWSER in (_word(source), _word(sink)):
         return _open_with_browser(source, sink, options, settings, latency)
@@ -243,7 +243,7 @@ def _open_with_browser(
             certificate=options.certificate,
         )
         on_error.callback(page.close)
-        # A video file starts with the first viewer; a camera starts at once.
+        # A video file starts when the first viewer connects; a camera starts at once.
         waits = opened is not None and _is_paced(opened)
         shown = page.source if opened is None else page.preview(opened, waits)
         assert shown is not None

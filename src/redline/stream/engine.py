@@ -1,8 +1,8 @@
 """Runs a model on every frame of a stream: on a GPU by replaying one CUDA graph per frame, on a CPU directly.
 
-A graph is captured for a frame size and a number of steps; strength, seed and control are written into buffers that it
-reads. For a sampler of few steps, all graphs are captured before the first frame, so that changing the number of steps
-never stalls the stream; for other samplers, a graph is captured when a frame first needs it, and is kept.
+A graph is captured for a frame size and a number of steps; strength, seed and control are written into buffers that the
+graph reads. If a model supports only few steps, all graphs are captured before the first frame, so that changing the
+number of steps never stalls the stream; otherwise, a graph is captured when a frame first needs it, and is kept.
 
 At a strength of 0 a frame is returned unchanged, and the model does not run.
 """
@@ -81,7 +81,7 @@ class FrameBuffers:
         frame = self._to_image(self.input)
         previous = torch.where(self._starts_anew(frame), frame, self.previous)
         image = program.run(frame, previous).float()
-        # Values that are not finite are replaced by the input, because a NaN in the state would never disappear.
+        # Replaces values that are not finite by those of the input, because a NaN in the state would never disappear.
         is_finite = torch.isfinite(image)
         self.nonfinite_frames += ~is_finite.all()
         clean = torch.where(is_finite, image.clamp(-1, 1), frame)
@@ -151,7 +151,7 @@ class Engine:
 
     @torch.inference_mode()
     def prepare(self, height: int, width: int) -> None:
-        """Allocates and warms up for a size. Frees the buffers of the previous size first, because both may not fit."""
+        """Allocates buffers for a frame size and warms up. Frees the old buffers first, because both may not fit."""
         began_s = time.perf_counter()
         self._nonfinite_before = self.nonfinite_frames
         if self._compute_stream is not None:
@@ -167,7 +167,8 @@ class Engine:
                 self._buffers = FrameBuffers(self.model, height, width, self._cut_threshold)
                 self._recorder = self._make_recorder(self.model.device) if self._make_recorder else None
                 if isinstance(self._recorder, CudaGraphCapturer) and self._compute_stream is not None:
-                    # Libraries keep a workspace for each CUDA stream, so warm-up, capture and computation share one.
+                    # Libraries keep a workspace for each CUDA stream, so a stream of the recorder's own would take more
+                    # memory.
                     self._recorder.stream = self._compute_stream
                 static = self._buffers.input, self._buffers.output
                 stream = self._compute_stream
@@ -208,9 +209,9 @@ class Engine:
         return self._in_flight[0] is not None or self._transfers.is_done()
 
     def finish(self) -> Tensor:
-        """Returns new pixels of the oldest frame in flight, uint8 (H, W, 3) on the CPU.
+        """Returns the output pixels of the oldest frame in flight, uint8 (H, W, 3) on the CPU.
 
-        Another thread writes them to the sink later, so the next frame must not reuse their buffer.
+        The tensor is not reused for the next frame, because another thread writes it to the sink later.
         """
         assert self._transfers is not None
         passed_through = self._in_flight.popleft()
@@ -228,7 +229,7 @@ class Engine:
 
     @property
     def nonfinite_frames(self) -> int:
-        """The number of frames with values that are not finite. Synchronizes with the device."""
+        """The number of frames in which the model returned non-finite values. Synchronizes with the device."""
         return self._nonfinite_before + (0 if self._buffers is None else int(self._buffers.nonfinite_frames))
 
     @torch.inference_mode()
@@ -245,7 +246,7 @@ class Engine:
         return [*(replace(now, steps=steps) for steps in others), now]
 
     def _for_settings(self, settings: Settings) -> _Prepared:
-        """Returns the prepared program for these settings, and writes them into its buffers."""
+        """Returns the program for these settings, after writing the settings into its buffers."""
         self._settings = settings
         prepared = self._prepared.pop(settings.steps, None)
         if prepared is None:

@@ -26,7 +26,7 @@ from redline.stream.settings import Settings
 class ModelControls:
     """The settings that a model supports, and the ranges of their sliders on the page.
 
-    `names` are the names of the first entries of the control vector; their values range from `minimum` to 1.
+    `names` are the names of the first entries of the control vector; these entries range from `minimum` to 1.
     """
 
     max_steps: int = 8
@@ -42,13 +42,13 @@ class FrameModel(Protocol):
     plan: Plan
 
     def check(self, settings: Settings) -> None:
-        """Raises RedlineError for unsupported settings. Does work in advance that would otherwise delay a frame.
+        """Raises RedlineError for unsupported settings. May be called from any thread.
 
-        May be called from any thread.
+        Does work in advance that would otherwise delay a frame, such as encoding the prompt.
         """
 
     def table(self, settings: Settings) -> StepTable:
-        """Returns the sampler's table for the settings."""
+        """Returns the sampler's table of timesteps and coefficients for the settings."""
         ...
 
     def padded_px(self, side_px: int) -> int:
@@ -56,7 +56,7 @@ class FrameModel(Protocol):
         ...
 
     def program(self, steps: int, height: int, width: int) -> "FrameProgram":
-        """Returns the computation for a size that the model supports."""
+        """Returns the computation of a frame for this number of steps and a size that the model supports."""
         ...
 
     def working_bytes(self, height: int, width: int) -> int:
@@ -78,9 +78,9 @@ class FrameProgram:
         self._settings: Settings | None = None
 
     def retune(self, settings: Settings) -> None:
-        """Writes the settings into the buffers after pending work, in CUDA stream order and without waiting for it.
+        """Writes the settings into the buffers in CUDA stream order: after pending work, but without waiting for it.
 
-        All frames of a seed use the same noise, because new noise would make them flicker.
+        Frames with the same seed use the same noise, because new noise for each frame would cause flicker.
         """
         before, self._settings = self._settings, settings
         if before is None or before.strength != settings.strength:
@@ -95,7 +95,7 @@ class FrameProgram:
 
 
 def copy_async(target: Tensor, values: Tensor) -> None:
-    """Copies to the target in stream order. With pinned memory, queueing the copy does not wait for running work."""
+    """Copies to the target in stream order, from pinned memory so that the call does not wait for running work."""
     target.copy_(values.pin_memory() if target.is_cuda else values, non_blocking=True)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from redline.errors import RedlineError
 from redline.stream.settings import Settings
 
-# A file that declares a more extreme pixel aspect ratio is damaged, and scaling its frames would fill the memory.
+# A more extreme pixel aspect ratio counts as damage and is ignored: scaling to square pixels would fill the memory.
 _WIDEST_PIXEL = Fraction(8)
 
 
@@ -32,8 +32,8 @@ class Clock:
 class Frame:
     """A frame: `pixels` are uint8 RGB (H, W, 3) on the CPU, shown at `pts` · `time_base` seconds of the source's time.
 
-    `index` counts the frames of the source, so that a gap is a dropped frame. `captured_s` is a time by the stream's
-    clock. `duration` is in units of `time_base`; 0 means unknown. `settings` are used to compute the frame.
+    `index` counts the frames of the source, so that a missing index is a dropped frame. `captured_s` is a time by the
+    stream's clock. `duration` is in units of `time_base`; 0 means unknown. `settings` are used to compute the frame.
     `pixel_aspect` is the width of a pixel divided by its height.
     """
 
@@ -60,7 +60,7 @@ class Frame:
 
 
 def square_size(height: int, width: int, pixel_aspect: Fraction) -> tuple[int, int]:
-    """Returns (height, width) in square pixels. One side grows and none shrinks, so that no detail is lost."""
+    """Returns (height, width) in square pixels. Enlarges one side and never shrinks one, so that no detail is lost."""
     if not 1 / _WIDEST_PIXEL <= pixel_aspect <= _WIDEST_PIXEL:
         return height, width
     if pixel_aspect >= 1:

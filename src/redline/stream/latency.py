@@ -4,12 +4,12 @@ Each stage begins when the previous one ends, so their times add up to the laten
 
 - capture: from the capture of the frame until it enters the queue of the model (decoding, conversion)
 - wait: in the queue
-- copy_in, compute, copy_out: in the transform
+- copy_in, compute, copy_out: in the model, with the copies to the device and back
 - display: waiting for the sink, and writing to it
 
 While a stream runs, percentiles are exact over a window of the last frames, and counts, means and maxima cover all
-frames. The final report covers all frames: beyond the window, percentiles come from a histogram with buckets that are
-1% wide, so that memory is bounded for any length of stream.
+frames. The final report covers all frames: if they do not fit in the window, percentiles come from a histogram with
+buckets that are 1% wide, so that memory is bounded for any length of stream.
 """
 
 import math
@@ -47,7 +47,7 @@ class FrameTimes(NamedTuple):
 
 @dataclass(frozen=True)
 class Distribution:
-    """Statistics of a time. `mean_s` and `most_s` (the maximum) cover all frames, percentiles the report's window."""
+    """Statistics of a stage or the latency. Mean and maximum (`most_s`) cover all frames, percentiles the window."""
 
     p50_s: float
     p95_s: float
@@ -58,9 +58,9 @@ class Distribution:
 
 @dataclass(frozen=True)
 class Report:
-    """Statistics of frames. `jitter_s` is the mean latency change between frames; `frames_per_s` counts shown frames.
+    """Statistics of frames. `jitter_s` is the mean change of latency from one frame to the next.
 
-    Both cover the window (all frames in the final report), and are 0 for fewer than two frames.
+    `jitter_s` and `frames_per_s` cover the window (all frames in the final report); both are 0 below two frames.
     """
 
     frames: int

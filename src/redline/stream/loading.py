@@ -1,4 +1,4 @@
-"""Loads the model of a stream: LSD weights, the output folder of their training, or a diffusers pipeline.
+"""Loads the model of a stream: LSD weights, the output folder of LSD training, or a diffusers pipeline.
 
 A pipeline is a folder with an image-to-image model such as SD-Turbo. diffusers and transformers load its parts, from
 local safetensors files only. Code in the folder is never executed, and unknown parts are refused. The text encoder runs
@@ -83,7 +83,7 @@ def _load(path: Path, plan: Plan, device: torch.device, sampler: str | None) -> 
 
 
 def load_pipeline(folder: Path, plan: Plan, device: torch.device | str) -> PipelineFrames:
-    """Loads the pipeline under the plan on the device. Downloads nothing."""
+    """Loads the pipeline onto the device and applies the plan. Downloads nothing."""
     index = _index(folder)
     missing = [name for name in ("diffusers", "transformers") if find_spec(name) is None]
     if missing:

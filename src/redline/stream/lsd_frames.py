@@ -1,6 +1,6 @@
 """Adapts an LSD with a sampler to the engine. A frame is computed exactly as in training rollouts and validation.
 
-The U-Net runs under a plan of the ladder, and everything else runs in fp32.
+The U-Net is optimized by a plan of the ladder, and everything else runs in fp32.
 """
 
 import torch
@@ -48,7 +48,7 @@ class LsdFrames:
         self.table(settings)
 
     def table(self, settings: Settings) -> StepTable:
-        """Returns a table that starts from pure noise at any strength, because the frame is a separate model input."""
+        """Returns a table that starts from pure noise at any strength: the model gets the frame as a separate input."""
         return sampler_table(self.sampler, PROCESS, PREDICTION, settings.steps)
 
     def padded_px(self, side_px: int) -> int:
@@ -69,7 +69,7 @@ class LsdFrames:
 class LsdProgram(FrameProgram):
     """The computation for one number of steps at one size.
 
-    The strength is the share of the model's change to the frame that is applied, in the output and in the state.
+    The strength interpolates between the frame (0) and the model's output (1); the next frame is given the result.
     """
 
     def __init__(self, frames: LsdFrames, steps: int, height: int, width: int) -> None:
@@ -92,7 +92,7 @@ class LsdProgram(FrameProgram):
         frames = self._frames
 
         def predict(noisy: Tensor, times: Tensor) -> Tensor:
-            # A sampler step may change the memory layout, for which a compiled network would be recompiled.
+            # A sampler step may change the memory layout, and torch.compile would recompile for a new layout.
             noisy = noisy.contiguous() if frames.is_compiled else noisy
             return frames.network(noisy, frame, previous, times, self._control)
 

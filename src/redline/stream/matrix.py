@@ -2,9 +2,9 @@
 memory.
 
 The time of a frame includes all of its sampling steps and both copies, but not the set-up and the warm-up frames. Every
-arm feeds back its own output, which is compared frame by frame with that of the plain fp32 arm, so that growing errors
-are detected. All arms run in one process, and memory is freed between them. If an arm loses the device, its row reports
-this and is the last row.
+arm feeds its own output back to the model. The outputs are compared frame by frame with those of the plain fp32 arm, so
+that growing errors are detected. All arms run in one process, and memory is freed between them. If a CUDA error in an
+arm makes the device unusable, the row of that arm reports this and is the last row.
 """
 
 import copy
@@ -39,9 +39,9 @@ from redline.stream.sources import Source
 from redline.stream.sources.synthetic import SyntheticClip
 from redline.stream.sources.wrappers import SourceWrapper
 
-# The first frames are not timed, because caches are cold and clock rates are low.
+# This many frames at the start are not timed, because caches are cold and clock rates are low.
 WARM_UP_FRAMES = 30
-# Scales the output of random weights so that they change a frame about as much as a restoration does.
+# Scales the last layer of a model with random weights, so that it changes a frame about as much as a restoration does.
 _CHANGE = 0.1
 
 
@@ -66,7 +66,7 @@ ARMS = (
     Arm("autocast", "autocast"),
     Arm("fp16 + compile", "fp16 + compile"),
     Arm("fp16 + graph", "fp16", graph=True),
-    # The bundled plan of the stream.
+    # The bundled plan of the stream on a GPU.
     Arm("bf16 + channels_last + graph", "bf16 + channels_last", graph=True),
     Arm("fp16 + channels_last + compile + graph", "fp16 + channels_last + compile", graph=True),
 )
@@ -133,8 +133,8 @@ class Row:
     `model_ms` is the device's time for one frame without its copies, `frame_ms` the time between finished frames, and
     the percentiles are of latencies from capture to sink. `plan` is the resolved plan. `peak_bytes` is the peak device
     memory of the running stream with its weights, and `setup_peak_bytes` that of loading and compiling. `grown_bytes`
-    is the range of the GPU memory allocated at each frame after the warm-up, in an untimed pass. The PSNR values
-    compare with the plain arm: minimum and mean over frames. After a row with `device_lost` nothing more can run.
+    is the largest minus the smallest GPU memory held after a frame (without warm-up), in an untimed pass. The PSNR
+    values compare with the plain arm: minimum and mean over frames. After a row with `device_lost` nothing can run.
     """
 
     shape: Shape
@@ -185,7 +185,7 @@ def measure(
     weights: Lsd | None = None,
     log: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Row]:
-    """Yields a row for each arm; the row of an arm that cannot run has the reason.
+    """Yields a row for each arm; the row of an arm that cannot run gives the reason.
 
     The plain arm runs first, because the others are compared with it; if it fails, its row is the last one.
     """
@@ -242,7 +242,7 @@ class DevicePeaks:
 
 
 class _Timing(Engine):
-    """Records the device time of each frame; with `samples_memory` also memory, which takes host time."""
+    """Records the device time of each frame and, if `samples_memory`, the memory in use (reading it takes time)."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -322,7 +322,7 @@ def _source(shape: Shape) -> Source:
 
 
 class _First(SourceWrapper):
-    """The first frames of a video. All frames might not fit in memory for the comparison."""
+    """Limits a video to its first frames, because the comparison keeps all frames in memory."""
 
     def __init__(self, source: Source, count: int) -> None:
         super().__init__(source)
@@ -334,7 +334,7 @@ class _First(SourceWrapper):
 
 
 def _held_bytes(device: torch.device) -> int:
-    """Returns the bytes of tensors plus those reserved by the allocator; 0 on a CPU, where they are unknown."""
+    """Returns allocated plus reserved bytes, so that growth of either shows; 0 on a CPU, where both are unknown."""
     if device.type != "cuda":
         return 0
     return torch.cuda.memory_allocated(device) + torch.cuda.memory_reserved(device)

@@ -24,10 +24,11 @@ from redline.notation import format_bytes
 from redline.stream.frame_model import FrameModel
 from redline.trees import tree_leaves
 
-# Factors that account for convolution workspaces, rounding by the allocator, and queued frames. On a CPU oneDNN also
-# copies its inputs to its own layouts (measured: 1.8 to 1.9 from 2048 × 2048 on), and memory is fragmented (2.7).
+# The estimate is multiplied by these factors for convolution workspaces, rounding by the allocator, and queued frames.
+# On a CPU, oneDNN also copies its inputs to its own layouts (measured factor: 1.8 to 1.9 from 2048 × 2048 on), and
+# fragmentation adds to that (measured: 2.7).
 _MARGINS = {"cuda": 1.3, "cpu": 2.8}
-# Eighths of each side that are tried for the suggested frame size.
+# The frame sizes to try for the suggestion: this many eighths of the requested height and width, largest first.
 _EIGHTHS = range(7, 0, -1)
 
 
@@ -50,20 +51,20 @@ def check_fits(model: FrameModel, height: int, width: int) -> None:
 
 
 def check_weights_fit(files: Iterable[Path], name: str, device: torch.device, keeps_copy: bool = False) -> None:
-    """Raises RedlineError if there is too little memory to load the weights. Weights pass through host memory as fp32.
+    """Raises RedlineError if there is too little memory to load the weights: as fp32 on the host, then on the device.
 
-    `keeps_copy`: the device also holds an fp16 copy of the weights while fp16 is checked for overflows.
+    If `keeps_copy`, the device also holds an fp16 copy of the weights while fp16 is checked for overflows.
     """
     total = sum(path.stat().st_size + _fp32_growth_bytes(path) for path in files)
     for place in dict.fromkeys((torch.device("cpu"), device)):
         free, weights = free_bytes(place), total * 3 // 2 if place == device and keeps_copy else total
         if weights > free:
             take = f"the weights of {name} take {format_bytes(weights)}, and {_free_text(free, place)}"
-            raise RedlineError(f"{take}: a model of {100 * free // weights}% of its size would fit.")
+            raise RedlineError(f"{take}: a model of {100 * free // weights}% of this size would fit.")
 
 
 def _fp32_growth_bytes(path: Path) -> int:
-    """Returns by how much 16-bit weights grow in fp32; 0 for an unreadable file, which loading reports."""
+    """Returns how many bytes 16-bit weights grow by in fp32; 0 for an unreadable file: loading reports the error."""
     try:
         check_safetensors_header(path)
         with safe_open(path, "pt") as file:
@@ -83,7 +84,7 @@ def free_bytes(device: torch.device) -> int:
         try:
             return available_host_bytes()
         except OSError:
-            # If the free memory is unknown, assumes that all memory is free.
+            # The free memory is unknown: assumes that all memory is free.
             return host_bytes()
     # Memory that torch has reserved but does not use is available too.
     idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -125,7 +126,7 @@ class _LiveTensors(TorchDispatchMode):
 
 
 class _FlashAttention(TorchFunctionMode):
-    """Replaces attention, which allocates the full attention matrix only on the meta device."""
+    """Replaces attention by an empty output: only on the meta device, the attention matrix would be allocated."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.scaled_dot_product_attention:

@@ -13,7 +13,7 @@ _NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # Windows does not have this flag
 
 
 class MetricsFile:
-    """A metrics file, created with its first line, so that a stream that cannot start does not change an old file."""
+    """A metrics file. The first `write` creates it, so that a stream that cannot start leaves an old file unchanged."""
 
     def __init__(self, path: Path, others: Mapping[str, str | Path | None] | None = None) -> None:
         check_output_path(path, others or {})
@@ -64,7 +64,7 @@ def _is_link(path: Path) -> RedlineError:
 
 
 def check_output_path(path: Path, others: Mapping[str, str | Path | None]) -> None:
-    """Raises RedlineError before a stream starts if `path` is one of the `others` (name: path) or cannot be written."""
+    """Raises RedlineError before a stream starts if `path` cannot be written or is among `others` ({name: path})."""
     for name, other in others.items():
         if other is not None and _is_same_file(path, other):
             raise RedlineError(f"cannot write {str(path)!r}: it is the {name}.")

@@ -1,7 +1,7 @@
 """Samples a stream once per second, for the terminal, the metrics file and the report.
 
-The last line of the metrics file covers all frames, as the final table does. Samples take bounded memory: after an
-hour every other one is dropped, and from then on half as many are kept.
+The last line of the metrics file covers all frames, as the final table does. The memory for samples is bounded: when
+3600 are stored, every other one is deleted, and from then on only half as many of the new ones are stored.
 """
 
 import json
@@ -24,8 +24,8 @@ _MAX_SAMPLES = 3600
 class Sample:
     """One measurement of a running stream.
 
-    `frames_per_s` and `busy_share` (of the device's time) cover the time since the previous sample, and latencies cover
-    the window; if `is_whole`, all values cover all frames. `peak_bytes` is the peak since the first frame.
+    `frames_per_s` and `busy_share` (device utilization) cover the time since the previous sample, and latencies the
+    window of the last frames; if `is_whole`, all cover all frames. `peak_bytes` is the peak since the first frame.
     """
 
     time_s: float
@@ -52,8 +52,8 @@ class Sample:
 class Monitor:
     """A context in which a thread takes samples, passes each to `show`, and its JSON line to `write`.
 
-    `stop` is called once when the stream has run for `duration_s`, or when `stop_requested` is set, for example by a
-    signal handler. If `show` or `write` raises, `fail` is called and `error` is set.
+    `stop` is called when the stream has run for `duration_s`, or when `stop_requested` is set, for example by a signal
+    handler. If `show` or `write` raises, `fail` is called and `error` is set.
     """
 
     latency: Latency
@@ -92,7 +92,7 @@ class Monitor:
         self._thread.join()
         now_s = self.clock.now_s()
         if self._began_s is None and self.latency.report().frames:
-            # All frames came within one sample interval, so no sample has set the time of the first frame.
+            # All frames came after the thread's last check, so it has not set the time of the first frame.
             self._began_s, self._began_busy_s = self._last[0], self._last[2]
         # Rates over a few milliseconds are meaningless.
         is_due = not self.samples or now_s - self._last[0] > self.every_s / 4

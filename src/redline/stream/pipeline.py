@@ -2,8 +2,8 @@
 
 All frames of a file are processed, in order. With a live source, the model takes the newest frame and older ones are
 dropped, so that frames do not age in a queue if the model or the sink is slow. An error in any thread ends all three
-and is raised by `run`. The sink then keeps the recording of a live source up to that moment, if it can, and deletes an
-unfinished copy of a file.
+and is raised by `run`. After an error, the sink keeps what it has recorded from a live source, if it can, but deletes
+the unfinished output of a file.
 """
 
 import math
@@ -72,7 +72,7 @@ class Reader:
                 if not self._source.is_live:
                     raise
                 self.faults += 1
-                # The exponent is bounded, because it would overflow after a very long outage.
+                # The exponent is bounded, because the power would overflow after a very long outage.
                 delay_s = min(self._backoff.longest_s, self._backoff.first_s * self._backoff.factor ** min(attempt, 64))
                 attempt += 1
                 self._continuous.interrupt()
@@ -211,7 +211,7 @@ class Pipeline:
 
     def _compute(self) -> None:
         transform, size = self.transform, (self.source.height, self.source.width)
-        # Finishes a live frame before it takes the next one, because a waiting frame would only age.
+        # Finishes each live frame before it takes the next one, because a frame taken early would age in flight.
         max_in_flight = 1 if self.source.is_live else transform.max_in_flight
         in_flight: deque[_Timed] = deque()
         while True:

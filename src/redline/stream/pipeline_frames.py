@@ -1,7 +1,7 @@
 """Adapts a diffusers image-to-image model to the engine: encode, add noise, denoise in a few steps, decode.
 
-The steps use the tables of the pipeline's own scheduler, without classifier-free guidance, which models distilled to
-few steps do not need. Each frame is computed independently of the previous one.
+The steps follow the noise schedule of the pipeline's scheduler. Classifier-free guidance is not used, because models
+distilled to few steps do not need it. Each frame is computed independently of the previous one.
 """
 
 from collections.abc import Callable
@@ -38,13 +38,12 @@ class PipelineFrames:
         device: torch.device,
         name: str,
     ) -> None:
-        """`read_prompt` returns the text embedding that the U-Net takes, on the CPU."""
+        """`read_prompt` returns the text embedding for the U-Net, on the CPU."""
         unet, vae = parts["unet"], parts["vae"]
         self.device, self.name, plan = device, name, without_cuda_graphs(plan, device)
         self.is_compiled = "compile" in plan
         self.process, self.prediction = _process(scheduler, name)
-        # A consistency model is sampled with new noise in every step; all other schedulers use the sampling path of
-        # DDIM.
+        # A latent consistency model is sampled with new noise in every step; all other schedulers are replaced by DDIM.
         self._is_lcm = type(scheduler).__name__ == "LCMScheduler"
         self.controls = ModelControls(MOST_STEPS if self._is_lcm else 8, takes_prompt=True)
         self._scale, self._shift = float(vae.config.scaling_factor), float(getattr(vae.config, "shift_factor", 0) or 0)
@@ -56,7 +55,7 @@ class PipelineFrames:
         text = self.read_prompt("").to(device)
         self.text_shape = text.shape
         self._configs = {part: (type(parts[part]), dict(parts[part].config)) for part in ("unet", "vae")}
-        # Activations of these decoders exceed the range of fp16.
+        # Activations of these VAEs would exceed the range of fp16, so they run in bf16 instead.
         vae_plan = plan.with_rung(parse_rung("bf16")) if "fp16" in plan else plan
         latents = torch.randn(1, self._latent_channels, _SAMPLE_PX, _SAMPLE_PX, device=device)
         pixels = torch.rand(1, 3, _SAMPLE_PX * self._factor, _SAMPLE_PX * self._factor, device=device) * 2 - 1
@@ -127,7 +126,7 @@ class PipelineProgram(FrameProgram):
         frames = self._frames
 
         def predict(noisy: Tensor, times: Tensor) -> Tensor:
-            # A sampler step may change the memory layout, for which a compiled network would be recompiled.
+            # A sampler step may change the memory layout, and torch.compile would recompile for a new layout.
             return frames.denoise(noisy.contiguous() if frames.is_compiled else noisy, times, self._text)
 
         latents = self._sampler.sample(predict, self._noise_N, frames.to_latents(frame).contiguous())
@@ -167,12 +166,12 @@ class Decoder(nn.Module):
 
 
 def _process(scheduler: Any, name: str) -> tuple[NoiseProcess, str]:
-    """Returns the noise process of the scheduler and its prediction type."""
+    """Returns the scheduler's noise process and prediction type."""
     alphas = getattr(scheduler, "alphas_cumprod", None)
     prediction = getattr(scheduler.config, "prediction_type", "epsilon")
     if alphas is None or len(alphas) != STEPS or prediction not in _PREDICTIONS:
         raise ModelError(
-            f"unsupported scheduler of {name}: {type(scheduler).__name__} is not a diffusion of {STEPS} steps."
+            f"unsupported scheduler of {name}: {type(scheduler).__name__} is not a diffusion process of {STEPS} steps."
         )
     alphas = alphas.double()
     process = NoiseProcess("scheduler", tuple(alphas.sqrt().tolist()), tuple((1 - alphas).sqrt().tolist()))

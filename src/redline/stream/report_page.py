@@ -123,7 +123,7 @@ def _charts(samples: Sequence[Sample], device_type: str) -> list[ChartCard]:
     notes = {
         "latency": "From capture to display: percentiles over the window of the last frames.",
         "stages": "The median of each stage; each stage begins when the previous one ends.",
-        "memory": "Allocated by the process, or on a GPU by its tensors.",
+        "memory": "The memory of the process or, on a GPU, of its tensors.",
         "share": f"The share of the time in which {'the GPU' if device_type == 'cuda' else 'the CPU'} computed frames.",
     }
     return [
@@ -147,7 +147,7 @@ def _chart(
     drawn = [
         Curve(key, tuple(curve), f"c{number % CURVE_COLORS}") for number, (key, curve) in enumerate(curves.items())
     ]
-    # A single curve needs no legend, because the title names it. For drops, the legend names the cause.
+    # A single curve needs no legend, because the title names it; but for drops, the legend names the cause.
     legend = tuple((curve.kind, curve.name) for curve in drawn) if len(drawn) > 1 or name == "drops" else ()
     return ChartCard(title, note, draw_curves(title, drawn, name, "seconds", label, (0.0, top)), legend)
 

@@ -26,7 +26,7 @@ _STDIN = "-"
 # The interval in seconds between checks for the end of the stream and for new lines in a file.
 _POLL_S = 0.1
 _LONGEST_LINE = 16 * 1024
-# The number of most recently read bytes that are compared to detect that a file was rewritten.
+# This many of the bytes read last are compared with the file, to detect that it was rewritten.
 _REMEMBERED = 4096
 
 
@@ -158,7 +158,7 @@ class SettingsReader:
             if not piece:
                 self._ended.wait(_POLL_S)
             if initial and len(piece) == initial:
-                piece += b"\n"  # the initial content is complete; later additions are complete when their line ends
+                piece += b"\n"  # the last initial line may lack a newline; a later line is complete only with one
             initial = max(0, initial - len(piece))
             *lines, text = (text + piece).split(b"\n")
             yield from (line.decode(errors="replace") for line in lines)
@@ -166,17 +166,17 @@ class SettingsReader:
                 self._log(f"ignored a line of more than {_LONGEST_LINE:,} characters.")
                 text = b""
         if text.strip():
-            self._log(f"ignored {text.decode(errors='replace')!r}: the line has no end.")
+            self._log(f"ignored {text.decode(errors='replace')!r}: the line does not end with a newline.")
 
     def _was_rewritten(self, read: bytes) -> bool:
-        """Returns whether the most recently read bytes have changed in the file, as after `>` instead of `>>`."""
+        """Returns whether the most recently read bytes have changed in the file, as by `>` instead of `>>`."""
         if not stat.S_ISREG(os.fstat(self._file).st_mode):
             return False
         return os.pread(self._file, len(read), os.lseek(self._file, 0, os.SEEK_CUR) - len(read)) != read
 
 
 def _open(place: str) -> tuple[int, bool]:
-    """Returns the file descriptor, and whether more data may come after the end was reached."""
+    """Returns the file descriptor, and whether data may still be added after its end was reached."""
     if place == _STDIN:
         with suppress(OSError, AttributeError, ValueError):
             return os.dup(sys.stdin.fileno()), False
@@ -186,7 +186,7 @@ def _open(place: str) -> tuple[int, bool]:
         kind = path.stat().st_mode
         if not (stat.S_ISREG(kind) or stat.S_ISFIFO(kind)):
             raise RedlineError(f"cannot read changes from {place!r}: it is neither a file nor a named pipe.")
-        # Also opens a pipe for writing, so that it does not reach its end when another writer closes it.
+        # Opens a pipe for writing as well; otherwise reading would reach the end when the last writer closes it.
         return os.open(path, os.O_RDWR if stat.S_ISFIFO(kind) else os.O_RDONLY), True
     except OSError as error:
         raise RedlineError(f"cannot read changes from {place!r}: {error.strerror}.") from error

@@ -56,7 +56,7 @@ class Stream:
         output: a video file, a folder, `browser`, `window`, `mjpeg:8182`, … Frames are discarded by default.
         model: LSD weights, the output folder of their training, or a diffusers folder. The bundled LSD by default.
         sampler: `distilled` (default), `ddim`, `dpm_solver` or `flow_euler`.
-        prompt, steps, strength, seed, control: the initial `Settings`; None takes the model's default.
+        prompt, steps, strength, seed, control: the initial `Settings`; None uses the model's default.
         size: (height, width) to which frames are scaled first.
         live: play a file at its own pace and drop late frames, as from a camera.
         keep_going: skip damaged parts of a video file and count them as dropped.
@@ -112,7 +112,7 @@ class Stream:
         plan = choose_plan("stream", Machine.detect(str(self.device)), precision, plan).plan
         self._model = load_model(None if model is None else Path(model), plan, self.device, sampler)
         frame_model = self._model.frames
-        # Sets named entries that were not given to zero, so that the page has a slider for each.
+        # Named control entries that were not given become 0, so that the page has a slider for each of them.
         control = (*control, *[0.0] * (len(frame_model.controls.names) - len(control)))
         steps = self._model.live_steps if steps is None else steps
         strength = self._model.strength if strength is None else strength
@@ -172,7 +172,7 @@ class Stream:
             show=show,
             write=(lambda line: None) if self._metrics is None else self._metrics.write,
         )
-        # The pipeline closes the sink.
+        # The pipeline closes the sink, so `close` must not discard the output.
         self._is_finished = True
         with ExitStack() as stack:
             stack.callback(self.close)
@@ -254,7 +254,7 @@ class Stream:
 
     def _log_nonfinite_frames(self) -> None:
         if count := self._engine.nonfinite_frames:
-            self._log(f"{count:,} frames had values that are not finite and show the input there: try precision fp32.")
+            self._log(f"{count:,} frames had non-finite values, which were replaced by the input: try precision fp32.")
 
     def _info(self) -> StreamInfo:
         source, settings = self._endpoints.source, self._initial
@@ -281,9 +281,8 @@ class Stream:
 def set_on_signals(stop: threading.Event) -> Iterator[None]:
     """Sets `stop` on Ctrl-C (SIGINT) and on SIGTERM; a second such signal has its default effect.
 
-    SIGHUP, sent when the terminal is closed, sets it every time, because a shell may repeat it, unless it is ignored
-    (nohup). Outside the main thread,
-    where Python allows no signal handlers, this does nothing.
+    SIGHUP, sent when the terminal is closed, always sets `stop`, because a shell may send it twice. A SIGHUP that is
+    ignored (nohup) stays ignored. Does nothing outside the main thread, where Python allows no signal handlers.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -67,7 +67,7 @@ class _InFlight:
 
 
 class CudaTransfers:
-    """For a GPU: `computing` is the stream on which the work runs. The host waits only for the last event of a frame.
+    """For a GPU: the work runs on the CUDA stream `computing`. The host waits only for the last event of a frame.
 
     `begin` copies pixels to the static input, runs the work and starts to copy the static output to the host. `finish`
     waits for the oldest frame that was begun. At most `MAX_IN_FLIGHT` frames may be in flight.
@@ -79,7 +79,7 @@ class CudaTransfers:
         self._copies = PinnedCopies.with_stream_per_direction(self._device, MAX_IN_FLIGHT, self._stage)
         self._copies.preallocate(static_input.nbytes, to_device=True, ring=_RING)
         self._copies.preallocate(static_output.nbytes, to_device=False, ring=_RING)
-        # Copies of the static output, which the next frame overwrites while a result is still being copied to the host.
+        # Copies of the static output, because the next frame overwrites it while the result is copied to the host.
         self._results = deque(torch.empty_like(static_output) for _ in range(MAX_IN_FLIGHT))
         # Waits, because the results were allocated on the current stream but are used on other streams.
         torch.cuda.current_stream(static_input.device).synchronize()
@@ -121,7 +121,7 @@ class CudaTransfers:
         )
 
     def _stage(self, target: Tensor, source: Tensor) -> None:
-        """Copies with numpy, which uses one thread; torch would use all cores, which decoders need."""
+        """Copies with numpy, which uses one thread; torch would use all cores, and delay decoders."""
         began_s = time.perf_counter()
         np.copyto(target.numpy(), source.numpy())
         self._staging_s = time.perf_counter() - began_s

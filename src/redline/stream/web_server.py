@@ -19,7 +19,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from redline.errors import RedlineError
 
 MAX_PENDING, MAX_PENDING_PER_ADDRESS = 64, 16
-# Long enough to send the files of a page over a slow connection.
+# The deadline of a connection: long enough to send the files of a page over a slow connection.
 ANSWERED_S = 10.0
 # The delay before `accept` is retried after an error, such as no free file descriptor.
 _RETRY_S = 0.5
@@ -30,7 +30,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class WebServer:
     """Serves an application. `start` and `close` may be called from any thread.
 
-    `work` runs in the server's event loop, and returns some time after `stop` is set; then all connections are closed.
+    `work` runs in the server's event loop, and must return soon after `stop` is set; then all connections are closed.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class WebServer:
         self._listener.close()
 
     def release(self, request: web.Request) -> None:
-        """Removes the deadline of a connection that has become an open page or a viewer."""
+        """Removes the deadline of a connection that stays open, for a page or a viewer."""
         self._acceptor.release(request.transport)
 
     def _run(self) -> None:
@@ -138,7 +138,7 @@ class _Acceptor:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def release(self, transport: asyncio.Transport | None) -> None:
-        """Removes the deadline of a connection that has become an open page."""
+        """Removes the deadline of a connection that stays open."""
         if transport is not None and transport in self._released:
             self._released[transport].set()
 
@@ -170,7 +170,7 @@ class _Acceptor:
 
 
 class PendingConnections:
-    """The connections whose requests have not yet been read and accepted, each identified by any object.
+    """The connections whose requests have not yet been read and accepted, each identified by an object of any type.
 
     When too many are pending, in total or from one address, the oldest one must be closed: a viewer sends its request
     at once, so the oldest is the most likely to be idle.

@@ -241,7 +241,7 @@ def test_a_killed_recording_loses_at_most_two_seconds_and_is_kept_by_the_next(tm
         remove_abandoned(folder)
         notes = VideoFileSink(folder / "a.mp4", Fraction(25)).notes
         kept = ["a.recovered-2.mp4", "b.recovered.mov", "c.recovered.mkv"]
-        assert notes == tuple(f"recovered {name!r}, a recording that was killed." for name in kept)
+        assert notes == tuple(f"recovered {name!r}, a recording whose process was killed." for name in kept)
         assert sorted(path.name for path in folder.iterdir()) == sorted(["a.recovered.mp4", *kept])
         for name in kept:
             times = [frame.time_s for frame in VideoFile(folder / name).frames()]
@@ -263,7 +263,7 @@ def test_a_killed_recording_without_a_frame_is_deleted_with_a_note(
     left = left_by_killed(tmp_path / "a.mp4", monkeypatch)
     left.write_bytes(bytes(88))
     notes = VideoFileSink(tmp_path / "a.mp4", Fraction(25)).notes
-    assert notes == (f"deleted {left.name!r}, a recording that was killed before its first frame.",)
+    assert notes == (f"deleted {left.name!r}, a recording whose process was killed before its first frame.",)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -291,7 +291,7 @@ def test_a_recording_of_an_earlier_process_of_the_same_number_is_recovered(
     make_clip(left_by_killed(tmp_path / "a.mp4", monkeypatch, os.getpid()), frames=3)
     recording_path(tmp_path / "b.mp4").touch()
     notes = VideoFileSink(tmp_path / "a.mp4", Fraction(25)).notes
-    assert notes == ("recovered 'a.recovered.mp4', a recording that was killed.",)
+    assert notes == ("recovered 'a.recovered.mp4', a recording whose process was killed.",)
     assert len(list(tmp_path.iterdir())) == 2, "this process still writes the other"
 
 

@@ -46,7 +46,7 @@ class Page:
         return self.urls[0]
 
     def preview(self, source: Source, waits: bool = False) -> Source:
-        """Returns a source that also shows its frames on the page. If `waits`, it starts with the first viewer."""
+        """Returns a source that also shows its frames on the page. If `waits`, it starts when a viewer connects."""
         begin = self._broadcasts["output"].wanted if waits else None
         return Previewed(source, self._broadcasts["input"].publish, begin)
 
@@ -82,7 +82,7 @@ def serve(
         size: (height, width) of the frames if the browser is the source.
         rate: the frame rate requested from the browser's camera.
         controls: the settings that the model supports, shown as sliders.
-        device: the device whose memory the page shows; `busy_share` returns the share of time in which it computes.
+        device: the device whose memory the page shows; `busy_share` returns its utilization.
         names: further host names under which the page may be opened, such as that of a proxy.
         certificate: a PEM file with a key and certificates, for https.
     """

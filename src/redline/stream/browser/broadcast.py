@@ -1,7 +1,7 @@
-"""Distributes frames to any number of viewers. A viewer gets the newest frame whenever it is ready for a frame;
+"""Distributes frames to any number of viewers. Each viewer gets the newest frame whenever it is ready for another one;
 publishing never waits for a viewer.
 
-Frames are converted between the images of the codec (YUV, even sides) and those of the stream (RGB, any size).
+Also converts between the images of the codec (YUV, even sides) and the frames of the stream (RGB, any size).
 """
 
 import asyncio
@@ -23,10 +23,11 @@ from redline.stream.latency import PERCENTILES
 from redline.stream.sinks import Sink
 
 _WINDOW = 256
-# The largest accepted camera image, and the largest image that is shown on the page without downscaling.
+# The largest camera image that is accepted, and the largest image that the page shows without downscaling, in pixels.
 MAX_CAMERA_PIXELS = 4096 * 2304
 MAX_SHOWN_PIXELS = 1920 * 1080
-# This method averages when downscaling and interpolates when upscaling. By default, swscale repeats chroma samples.
+# Flags of swscale. AREA averages when downscaling and interpolates when upscaling; with FULL_CHR_H, chroma samples are
+# interpolated instead of repeated.
 _SMOOTH = Interpolation.AREA | Interpolation.FULL_CHR_H_INT | Interpolation.FULL_CHR_H_INP | Interpolation.ACCURATE_RND
 
 
@@ -40,7 +41,7 @@ class Published:
 
 
 class Broadcast:
-    """The frames for all viewers. `publish` is thread-safe; `wanted` is set once a connected viewer asks for one."""
+    """The frames for all viewers. `publish` is thread-safe; `wanted` is set when a viewer first asks for a frame."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock = clock or Clock()
@@ -68,7 +69,7 @@ class Broadcast:
             viewer.wake()
 
     def add_viewer(self) -> "Viewer":
-        """Returns a viewer for the running event loop."""
+        """Returns a new viewer, which belongs to the running event loop."""
         viewer = Viewer(self)
         with self._lock:
             self._viewers.add(viewer)
@@ -95,14 +96,14 @@ class BrowserSink(Sink):
 
 
 class Viewer:
-    """One receiver of a broadcast. `skipped` counts frames that were replaced by newer ones while it was busy."""
+    """One receiver of a broadcast. `skipped` counts frames that newer ones replaced while the viewer was busy."""
 
     def __init__(self, broadcast: Broadcast) -> None:
         self._broadcast, self._loop = broadcast, asyncio.get_running_loop()
         self._woken = asyncio.Event()
         self._seen: int | None = None
-        # The age of a frame from before this viewer connected is not measured, because it includes the wait for the
-        # viewer.
+        # For frames that were published before this viewer connected, no age is measured, because it would include the
+        # wait for the viewer.
         newest = broadcast.newest
         self._count_at_start = 0 if newest is None else newest.count
         self._ages_s: deque[float] = deque(maxlen=_WINDOW)
@@ -133,14 +134,14 @@ class Viewer:
                     return newest, False
 
     def sent(self, published: Published) -> None:
-        """Records how long ago the frame was captured and published."""
+        """Records the time since the frame was captured, and the time since it was published."""
         now_s = self._broadcast.clock.now_s()
         self._ages_s.append(now_s - published.frame.captured_s)
         self._sendings_s.append(now_s - published.at_s)
 
     def metrics(self) -> dict[str, Any]:
         """Returns counts, and p50, p95 and p99 of the time from capture to sending (`ages_s`) and from publication to
-        sending (`sendings_s`), or None before a frame was sent."""
+        sending (`sendings_s`). Both are None before a frame was sent."""
         times = {"ages_s": self._ages_s, "sendings_s": self._sendings_s}
         percentiles = {
             name: np.percentile(list(kept), PERCENTILES).tolist() if kept else None for name, kept in times.items()
@@ -158,9 +159,9 @@ class Viewer:
 
 
 def crop_and_scale(image: VideoFrame, height: int, width: int) -> Tensor:
-    """Crops the centre of the image to the aspect ratio and scales it to the size.
+    """Crops the image around its centre to the aspect ratio of height × width, and scales the crop to that size.
 
-    A browser on a slow connection sends smaller images, while the model keeps its size.
+    Scaling is needed because a browser on a slow connection sends smaller images.
     """
     # Crops before scaling, because an extreme image (such as a single row) would need too much memory if scaled first.
     crop_height = min(image.height, max(1, round(image.width * height / width)))
@@ -174,7 +175,7 @@ def crop_and_scale(image: VideoFrame, height: int, width: int) -> Tensor:
 
 
 def shown_size(height: int, width: int, pixel_aspect: Fraction = Fraction(1)) -> tuple[int, int]:
-    """Returns (height, width) on the page: square pixels, even sides, and small enough to encode live."""
+    """Returns the (height, width) shown on the page: in square pixels, even, and small enough to encode live."""
     height, width = square_size(height, width, pixel_aspect)
     scale = min(1.0, math.sqrt(MAX_SHOWN_PIXELS / (height * width)))
     if scale == 1.0:

@@ -7,13 +7,13 @@ from msgspec import Struct
 
 from redline.errors import RedlineError
 
-# For comparison: an offer of three video tracks has about 6 kB.
+# Longer messages are refused; for comparison, an offer of three video tracks has about 6 kB.
 LONGEST_MESSAGE_BYTES = 64 * 1024
 _LONGEST_REASON = 100
 
 
 class MessageError(RedlineError):
-    """Raised for an invalid message; `about` is its message type."""
+    """Raised for an invalid message; `about` is the type of that message."""
 
     def __init__(self, text: str, about: str = "message") -> None:
         super().__init__(text)
@@ -51,7 +51,7 @@ def read(text: str) -> Message:
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
         raise MessageError(f"the message is invalid: {str(error)[:_LONGEST_REASON]}.") from error
     if isinstance(message, Offer) and (not message.lines or len(set(message.lines)) != len(message.lines)):
-        raise MessageError('offer: "lines" must name at least one video track, each once.', "offer")
+        raise MessageError('offer: "lines" must name at least one video track, and none twice.', "offer")
     if isinstance(message, Change):
         if not message.settings:
             raise MessageError('settings: "settings" must not be empty.', "settings")

@@ -72,7 +72,7 @@ class PageServer:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The current settings as JSON values. The seed is a string, because JavaScript numbers have only 53 bits."""
+        """The current settings as JSON values. The seed is a string: JavaScript numbers are exact only up to 2^53."""
         values = asdict(self.live_settings.now())
         unset = self._control_entries - len(values["control"])
         return values | {"seed": str(values["seed"]), "control": [*values["control"], *[0.0] * unset]}
@@ -174,7 +174,8 @@ class PageServer:
         return web.Response(text=text, content_type=_TYPES[name.rpartition(".")[2]], charset="utf-8")
 
     async def _socket(self, request: web.Request) -> web.StreamResponse:
-        # Messages of up to four times the limit are received, so that they are answered with an error.
+        # aiohttp closes the connection if a message exceeds `max_msg_size`. That is four times the real limit, so a
+        # slightly too long message is answered with an error instead.
         socket = web.WebSocketResponse(
             heartbeat=_HEARTBEAT_S, max_msg_size=4 * LONGEST_MESSAGE_BYTES, compress=False, timeout=1.0
         )
@@ -203,7 +204,7 @@ def _bearer(request: web.Request) -> str | None:
 def collect_metrics(
     latency: Latency, broadcasts: Mapping[str, Broadcast], now_s: float, device: torch.device, busy_share: float | None
 ) -> dict[str, Any]:
-    """Returns the metrics that all pages show; `busy_share` (of the device's time) is None before the first frame."""
+    """Returns the metrics that all pages show. `busy_share` (device utilization) is None before the first frame."""
     return {
         "type": "figures",
         "at_s": now_s,

@@ -34,8 +34,8 @@ class _Arrived(NamedTuple):
 class Lateness:
     """Measures how much longer a frame took to arrive than the fastest frame, by the browser's own timestamps.
 
-    The clocks of two machines drift apart, so 0.1% of the elapsed time is added to the travel time of the fastest
-    frame.
+    If the clocks of browser and server drift apart, all frames seem to get later and later. Therefore the travel time
+    of the fastest frame is assumed to grow by 0.1% of the elapsed time.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class CameraFeed:
             raise RedlineError(f"camera frames of {image.width}×{image.height} are too large ({most}).")
         now_s = self._clock.now_s()
         late_s = self._lateness.of(float((image.pts or 0) * TICK_90KHZ), now_s)
-        # A queue of frames in the network does not shrink by itself, but a new connection starts with an empty queue.
+        # Frames that queue in the network stay late, but a new connection starts with an empty queue.
         if late_s > MAX_LATE_S:
             raise RedlineError(f"camera frames arrive {late_s:.1f} s late: reconnecting.")
         self._channel.put(_Arrived(image, self._arrived, now_s - late_s))

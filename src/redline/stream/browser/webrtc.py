@@ -25,7 +25,7 @@ from redline.stream.browser.broadcast import Broadcast, Published, Viewer, to_co
 from redline.stream.browser.messages import MessageError, Offer
 from redline.stream.browser.source import CameraFeed
 
-# The default bitrates of aiortc, 0.5 to 1.5 Mbit/s, blur the image. The browser can still request lower ones.
+# Raises aiortc's bitrates, because its defaults (0.5 to 1.5 Mbit/s) blur the image. A browser can still request less.
 vpx.DEFAULT_BITRATE, vpx.MAX_BITRATE = 3_000_000, 12_000_000
 # Traffic from a machine to any of its own addresses uses this network device; traffic from outside does not.
 _LOOPBACK = b"lo"
@@ -35,7 +35,7 @@ _VIDEO = [codec for codec in RTCRtpSender.getCapabilities("video").codecs if cod
 
 
 class BroadcastTrack(MediaStreamTrack):
-    """Returns the newest frame whenever the encoder has encoded and sent the previous one."""
+    """A video track that returns the newest frame whenever the previous one has been encoded and sent."""
 
     kind = "video"
 
@@ -85,7 +85,7 @@ class WebRtcConnection:
 
     @property
     def closing(self) -> bool:
-        """Whether this side ends the connection."""
+        """Whether the server has begun to close the connection."""
         return self._closing is not None
 
     async def answer(self, offer: Offer) -> str:
@@ -112,7 +112,7 @@ class WebRtcConnection:
         return self._connection.localDescription.sdp
 
     async def close(self) -> None:
-        """Closes the connection, even if the caller is cancelled, because its sockets would otherwise stay open."""
+        """Closes the connection, even if the caller is cancelled, because the sockets would otherwise stay open."""
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())
         await asyncio.shield(self._closing)
@@ -176,13 +176,13 @@ def _directions(offer: Offer) -> list[str]:
 
 
 def _without_candidates(sdp: str) -> str:
-    """Removes the candidates, and the end-of-candidates line so that aioice waits for the page's first packet."""
+    """Removes the candidates and the end-of-candidates line. Without them, aioice waits for the page's first packet."""
     removed = ("a=candidate:", "a=end-of-candidates")
     return "".join(line for line in sdp.splitlines(keepends=True) if not line.startswith(removed))
 
 
 def _restrict_addresses(connection: RTCPeerConnection, host: str) -> None:
-    """Limits the addresses of the sockets by replacing a method of this connection; aiortc has no setting for it."""
+    """Opens sockets only on addresses that `host` allows. Patches aioice: aiortc has no setting for this."""
     ice = connection.getTransceivers()[0].receiver.transport.transport.iceGatherer._connection
     gather_all = ice.get_component_candidates
 
@@ -198,13 +198,13 @@ def _restrict_addresses(connection: RTCPeerConnection, host: str) -> None:
 
 def _addresses(host: str, found: list[str]) -> list[str]:
     if is_loopback(host):
-        # Firefox does not pair its address with 127.0.0.1, but pairs it with the machine's network address.
+        # Firefox forms no ICE candidate pair with 127.0.0.1, only with the network address of this machine.
         return ["127.0.0.1", *(address for address in found if "." in address and _can_bind_to_device())]
     return ["127.0.0.1", *found] if host in ("0.0.0.0", "::") else [str(socket.getaddrinfo(host, None)[0][4][0])]
 
 
 def _can_bind_to_device() -> bool:
-    """Returns whether an unprivileged socket can be bound to a device (Linux 5.7 and newer)."""
+    """Returns whether an unprivileged socket can be bound to a network device (Linux 5.7 and newer)."""
     if sys.platform != "linux":
         return False
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as trial:

@@ -1,4 +1,4 @@
-"""Copies the audio of a video file packet by packet, with its own timestamps.
+"""Copies the audio of a video file packet by packet, without encoding, and keeps its timestamps.
 
 Frames keep their timestamps however long they take to process, so audio and video stay in sync if their timestamps have
 the same origin.
@@ -36,7 +36,7 @@ class AudioCopy:
         self._started = False
 
     def until(self, end_s: Fraction | None) -> Iterator[Packet]:
-        """Yields the packets that start before `end_s`, or all remaining packets. Write the output's header first."""
+        """Yields the packets that start before `end_s`, or all remaining packets. Needs a written output header."""
         if not self._started:
             self._started, self._next = True, next(self._packets, None)
         while self._next is not None and (end_s is None or _start_s(self._next) < end_s):
@@ -59,7 +59,7 @@ class AudioCopy:
                 continue
             ticks = round(self._shift_s / Fraction(packet.time_base))
             index = packet.stream.index
-            # A muxer refuses timestamps that do not increase in its own time base, which occur in badly cut videos.
+            # Badly cut videos repeat timestamps, but a muxer requires that they increase, also in its own time base.
             step = max(1, math.ceil(Fraction(self._targets[index].time_base or 1) / Fraction(packet.time_base)))
             dts = max(dts - ticks, last.get(index, dts - ticks - step) + step)
             last[index] = dts
@@ -69,7 +69,7 @@ class AudioCopy:
 
 
 def check_audio_copy(path: Path, container: str, suffix: str) -> None:
-    """Raises RedlineError if the container does not support the audio codec, which is tested by a trial."""
+    """Raises RedlineError if a trial shows that the container does not support the audio codec."""
     with _opened(path) as source:
         for stream in source.streams.audio:
             name = stream.codec_context.name if stream.codec_context else "unknown"

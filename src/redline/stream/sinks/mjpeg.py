@@ -25,7 +25,7 @@ _QUALITY = 85
 _SEND_TIMEOUT_S = 10.0
 # How often a viewer's connection is checked while there is nothing to send.
 _CHECK_S = 1.0
-# How long all viewers together may take to receive the last frame.
+# At the end of the stream, all viewers together have this long to receive the last frame.
 _CLOSE_S = 1.0
 _PAGE = """<!doctype html><html lang="en"><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1"><title>Redline stream</title>
@@ -87,7 +87,7 @@ class MjpegSink(Sink):
     def _why_not(self, request: web.Request) -> str:
         """Returns why the request is refused, or an empty string.
 
-        Any web site can embed images from 127.0.0.1; the browser then sends Sec-Fetch-Site.
+        Any web site can embed images from 127.0.0.1, but browsers report this in the header Sec-Fetch-Site.
         """
         if self._access.key is not None:
             return self._access.why_not_key(request.query.get("key"), None)
@@ -139,6 +139,6 @@ async def _next_image(images: asyncio.Queue[bytes], transport: asyncio.BaseTrans
 
 
 class _Multipart(web.StreamResponse):
-    """A response without a length and without chunked encoding, which some players do not support."""
+    """A response without Content-Length. Not chunked either, because some players do not support chunked encoding."""
 
     _length_check = False

@@ -38,7 +38,7 @@ _NO_DELAY = {"rc-lookahead": "0"}
 
 
 class VideoFileSink(Sink):
-    """Writes frames to a video. The source's time `origin_s` becomes 0 in the file; None takes that of the first frame.
+    """Writes frames to a video. The source's time `origin_s` becomes 0 in the file; None uses that of the first frame.
 
     `audio` is the video whose audio is copied. If writing fails, the part of an `is_live` recording that was written is
     kept. `notes` lists the recordings that were recovered in the folder.
@@ -222,7 +222,7 @@ def _open(path: Path, container: str, time_base: Fraction, is_live: bool) -> Out
         # A Matroska cluster ends only after it exceeds this limit, so the limit is 1 ms shorter than a fragment.
         options |= {"cluster_time_limit": str(_FRAGMENT_S * 1000 - 1)}
     elif is_live:
-        # Writes fragments, and turns the finished recording into a regular file; audio may begin before 0 in both.
+        # Writes fragments, and turns a finished recording into a regular file; `delay_moov` lets audio begin before 0.
         options |= {
             "movflags": "+hybrid_fragmented+delay_moov",
             "frag_duration": str(_FRAGMENT_S * av.time_base),
@@ -241,11 +241,11 @@ def recover_recordings(folder: Path) -> tuple[str, ...]:
         with suppress(OSError):  # another process recovered the file first, or permission is denied
             if not trim_to_playable(left):
                 left.unlink()
-                notes.append(f"deleted {left.name!r}, a recording that was killed before its first frame.")
+                notes.append(f"deleted {left.name!r}, a recording whose process was killed before its first frame.")
                 continue
             kept = _unused_name(target)
             os.rename(left, kept)
-            notes.append(f"recovered {kept.name!r}, a recording that was killed.")
+            notes.append(f"recovered {kept.name!r}, a recording whose process was killed.")
     return tuple(notes)
 
 

@@ -25,10 +25,10 @@ from av.video.stream import VideoStream
 
 _MATROSKA, _MPEGTS, _AVI, _MP4 = "matroska,webm", "mpegts", "avi", "mov,mp4,m4a,3gp,3g2,mj2"
 _FLV, _IVF = "flv", "ivf"
-# An intact file has at most a few dozen bytes between two packets.
+# More bytes than this between two packets were skipped: an intact file has at most a few dozen there.
 _SKIPPED_BYTES = 512
 _FRAMES_MISSING = {_MATROSKA: Fraction(5, 2), _MPEGTS: Fraction(3, 2)}
-# Packets come in decoding order, so a corrupt packet may damage a frame that is shown earlier or later.
+# Packets come in decoding order, so a corrupt packet may damage a frame that is shown up to this much earlier or later.
 _REORDERED_S = Fraction(1, 2)
 # Tolerances at the end: a file may end in an index and attachments, and the declared duration is rounded.
 _UNREAD_SHARE, _END_MISSING_S = 0.05, 0.25
@@ -44,7 +44,7 @@ class Gap(NamedTuple):
 
 
 class GapDetector:
-    """Finds gaps. Needs every packet when it is read; the methods that return gaps take the times of decoded frames."""
+    """Finds gaps. `read` must get every packet; the methods that return gaps get the times of decoded frames."""
 
     def __init__(self, container: InputContainer, stream: VideoStream, rate: Fraction) -> None:
         self._container, self._stream, self._rate = container, stream, rate
@@ -52,7 +52,7 @@ class GapDetector:
         self._end_bytes = 0
         self._last_s: Fraction | None = None
         self._end_s = Fraction(0)
-        # FLV does not store how long a frame lasts.
+        # FLV does not store how long a frame lasts, so the average is used.
         self._usual_s = 1 / rate if self._kind == _FLV else Fraction(0)
         # For each possible gap, the last timestamp before it.
         self._gaps_s: list[Fraction] = []
@@ -77,7 +77,7 @@ class GapDetector:
             time_s = packet.pts * Fraction(packet.time_base)
             self._last_s = time_s if self._last_s is None else max(self._last_s, time_s)
         if (is_video or self._kind == _FLV) and packet.pts is not None:
-            # FLV declares the duration of its longest stream: audio may continue after the last frame.
+            # FLV declares the duration of its longest stream: audio counts too, and may continue after the last frame.
             lasts_s = (packet.duration or 0) * Fraction(packet.time_base) or self._usual_s
             self._end_s = max(self._end_s, packet.pts * Fraction(packet.time_base) + lasts_s)
 
@@ -97,10 +97,10 @@ class GapDetector:
         return Gap(self._missing_frames(last_s, next_s), last_s)
 
     def at_end(self, last_s: Fraction) -> Gap | None:
-        """Returns the gap after the last frame, or for AVI anywhere in the video."""
+        """Returns the gap after the last frame (for AVI, anywhere in the video), if there is one."""
         if self._kind == _AVI:
-            # If the positions in the index have another origin, no packet matches an entry, and the first entry is
-            # reported.
+            # If the positions in the index count from another origin, no packet matches an entry; then the time of the
+            # first entry is reported.
             first = min(self._listed.values(), default=0) * Fraction(self._stream.time_base or 0)
             return Gap(self._unread, first) if self._unread > 0 else None
         end_s = self._declared_end_s()
@@ -108,7 +108,7 @@ class GapDetector:
             return None
         if self._kind == _MATROSKA:
             size = self._container.size
-            # The declared duration is that of the longest stream: audio may continue after the last frame.
+            # The declared duration alone proves nothing, because audio may continue after the last frame.
             is_short = size - self._end_bytes > _UNREAD_SHARE * size and end_s - last_s > _END_MISSING_S
         elif self._kind == _IVF:
             # The header holds the number of frames or, from older writers, the duration in ticks.
@@ -117,7 +117,7 @@ class GapDetector:
         elif self._kind == _FLV:
             is_short = end_s - self._end_s > _END_MISSING_S
         else:
-            # A file with a complete index at its start is checked for truncation before it is read.
+            # An MP4 with a complete index is not checked here: it is checked for truncation before it is read.
             is_fragmented = self._kind == _MP4 and not self._stream.frames
             is_short = is_fragmented and end_s - self._end_s > _END_MISSING_S
         return Gap(self._missing_frames(last_s, end_s), last_s) if is_short else None
@@ -132,7 +132,7 @@ class GapDetector:
         if stream.duration and stream.time_base:
             return (stream.duration + (stream.start_time or 0)) * Fraction(stream.time_base)
         if container.duration and self._kind == _FLV:
-            # The declared duration is the end time, whatever the start time is.
+            # FLV declares the end time as its duration, whatever the start time is.
             return Fraction(container.duration, av.time_base)
         if container.duration:
             return Fraction(container.duration + (container.start_time or 0), av.time_base)

@@ -41,14 +41,15 @@ _MISSING_S = 1
 # A packet for which the reader waited this long is new, not backlog. Two such packets in a row are required, because
 # on a busy machine a single read may take long.
 _WAITED_S, _IN_A_ROW = 0.004, 2
-# Skipping ends after this time at the latest, because a source may send in bursts or faster than it is read.
+# The backlog is skipped for at most this long, because a source that sends in bursts, or faster than it is read, may
+# never make the reader wait.
 _LONGEST_S = 3.0
 SCHEMES = ("rtsp", "rtsps", "http", "https", "rtmp", "srt", "udp")
 # A playlist from the network may refer to other addresses, but not to local files.
 _PROTOCOLS = "crypto,data,http,https,httpproxy,rtmp,rtmps,rtmpt,rtp,srtp,srt,tcp,tls,udp"
 # Uses TCP, because over UDP a lost packet would corrupt all frames until the next key frame.
 _RTSP = {"rtsp_transport": "tcp"}
-# Maximum number of consecutive packets that cannot be decoded; after more, the stream fails.
+# The stream fails after more consecutive packets than this that cannot be decoded.
 _MAX_UNDECODABLE = 600
 _DEVICES = Path("/dev")
 
@@ -92,8 +93,8 @@ class Backlog:
 class LiveInput:
     """A live source. `length_s` is the duration if the stream is a video of known length, whose end is not a fault.
 
-    `drop` is called for each damaged frame. Frames are scaled from `sent_size` to `size` (height, width) as those of
-    `VideoFile` are.
+    `drop` is called for each damaged frame. Frames are scaled from `sent_size` to `size` (height, width) in the
+    same way as by `VideoFile`.
     """
 
     is_live = True
@@ -219,7 +220,7 @@ class LiveInput:
             if (packet := _next(packets, f"{self.name} is lost", read_s)) is None:
                 return
             waited_s = time.monotonic() - asked_s
-            # A delayed packet is returned when the first bytes of the next one come.
+            # A delayed packet is returned when the next one begins, so it began when the previous one was returned.
             before_s, came_s = came_s, self._clock.now_s()
             captured_s = before_s if is_delayed else came_s
             if backlog is not None:
@@ -227,7 +228,7 @@ class LiveInput:
             try:
                 decoded = stream.decode(packet)
             except (av.FFmpegError, OSError) as error:
-                # After packet loss, frames are intact again from the next key frame.
+                # Continues, because after packet loss frames are intact again from the next key frame.
                 undecodable += 1
                 if self._last is not None:
                     self._drop(DAMAGED)
@@ -251,7 +252,7 @@ def open_network(
     drop: Callable[[str], None] = lambda cause: None,
     size: tuple[int, int] | None = None,
 ) -> Source:
-    """Opens an RTSP camera, an MJPEG or HLS address, or a video on a server. A video of known length is paced."""
+    """Opens an RTSP camera, an MJPEG or HLS address, or a video on a server, which is played at its frame rate."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port

@@ -45,7 +45,7 @@ class SyntheticClip:
 
     @cached_property
     def _first(self) -> Tensor:
-        # Computed at the first frame, after the check that its size fits in memory.
+        # Computed for the first frame, not earlier, because the check that frames fit in memory comes first.
         return _pattern(self.height, self.width, self._seed)
 
     def pixels(self, index: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""A video file as a source. Gives every frame once, with its exact timestamp, also if the frame rate is variable."""
+"""A video file as a source. Gives every frame once, with its exact timestamp, even if the frame rate is variable."""
 
 import threading
 from collections import deque
@@ -38,11 +38,11 @@ from redline.video.reading import (
 )
 from redline.video.truncated import missing_bytes
 
-# Causes of dropped frames: they cannot be decoded, or the file has a gap.
+# Causes of dropped frames: a frame cannot be decoded, or it is missing in the file.
 DAMAGED, MISSING = "damaged", "missing"
 _UNSPECIFIED = 2
 _HDR = {16: "PQ", 18: "HLG"}
-# By default, swscale repeats chroma samples instead of interpolating them, which would give the model step edges.
+# By default, swscale repeats chroma samples instead of interpolating them, which would show the model jagged edges.
 _SMOOTH_COLOUR = Interpolation.FULL_CHR_H_INT | Interpolation.ACCURATE_RND
 
 
@@ -58,8 +58,8 @@ def decode_frame_threaded(packets: Iterator[Packet], stream: VideoStream, gaps: 
     sign of damage, before anything is reported or skipped, and the caller continues with a sequential decoder.
 
     The signs are a decoding error, a frame or packet marked as corrupt, a gap, and frames that are missing at the end.
-    FFmpeg marks some damage only later, or never (often for HEVC): such frames are returned with errors, as by the
-    sequential decoder, but their pixels may differ from those of the sequential decoder.
+    FFmpeg marks some damage only later, or never (often for HEVC): such frames are returned with wrong pixels. The
+    sequential decoder also does this, but possibly with other wrong pixels.
     """
     threads = enable_frame_threads(stream)
     if threads < 2:
@@ -82,8 +82,8 @@ def decode_frame_threaded(packets: Iterator[Packet], stream: VideoStream, gaps: 
             if frame.pts in newest:
                 newest.remove(frame.pts)
             yield frame
-    # FFmpeg does not report an error among the last frames, and loses the frames after the error. Earlier in the file,
-    # a packet without a frame is not a sign of damage.
+    # If there is an error near the end, FFmpeg does not report it and loses the frames after it, so packets without a
+    # frame are a sign of damage there. Earlier in the file they are not.
     if newest if are_timed else shown < with_content:
         raise DamageSuspected
 
@@ -92,7 +92,7 @@ def _next(packets: Iterator[Packet]) -> Packet | None:
     try:
         return next(packets, None)
     except RedlineError as error:
-        # The sequential decoder reports this error after the frames that are still in the decoder.
+        # The sequential decoder will raise this error again, after it has returned the frames before it.
         raise DamageSuspected from error
 
 
@@ -109,11 +109,11 @@ class _Progress:
 
 
 class VideoFile:
-    """A video file. Damage raises DamagedVideo, unless there is a `drop`, which is called for each skipped frame.
+    """A video file. Damage raises DamagedVideo; with `drop`, it is skipped, and `drop` is called for each lost frame.
 
     `origin_s` is the time at which the video starts on its own clock. Frames are scaled to `size` (height, width)
     during the conversion to RGB where swscale supports it; `Resized` handles the rest. `frame_threads` decodes several
-    frames at a time, and reads the file again from its start if it is damaged, which would delay a live stream.
+    frames at a time; if the file is damaged, it is read again from its start, which would delay a live stream.
     """
 
     is_live = False
@@ -135,7 +135,7 @@ class VideoFile:
             to_pixels(first, VideoReformatter())  # raises now if frames cannot be converted
             self.height, self.width = size or upright(first.rotation, first.height, first.width)
             self.rate, self.pixel_aspect = frame_rate(stream, path), pixel_aspect(stream, first.rotation)
-            # With an arbitrary start time, the output would begin with a gap.
+            # Some formats start at an arbitrary time: counted from 0, the output would begin with a gap.
             self.origin_s = arbitrary_start_s(container)
             self.has_audio = bool(container.streams.audio)
         missing = missing_bytes(path)
@@ -157,8 +157,8 @@ class VideoFile:
         self._closed.set()
 
     def _frames(self, done: _Progress, is_threaded: bool) -> Generator[Frame, None, None]:
-        """Yields the frames after those that are done. Only the sequential decoder reports and skips damage, because
-        the damage that frame threads find depends on their timing."""
+        """Yields the frames after those that `done` counts. Only the sequential decoder reports and skips damage,
+        because the damage that frame threads find depends on their timing."""
         last: int | None = None
         damage, to_rgb = list[str](), VideoReformatter()
         with opened(self.path) as container:
@@ -174,7 +174,7 @@ class VideoFile:
                 if frame.is_corrupt and last is not None:
                     damage.append(f"a frame of {self.name!r} is damaged at {_format_time(last * time_base)}.")
                 if not (frame.is_corrupt and self._is_truncated):
-                    # The partial frame at the end of a truncated file is covered by the note.
+                    # The partial frame at the end of a truncated file is not reported: `notes` covers it.
                     for message in damage:
                         self._skip(message)
                     damage.clear()
@@ -216,11 +216,11 @@ class VideoFile:
             try:
                 decoded = stream.decode(packet)
             except (av.FFmpegError, OSError) as error:
-                # The partial frame at the end of a truncated file is covered by the note.
+                # The partial frame at the end of a truncated file is not reported: `notes` covers it.
                 is_end = self._is_truncated and (packet.is_corrupt or not packet.size)
                 if has_frame and not is_end:
                     self._skip(f"a frame of {self.name!r} cannot be decoded: {reason(error)}.")
-                # A recording may start between two key frames, whose first packets cannot be decoded.
+                # If a recording starts between two key frames, its first packets cannot be decoded: this is no damage.
                 continue
             for frame in decoded:
                 has_frame = has_frame or not frame.is_corrupt
@@ -262,13 +262,13 @@ def to_pixels(frame: VideoFrame, to_rgb: VideoReformatter, size: tuple[int, int]
     except av.FFmpegError as error:
         if same:
             raise RedlineError(f"frames in {frame.format.name} cannot be converted to RGB: {reason(error)}.") from error
-        # Swscale fails for extreme ratios such as 4,000 pixels to 17.
+        # Swscale fails for extreme ratios such as 4,000 pixels to 17; `Resized` scales such frames.
         return to_pixels(frame, to_rgb)
     return torch.from_numpy(np.ascontiguousarray(_turned(rgb.to_ndarray(), frame)))
 
 
 def _turned(pixels: np.ndarray, frame: VideoFrame) -> np.ndarray:
-    """Returns the pixels upright. The display matrix is used because a rotation alone cannot express mirroring."""
+    """Returns the pixels upright. The display matrix is used because a rotation angle cannot express mirroring."""
     if frame.rotation % 90:
         return pixels
     matrix: Any = side_data(frame).get(Type.DISPLAYMATRIX)

@@ -16,7 +16,7 @@ from redline.stream.sources import LARGEST_PX, Source
 
 SOURCE_LATE = "source late"
 _LATE_S = 0.1
-# If a source is always late, a frame is shown at least this often, in seconds.
+# If a source is always late, a frame is shown nevertheless after this many seconds without one.
 _LONGEST_GAP_S = 0.5
 
 
@@ -90,8 +90,8 @@ class Paced(SourceWrapper):
 
     Times count from the first frame, so that one late frame does not delay the rest. The age of a late frame is
     measured from the time at which it was due, so that the latency shows that a source cannot keep up. A frame that is
-    late by more than one frame and a tenth of a second is dropped, unless no frame was shown in the last half second.
-    `drop` is called with the cause for each dropped frame.
+    late by more than one frame time and a tenth of a second is dropped, unless no frame was shown in the last half
+    second. `drop` is called with the cause for each dropped frame.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ const Charts = (() => {
     return element;
   }
 
-  // Returns a round number that is not below the value, and whose half is round as well.
+  // Returns the top of the value axis: a round number, not below the value, whose half is round as well.
   function roof(value) {
     if (!(value > 0)) return 1;
     const power = 10 ** Math.floor(Math.log10(value));
@@ -65,7 +65,7 @@ const Charts = (() => {
     place.replaceChildren(svg, legend);
   }
 
-  // Draws a bar to p50 with marks at p95 and p99 on one scale.
+  // Draws for each stage a bar up to p50 with marks at p95 and p99, all on one scale.
   function stages(body, rows) {
     const most = Math.max(1e-9, ...rows.map((row) => row.p99));
     body.replaceChildren(...rows.map((row) => {

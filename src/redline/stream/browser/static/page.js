@@ -5,7 +5,7 @@ const STAGES = {
   capture: ["Capture", "until it is queued"], wait: ["Wait", "in the queue"], copy_in: ["Copy in", "to the device"],
   compute: ["Compute", "the model"], copy_out: ["Copy out", "from the device"], display: ["Display", "to the hand-over"],
 };
-// The stages after the hand-over to the pages.
+// The stages between the server's output and the display on this page, as [label, description].
 const PAGE_STAGES = [["Encode", "and send to this page"], ["Network", "half a round trip"], ["Browser", "from arrival to display"]];
 const PING_EVERY_MS = 1000, LONGEST_WAIT_MS = 8000;
 
@@ -155,7 +155,7 @@ async function openCamera() {
 async function call() {
   peer = new RTCPeerConnection({ iceServers: [], bundlePolicy: "max-bundle" });
   const mine = peer, lines = [];
-  // The server supports VP8 only, and a short offer is parsed faster.
+  // Offers only VP8, the one codec that the server supports, because a short offer is parsed faster.
   const codecs = (RTCRtpReceiver.getCapabilities("video")?.codecs || []).filter((codec) => /\/(vp8|rtx)$/i.test(codec.mimeType));
   const add = (name, trackOrKind, direction) => {
     const transceiver = peer.addTransceiver(trackOrKind, { direction, streams: direction === "sendonly" ? [camera] : [] });
@@ -196,7 +196,7 @@ function percentiles(list) {
   return [0.5, 0.95, 0.99].map((share) => sorted[Math.round(share * (sorted.length - 1))]);
 }
 
-// Returns latency percentiles in ms (sums of the parts' percentiles, so approximate); null before the first frame.
+// Returns the latency percentiles of each stage and of the total (approximated by their sums), or null before the first frame.
 function pageLatency() {
   const view = metrics.views.output;
   if (!view?.ages_s || !trips.length || !showings.length) return null;
@@ -278,7 +278,7 @@ function drawCharts() {
   })));
 }
 
-// Metrics that only the browser has: frames shown, time in the jitter buffer, decoding time.
+// Metrics that only the browser can measure: frames shown, time in the jitter buffer, decoding time.
 let shown = 0, shownBefore = 0, shownSince = performance.now(), statsBefore = null;
 
 function countShown() {

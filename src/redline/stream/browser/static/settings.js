@@ -2,7 +2,7 @@
 
 const MIN_GAP_MS = 60;
 
-// The form of settings. `sendMessage` and `showError` are defined in page.js.
+// The settings form. `sendMessage` and `showError` are defined in page.js.
 const Settings = (() => {
   const inputs = {};
   let now = {}, waiting = {}, timer = 0;
@@ -70,7 +70,7 @@ const Settings = (() => {
     set(message.settings);
   }
 
-  // Shows changes by other pages, except on a slider that is being moved.
+  // Shows the settings that the server sent, except on a slider that is being moved.
   function set(settings) {
     now = settings;
     const values = { strength: settings.strength, steps: settings.steps, seed: settings.seed, prompt: settings.prompt };
