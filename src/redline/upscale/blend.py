@@ -34,7 +34,7 @@ class Blender:
         return (tile if row == len(starts) - 1 else starts[row + 1] - starts[row]) * self._scale
 
     def blend(self, row: int, tiles: Iterable[Tensor]) -> Iterator[tuple[slice, Tensor]]:
-        """Yields the finished rows in strips from left to right: each strip's columns and pixels (…, rows, columns)."""
+        """Yields the finished rows in strips from left to right, each as columns and pixels (…, rows, columns)."""
         finished, before, after = self.finished_rows(row), self.carried, None
         row_weights = _weights(self._rows, self._scale, self.device)[row][:, None]
         last_row = row == len(self._rows.starts) - 1

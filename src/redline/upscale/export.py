@@ -108,7 +108,8 @@ def export_onnx(
         if calibration:
             rounded = path.with_name("int8.onnx")
             batches = calibration_batches([[tiles] for tiles in calibration], ["tiles"])
-            # Convolutions are not quantized: their inputs are sums of many layers, and their outputs become pixels.
+            # Convolutions are not quantized: their inputs are sums of many layers, which need more than 256 levels,
+            # and their outputs become pixels.
             options = {"symmetric": False, "external": False, "choose": normalized_linears}
             quantize_static(path, rounded, _counted(batches, tell), "minmax", 99.9, **options)
             path = rounded

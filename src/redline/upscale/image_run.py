@@ -78,7 +78,7 @@ class ImageJob:
         return self.source.rows(first, last + 1)[(positions - first).numpy()]
 
     def inside(self, row: int) -> slice:
-        """Returns which of the output rows that a row of tiles finishes are written: no padding, no earlier part."""
+        """Returns the slice to write of the rows that a row of tiles finishes: no padding, no rows of other parts."""
         if row < self.first:
             return slice(0, 0)
         begin, count = self.rows.starts[row] * self.scale, self.blender.finished_rows(row)

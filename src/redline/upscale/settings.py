@@ -50,7 +50,7 @@ class UpscaleSettings:
     # The side of a square tile, or its width and height.
     tile: int | tuple[int, int] | None = None
     tile_batch: int | None = None
-    # The number of CUDA streams: one computes and the others copy. As many batches of tiles are in flight.
+    # The number of CUDA streams (one computes, the others copy), and of the batches of tiles in flight.
     streams: int | None = None
     memory_bytes: int | None = None
     # Processes that share the files; by default one per GPU. They split images of over `split_pixels`.

@@ -29,12 +29,12 @@ from redline.upscale.tasks import Task
 from redline.upscale.tiling import Cut, TileShape, Tiling, count_tiles, padded_size, smallest_tile
 from redline.upscale.video.probe import probe
 
-# The largest tile: more gains little. A GPU has a higher limit, because it loses more time per batch than a CPU.
+# The maximum number of pixels of a tile: more gain little. A GPU has more memory and loses more time per batch.
 _LARGEST_TILE_PIXELS = {"cpu": 512**2, "cuda": 1280 * 1024}
 MOST_SHAPES = 6
 # The share of all pixels that an additional shape must save; a smaller gain is lost in timing noise.
 _WORTH_A_SHAPE = 0.01
-# The candidate lengths of a tile side: lengths at this distance, and this many common side lengths of the images.
+# The candidates for a tile side: lengths in steps of `_STEP_PX`, and the `_MOST_LENGTHS` most common image sides.
 _STEP_PX, _MOST_LENGTHS = 16, 64
 # A group of images may be split by aspect ratio, width or height; this many thresholds are tried for each.
 _ORDERS: tuple[Callable[[tuple[int, int]], float], ...] = (lambda s: s[0] / s[1], lambda s: s[0], lambda s: s[1])

@@ -103,7 +103,7 @@ class TileRunner:
         return _Batch(tiles, output, self.copies.to_host(torch.isfinite(output).all()))
 
     def _finish(self, under_way: deque[_Batch]) -> Tensor:
-        """Returns the oldest result. After an overflow, repeats all batches in flight: results must not depend on timing."""
+        """Returns the oldest result. After an overflow, repeats all batches in flight, so that timing has no effect."""
         while True:
             first = under_way.popleft()
             is_finite = bool(first.is_finite.wait())

@@ -37,14 +37,14 @@ _CROP_WIDTH_PX, _CROP_HEIGHT_PX = 960, 640
 # The largest side of a view; WebP supports up to 16,383 pixels.
 _LONGEST_SIDE_PX = 8192
 _QUALITIES, _CROP_QUALITIES = (88, 75, 55, 30), (92, 75, 50)
-# The share of the byte limit for the region at full resolution.
+# The fraction of the byte limit for the region at full resolution.
 _CROP_SHARE = 1 / 3
 # The side of the blocks in which detail is measured, and the width of the border that the bicubic filter needs.
 _BLOCK_PX = 16
 _CONTEXT_PX = 4
 _MOST_DECODED = 600
-# How far before the frame to seek, in this order: in some containers, a seek to a frame ends after its key frame, so
-# that it cannot be decoded, or after the frame itself.
+# Seeks to these times before the frame, in this order: in some containers, a seek goes too far, past the frame or past
+# the key frame that is needed to decode it.
 _SEEK_BACK_S = (0.0, 2.0, 20.0, math.inf)
 
 
@@ -95,7 +95,7 @@ def open_upright(path: Path) -> VipsImage:
 
 
 def make_views(before: Opener, after: Opener, pixels: int, data_bytes: int) -> Views:
-    """Makes the views: at most `pixels` for the whole image, and a quality at which all fit in `data_bytes`."""
+    """Makes the views: the whole image has at most `pixels` pixels, and the quality is lowered to fit `data_bytes`."""
     source, result = before(), after()
     size, after_size = (source.width, source.height), (result.width, result.height)
     scale = after_size[0] / size[0], after_size[1] / size[1]

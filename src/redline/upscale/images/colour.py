@@ -18,7 +18,7 @@ _STRIP_BYTES = 64 * 2**20
 
 
 def to_planes(rows: np.ndarray | Tensor, device: torch.device | str | None = None) -> tuple[Tensor, Tensor | None]:
-    """Converts rows (H, W, 1…4) to RGB (3, H, W) and alpha (1, H, W) or None, float32 in [0, 1]; repeats grey as RGB."""
+    """Converts rows (H, W, 1…4) to RGB (3, H, W), repeating grey, and alpha (1, H, W) or None; float32 in [0, 1]."""
     samples = torch.from_numpy(rows) if isinstance(rows, np.ndarray) else rows
     samples = samples.to(device) if device is not None else samples
     if samples.ndim != 3 or not 1 <= samples.shape[2] <= 4 or samples.dtype not in (torch.uint8, torch.uint16):

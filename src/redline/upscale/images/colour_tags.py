@@ -44,7 +44,7 @@ def fit_colour_tags(tags: tuple[Chunk, ...], form: Format, has_profile: bool) ->
     if form.name == "png":
         return tags, ""
     kept = tuple(tag for tag in tags if form.name == "avif" and numbers_of(tag))
-    # If a profile, CICP or sRGB defines the colours, other tags are only a fallback for programs that do not support it.
+    # If a profile, CICP or sRGB defines the colours, other tags are only a fallback for programs that ignore it.
     is_told = has_profile or kept or any(tag.kind == _SRGB for tag in tags)
     lost = [tag for tag in tags if tag not in kept and not _is_srgb(tag) and not (is_told and tag.kind != _CICP)]
     names = ", ".join(tag.kind.decode() for tag in lost)

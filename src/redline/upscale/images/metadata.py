@@ -50,7 +50,7 @@ class Metadata:
     """The metadata of an image file.
 
     `text` holds the texts of a PNG, `comments` the comments of a JPEG, and `colour` the colour tags other than the ICC
-    profile. `depth` is the original depth of samples that are stored in 16 bits. The orientation in `exif` is 1, upright.
+    profile. `depth` is the original depth of samples that are stored in 16 bits. `exif` has orientation 1 (upright).
     """
 
     icc: bytes | None = None
@@ -145,15 +145,15 @@ def attach_metadata(image: VipsImage, metadata: Metadata, form: Format) -> tuple
     image.set_type(pyvips.GValue.gint_type, "orientation", 1)
     flags = pyvips.ForeignKeep
     keep = flags.ICC | flags.XMP | flags.IPTC | flags.OTHER
-    # With this flag, libvips creates EXIF even if there was none. EXIF is also needed for the resolution, which the
-    # other formats except PNG and TIFF store there.
+    # With this flag, libvips creates EXIF even if there was none, so it is set only for EXIF, and for a resolution,
+    # which all formats except PNG and TIFF store in EXIF.
     if metadata.exif is not None or (metadata.dpi is not None and form.name not in ("png", "tiff")):
         keep |= flags.EXIF
     return image, keep
 
 
 def add_metadata(path: Path, metadata: Metadata, form: Format, width: int, height: int) -> None:
-    """Adds metadata that libvips left out to the file that it wrote."""
+    """Completes a file that libvips wrote: adds the metadata that libvips left out."""
     if form.name == "tiff" and (metadata.exif or metadata.iptc):
         add_to_tiff(path, metadata.exif, metadata.iptc, width, height)
     elif form.name == "png":

@@ -151,7 +151,7 @@ def _options(codec: str, kind: _Kind, settings: VideoSettings, layout: VideoForm
 
 
 def _pixel_format(codec: str, name: str, source: VideoFormat) -> tuple[str, list[str]]:
-    """Returns the encoder's pixel format nearest to the source: first in chroma resolution, then in bits."""
+    """Returns the pixel format nearest to the source in chroma resolution, then in bits; rather more than less."""
     bits = max(component.bits for component in source.components)
     if codec == "ffv1":
         kept = next((depth for depth in (8, 10, 12) if depth >= bits), _MOST_BITS)

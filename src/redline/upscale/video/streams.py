@@ -27,7 +27,7 @@ _BITS_PER_S_PER_CHANNEL = 96_000
 _COVERS = {"mjpeg": ("cover.jpg", "image/jpeg"), "png": ("cover.png", "image/png")}
 
 
-# Converts a packet of a source stream to packets to write. After the last packet, None returns the remaining ones.
+# Converts a packet of a source stream to packets to write. A final call with None returns the remaining packets.
 Carrier = Callable[[Packet | None], list[Packet]]
 
 

@@ -94,7 +94,7 @@ class Member(Child):
         return f"{self.name}: {self.failure.rstrip('.')}" if self.failure else self.describe_exit(code)
 
     def remove_partial_files(self) -> None:
-        """Removes the partial files of a local worker; for a rank of torchrun, they cannot be told from others."""
+        """Removes the partial files of a local worker; those of a rank of torchrun cannot be told from other files."""
         if self.process is None:
             return
         for folder in self._folders:

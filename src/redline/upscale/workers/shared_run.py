@@ -61,7 +61,7 @@ class WorkQueue:
         return task
 
     def finished(self, worker: str, outcome: Outcome) -> Outcome | Split | None:
-        """Records an outcome and returns it. For a part, returns the image's `Split` if it was the last part, else None."""
+        """Records an outcome and returns it; for a part, returns the image's `Split` after the last part, else None."""
         self._held[worker].remove(outcome.task)
         return self._settled(outcome)
 
