@@ -65,7 +65,7 @@ def test_a_second_path_that_is_not_there_is_the_output(upscale: Callable[..., Se
     # Repeated, the command must not enlarge its own result.
     before = sorted(tmp_path.iterdir())
     again = upscale("photo.jpg", "large.png")
-    assert again.code == 2 and "'large.png' exists: to overwrite it use --out large.png" in again.err
+    assert again.code == 2 and "'large.png' exists: to overwrite it, use --out large.png" in again.err
     assert sorted(tmp_path.iterdir()) == before
 
 

@@ -97,6 +97,6 @@ def test_what_could_be_the_result_of_the_first_path_is_not_enlarged(
             with pytest.raises(RedlineError) as refused:
                 read_arguments(["a.png", last], None)
             both = "to upscale both paths, add --out FOLDER."
-            assert str(refused.value) == f"{last!r} exists: to {write} it use --out {last!r}; {both}"
+            assert str(refused.value) == f"{last!r} exists: to {write} it, use --out {last!r}; {both}"
         else:
             assert read_arguments(["a.png", last], None).sources == sources

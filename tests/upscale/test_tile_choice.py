@@ -61,7 +61,7 @@ def test_the_smallest_tile_that_fits_is_taken_and_less_memory_is_refused() -> No
     assert shape.size == (least, least)
     with pytest.raises(RedlineError, match="the smallest tile, 20 × 20, needs 1.76 KiB"):
         choose_tiles(COST, needed - 2, LIKE, [(500, 300)])
-    with pytest.raises(RedlineError, match="takes 2.54 KiB"):
+    with pytest.raises(RedlineError, match="needs 2.54 KiB"):
         choose_tiles(COST, needed, LIKE, [(500, 300)], batch=2)
 
 

@@ -95,8 +95,8 @@ def export_onnx(
 ) -> Exported:
     """Writes the file and returns its size and score; raises `ModelError` if the score is too low.
 
-    `judged_on` and each item of `calibration` are tiles (N, 3, tile, tile) in [0, 1]. Writes int8 if
-    `calibration` is not empty. Calls `tell` as `export` calls `progress`.
+    `judged_on` and each item of `calibration` are tiles (N, 3, tile, tile) in [0, 1]. Writes int8 if `calibration`
+    is not empty. Calls `tell` like `progress` in `export`.
     """
     if tile % network.window:
         raise ModelError(f"the tile must be a multiple of {network.window} for {network.name}, not {tile}.")

@@ -125,7 +125,7 @@ def cut_side(length: int, cut: Cut, wrap: bool = False) -> Side:
 
 
 def hann_ramp(length: int) -> Tensor:
-    """Returns values from nearly 0 to nearly 1 along half a Hann window, rounded to multiples of 1/2048."""
+    """Returns values from nearly 0 to nearly 1 along half a Hann window, in multiples of 1/2048 for exact sums."""
     position = (torch.arange(length, dtype=torch.float64) + 0.5) / max(length, 1)
     return ((torch.sin(position * math.pi / 2) ** 2 * _STEPS).round() / _STEPS).float()
 

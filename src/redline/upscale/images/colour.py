@@ -35,7 +35,7 @@ def to_planes(rows: np.ndarray | Tensor, device: torch.device | str | None = Non
 
 
 def from_planes(colour: Tensor, alpha: Tensor | None, channels: int, bits: int) -> Tensor:
-    """Converts planes in [0, 1] to rows (H, W, channels) of uint8 or uint16; for grey, averages RGB."""
+    """Clamps and rounds planes in [0, 1] to rows (H, W, channels) of uint8 or uint16; for grey, averages RGB."""
     if (channels in (2, 4)) != (alpha is not None) or channels not in (1, 2, 3, 4) or bits not in (8, 16):
         raise ImageError(
             f"planes {'without' if alpha is None else 'with'} alpha cannot be converted to {channels} channels of "

@@ -1,8 +1,8 @@
 """Reads and writes the colour tags of a file other than the ICC profile, represented as PNG chunks.
 
 AVIF has CICP numbers for primaries and transfer, which PNG has too. The other formats have no such tags. AVIF stores
-the numbers as a property of the main image item, which libvips neither reads nor writes. `set_cicp`
-usually adds this property to a file written by libvips. This moves the pixel data, so its offsets are updated.
+the numbers as a property of the main image item, which libvips neither reads nor writes. `set_cicp` usually
+adds this property to a file written by libvips. This moves the pixel data, so its offsets are updated.
 """
 
 import struct

@@ -11,7 +11,7 @@ from redline.errors import RedlineError
 
 HEAD_BYTES = 256
 
-# The possible sizes of the header of a BMP file in bytes.
+# The possible sizes in bytes of the header of a BMP file of Windows or OS/2.
 _BMP_SIZES = b"|".join(re.escape(struct.pack("<I", size)) for size in (12, 16, 40, 52, 56, 64, 108, 124))
 CODESTREAM_2000 = b"\xff\x4f\xff\x51"
 _SIGNATURES = {

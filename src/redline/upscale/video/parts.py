@@ -32,7 +32,7 @@ from redline.video.reading import opened, reason
 from redline.video.writing import open_encoder, open_output
 
 _SAMPLE_BYTES = 1 << 20
-# A part has at least this many frames: half a second of most videos, but minutes of work on a slow CPU.
+# A part has at least this many frames: half a second of most videos, but up to minutes of work on a CPU.
 _SHORTEST_PART = 12
 _JOB, _OWNER = "job.json", "owner"
 _MODEL, _TILES = "the model", "the tiles"
