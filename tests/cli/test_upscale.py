@@ -65,7 +65,7 @@ def test_a_second_path_that_is_not_there_is_the_output(upscale: Callable[..., Se
     # Repeated, the command must not enlarge its own result.
     before = sorted(tmp_path.iterdir())
     again = upscale("photo.jpg", "large.png")
-    assert again.code == 2 and "'large.png' exists: to overwrite it use --out large.png" in again.err
+    assert again.code == 2 and "'large.png' exists: to overwrite it, use --out large.png" in again.err
     assert sorted(tmp_path.iterdir()) == before
 
 
@@ -113,7 +113,7 @@ def test_a_folder_with_a_bad_file(upscale: Callable[..., Seen], tmp_path: Path) 
         (["photo.png", "--tile", "huge"], "--tile must be auto, a whole number"),
         (["photo.png", "--tile", "20"], "a tile of 20 is too small: use 80 or more."),
         (["photo.png", "--tile", "76x256"], "a tile of 76 is too small: use 80 or more."),
-        (["photo.png", "--tile", "96", "--memory", "100KiB"], "not enough: a tile of 96 × 96 takes"),
+        (["photo.png", "--tile", "96", "--memory", "100KiB"], "not enough: a tile of 96 × 96 needs"),
         (["photo.png", "--scale", "4"], "is for ×2, not ×4"),
         (["photo.png", "--precision", "fp7"], "unknown precision 'fp7'"),
         (["photo.png", "--preset", "warp"], "unknown preset"),

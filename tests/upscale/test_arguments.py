@@ -96,7 +96,7 @@ def test_what_could_be_the_result_of_the_first_path_is_not_enlarged(
         if is_refused:
             with pytest.raises(RedlineError) as refused:
                 read_arguments(["a.png", last], None)
-            both = "to upscale both give them with --out FOLDER."
-            assert str(refused.value) == f"{last!r} exists: to {write} it use --out {last!r}; {both}"
+            both = "to upscale both paths, add --out FOLDER."
+            assert str(refused.value) == f"{last!r} exists: to {write} it, use --out {last!r}; {both}"
         else:
             assert read_arguments(["a.png", last], None).sources == sources

@@ -219,9 +219,9 @@ def test_the_batch_for_given_tiles_comes_from_the_memory(weights: Path, monkeypa
 
     assert chosen(one) == 1 and chosen(2 * one) == 2 and chosen(None) > 2
     assert chosen(None, 3) == 3 and chosen(3 * one, 3) == 3
-    with pytest.raises(RedlineError, match="of memory is not enough: a tile of 96 × 96 takes"):
+    with pytest.raises(RedlineError, match="of memory is not enough: a tile of 96 × 96 needs"):
         chosen(one - 1000)
-    with pytest.raises(RedlineError, match="of memory is not enough: 3 tiles of 96 × 96 take"):
+    with pytest.raises(RedlineError, match="of memory is not enough: 3 tiles of 96 × 96 need"):
         chosen(2 * one, 3)
     # What is free is no promise: when it runs out, less is taken.
     monkeypatch.setattr(tile_choice, "memory_for_tiles", lambda _: 1000)

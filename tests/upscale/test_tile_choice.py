@@ -59,9 +59,9 @@ def test_the_smallest_tile_that_fits_is_taken_and_less_memory_is_refused() -> No
     needed = COST.bytes(least**2)
     shape = choose_tiles(COST, needed, LIKE, [(500, 300)])[0].largest
     assert shape.size == (least, least)
-    with pytest.raises(RedlineError, match="the smallest tile, 20 × 20, takes 1.76 KiB"):
+    with pytest.raises(RedlineError, match="the smallest tile, 20 × 20, needs 1.76 KiB"):
         choose_tiles(COST, needed - 2, LIKE, [(500, 300)])
-    with pytest.raises(RedlineError, match="takes 2.54 KiB"):
+    with pytest.raises(RedlineError, match="needs 2.54 KiB"):
         choose_tiles(COST, needed, LIKE, [(500, 300)], batch=2)
 
 
@@ -69,9 +69,9 @@ def test_a_given_batch_may_be_refused() -> None:
     one = tiling((32, 32))
     needed = COST.bytes(3 * 32 * 32)
     assert with_batch(COST, needed, one, [(100, 100)], 3, refuse=True)[1] == 3
-    with pytest.raises(RedlineError, match="3 tiles of 32 × 32 take"):
+    with pytest.raises(RedlineError, match="3 tiles of 32 × 32 need"):
         with_batch(COST, needed - 1, one, [(100, 100)], 3, refuse=True)
-    with pytest.raises(RedlineError, match="a tile of 32 × 32 takes"):
+    with pytest.raises(RedlineError, match="a tile of 32 × 32 needs"):
         with_batch(COST, 100, one, [(100, 100)], refuse=True)
     assert with_batch(COST, 100, one, [(100, 100)], 3)[1] == 3
 

@@ -6,11 +6,11 @@ So the last of several paths is the output only in these cases:
 - There are two paths. The last one does not exist, and the first one does.
 - There are three or more paths. The last one does not exist and ends in a slash, which means a folder to create. A path
   without a slash and without a suffix is refused, because it could be a mistyped source or a new folder.
-- The last path is a folder, or there are only two paths, and a journal says that an earlier run wrote the last path
-  from one of the other paths.
+- A journal says that an earlier run wrote the last path from one of the other paths. This is checked if the last path
+  is a folder, or if there are only two paths.
 
-There is no journal for a single image. If the second of two paths has the size of the upscaled first one, repeating
-`redline upscale IN OUT` would upscale OUT: the command is refused, and the error says how to write it.
+A single image has no journal. If the second of two existing images is as large as the first one after upscaling, it
+could be the output of an earlier run or another source: the command is refused, and the error says how to write both.
 """
 
 import json
@@ -70,14 +70,14 @@ def _refuse_possible_output(source: Path, last: Path) -> None:
     except OSError:  # an unreadable folder is reported later, when it is searched
         return
     if is_possible:
-        advice = f"to {'write into' if last.is_dir() else 'overwrite'} it use --out {shlex.quote(str(last))}"
-        raise RedlineError(f"{str(last)!r} exists: {advice}; to upscale both give them with --out FOLDER.")
+        advice = f"to {'write into' if last.is_dir() else 'overwrite'} it, use --out {shlex.quote(str(last))}"
+        raise RedlineError(f"{str(last)!r} exists: {advice}; to upscale both paths, add --out FOLDER.")
 
 
 def _is_enlarged(image: Path, source: Path) -> bool:
-    """Returns whether the width and the height of an image are the same multiple of the source's."""
+    """Returns whether the size of `image` is the size of `source` times a whole number above 1."""
     try:
-        # Reads only headers, without a limit on the size, because the result of a large source may exceed the limit.
+        # Reads only headers, without a limit on the size, because the upscaled image may exceed the limit.
         with open_image(source, sys.maxsize) as small, open_image(image, sys.maxsize) as large:
             scale = large.width // small.width
             return scale > 1 and (large.width, large.height) == (scale * small.width, scale * small.height)

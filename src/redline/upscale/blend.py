@@ -1,8 +1,8 @@
-"""Blends overlapping tiles into one image, strip by strip, so that only incomplete sums stay in memory.
+"""Blends overlapping tiles into one image, strip by strip, so that only unfinished pixels stay in memory.
 
 B stands for any leading dimensions (frames, planes), C for channels. The margin of a tile has weight 0, and the weights
-of neighbouring tiles cross-fade (see `tiling`). The part that overlaps the next tile of the row is kept until that tile
-comes, and the part that overlaps the next row of tiles is carried over to that row.
+of neighbouring tiles cross-fade (see `tiling`). The part of a tile that overlaps the next tile of its row is kept until
+that tile is added, and the part that overlaps the next row of tiles is carried over to that row.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -16,7 +16,7 @@ from torch.nn.functional import max_pool2d, pad
 from redline.upscale.tiling import Side, TileShape, cut_side
 
 Enlarge = Callable[[Tensor], Tensor]  # (N, 3, height, width) -> (N, 3, scale · height, scale · width)
-EnlargeEach = Callable[[Iterable[Tensor]], Iterable[Tensor]]  # the same for a sequence of batches
+EnlargeEach = Callable[[Iterable[Tensor]], Iterable[Tensor]]  # applies `Enlarge` to each of several batches
 
 
 class Blender:
@@ -34,7 +34,7 @@ class Blender:
         return (tile if row == len(starts) - 1 else starts[row + 1] - starts[row]) * self._scale
 
     def blend(self, row: int, tiles: Iterable[Tensor]) -> Iterator[tuple[slice, Tensor]]:
-        """Yields the finished rows in strips from left to right: each strip's columns and pixels (…, rows, columns)."""
+        """Yields the finished rows in strips from left to right, each as columns and pixels (…, rows, columns)."""
         finished, before, after = self.finished_rows(row), self.carried, None
         row_weights = _weights(self._rows, self._scale, self.device)[row][:, None]
         last_row = row == len(self._rows.starts) - 1
@@ -81,7 +81,7 @@ def enlarge_by_tiles(
 def enlarge_each_by_tiles(
     image: Tensor, enlarge_each: EnlargeEach, scale: int, shape: TileShape, batch: int, wrap: bool = False
 ) -> Tensor:
-    """Like `enlarge_by_tiles`, but `enlarge_each` may have several batches in flight, also of different rows."""
+    """Like `enlarge_by_tiles`, but `enlarge_each` may have several batches in flight, even of different tile rows."""
     rows, columns = cut_side(image.shape[-2], shape.rows, wrap), cut_side(image.shape[-1], shape.columns, wrap)
     blender = Blender(rows, columns, scale, image.device)
     bands = (image[..., rows.positions_on(image.device)[top : top + shape.rows.tile], :] for top in rows.starts)
@@ -114,14 +114,14 @@ def enlarged_tiles(bands: Iterable[Tensor], columns: Side, enlarge_each: Enlarge
 
 
 def bounded_alpha(enlarged: Iterable[Tensor], alpha: Tensor, columns: Side, scale: int) -> Iterator[Tensor]:
-    """Clamps upscaled tiles (1, 3, scale · tile height, scale · tile width) of a band of alpha (1, tile height, W).
+    """Clamps each value of the upscaled alpha to the range of the source pixels around it.
 
-    Each value is limited to the range of the source pixels around it. Alpha is upscaled as a grey image: where the
-    source is exactly 0 or 1, the network returns values that are only close to 0 or 1, above all in bf16, and a nearly
-    transparent pixel is still visible. Clamping makes flat regions exact.
+    `enlarged` are tiles (1, 3, scale · tile height, scale · tile width) of the source band `alpha` (1, tile height, W).
+    The network upscales alpha as a grey image. Where the source is exactly 0 or 1, it returns values that are only
+    close to 0 or 1, above all in bf16, so a transparent pixel would be faintly visible. Clamping makes them exact.
     """
     padded = alpha[..., columns.positions_on(alpha.device)]
-    # Upscaling moves an edge by less than a pixel, so the range over the direct neighbours is enough.
+    # Upscaling moves an edge by less than a source pixel, so the range over the direct neighbours is enough.
     highest, lowest = _max_of_neighbours(padded), -_max_of_neighbours(-padded)
     for left, tile in zip(columns.starts, enlarged, strict=True):
         inside = slice(left, left + columns.cut.tile)
@@ -130,7 +130,7 @@ def bounded_alpha(enlarged: Iterable[Tensor], alpha: Tensor, columns: Side, scal
 
 
 def bounded_whole_alpha(enlarged: Tensor, alpha: Tensor, scale: int, wrap: bool = False) -> Tensor:
-    """Clamps upscaled alpha (B, C, scale · H, scale · W) of whole images, whose own alpha is (B, 1, H, W)."""
+    """Like `bounded_alpha`, for upscaled whole images (B, C, scale · H, scale · W) and their `alpha` (B, 1, H, W)."""
     padded = pad(alpha, (1, 1, 1, 1), mode="circular" if wrap else "replicate")
     highest, lowest = _max_of_neighbours(padded), -_max_of_neighbours(-padded)
     low, high = (_repeated(bound[..., 1:-1, 1:-1], scale) for bound in (lowest, highest))

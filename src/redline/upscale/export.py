@@ -27,7 +27,7 @@ from redline.upscale.tasks import find_tasks
 from redline.upscale.tiling import smallest_tile
 from redline.video.padding_index import reflected
 
-# The required PSNR: an fp32 file must closely match the network, and the changes of int8 must not be visible.
+# The required PSNR: an fp32 file must closely match the network, and the errors of int8 must not be visible.
 EXACT = Gate("picture_psnr", 70.0)
 ROUNDED = Gate("picture_psnr", 40.0)
 
@@ -60,10 +60,10 @@ def export(
         weights: A weight file or the name of a bundled network; by default the bundled network for `scale`.
         out: The file, `drct-x4.onnx` or similar by default.
         scale: The factor of the bundled network, 4 by default.
-        tile: The side of the tiles that the file takes.
-        calibrate: A folder of images; with it, the file is int8, calibrated on them.
+        tile: The side length of the tiles that the exported network accepts, in pixels.
+        calibrate: A folder of images to calibrate an int8 network on. By default the network is fp32.
         samples: How many tiles to calibrate on.
-        progress: Called with the current step, and how many of how many tiles are done (0 of 0 for a single step).
+        progress: Called with the name of the step, the finished tiles and all tiles (0, 0 for a step without tiles).
     """
     out = None if out is None else Path(out)
     if out is not None and out.suffix.lower() != ".onnx":
@@ -95,8 +95,8 @@ def export_onnx(
 ) -> Exported:
     """Writes the file and returns its size and score; raises `ModelError` if the score is too low.
 
-    `judged_on` and each item of `calibration` are tiles (N, 3, tile, tile) in [0, 1]. With calibration, writes int8.
-    Calls `tell` with the current step, and how many of how many tiles are done (0 of 0 for a single step).
+    `judged_on` and each item of `calibration` are tiles (N, 3, tile, tile) in [0, 1]. Writes int8 if `calibration`
+    is not empty. Calls `tell` like `progress` in `export`.
     """
     if tile % network.window:
         raise ModelError(f"the tile must be a multiple of {network.window} for {network.name}, not {tile}.")
@@ -108,7 +108,8 @@ def export_onnx(
         if calibration:
             rounded = path.with_name("int8.onnx")
             batches = calibration_batches([[tiles] for tiles in calibration], ["tiles"])
-            # Convolutions stay in float: their inputs are sums of many layers, and their outputs become pixels.
+            # Convolutions are not quantized: their inputs are sums of many layers, which need more than 256 levels,
+            # and their outputs become pixels.
             options = {"symmetric": False, "external": False, "choose": normalized_linears}
             quantize_static(path, rounded, _counted(batches, tell), "minmax", 99.9, **options)
             path = rounded
@@ -121,8 +122,8 @@ def export_onnx(
         if not score.passed:
             kind = "in int8" if calibration else "as ONNX"
             raise ModelError(
-                f"{network.name} {kind} differs too much from the network: {score.value:.1f} dB, at least "
-                f"{gate.limit:g} required; nothing was written."
+                f"{network.name} {kind} differs too much from the network: its PSNR is {score.value:.1f} dB, and "
+                f"at least {gate.limit:g} dB is required; nothing was written."
             )
     write_bytes(target, data)
     return Exported(target, tile, len(data), score)

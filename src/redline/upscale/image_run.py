@@ -1,7 +1,7 @@
 """Upscales images, and overlaps reading, computing and writing.
 
-Images pass through the stages in bands: one row of tiles of one image, in order. If an image fails, its incomplete file
-is removed and the run continues with the next image.
+The stages pass on bands, in order; a band is one row of tiles of one image. If an image fails, its incomplete file is
+removed and the run continues with the next image.
 """
 
 import sys
@@ -39,7 +39,7 @@ class ImageJob:
 
     def __init__(self, task: Task, tile_runner: TileRunner, settings: ImageSettings) -> None:
         self.task = task
-        # Read before the file is opened, so that a file that is replaced between the two is detected as changed.
+        # Read before the file is opened, so that a file that is replaced in between is detected as changed.
         self.source_state = task.source_state()
         # The time when work on the image began; None while the image waits in the queue.
         self.started: float | None = None
@@ -48,13 +48,13 @@ class ImageJob:
         self.width, self.height = self.scale * self.source.width, self.scale * self.source.height
         self.channels, self.bits = self.source.channels, self.source.bits
         if not isinstance(task, ArrayTask):
-            # Checked before any work is done.
+            # Raises before any work is done if the format cannot hold the result.
             check_can_hold(format_for(task.target), self.width, self.height, self.channels, self.bits)
         shape = tile_runner.tiling.shape_for((self.source.width, self.source.height), settings.wrap)
         self.rows: Side = cut_side(self.source.height, shape.rows, settings.wrap)
         self.columns: Side = cut_side(self.source.width, shape.columns, settings.wrap)
         self.blender = Blender(self.rows, self.columns, self.scale, tile_runner.device)
-        # The rows of tiles to write, and the first row that must be computed for them.
+        # The rows of tiles to write, and `begin`, the first row of tiles that must be computed for them.
         self.first, self.last = (task.first, task.last) if isinstance(task, Part) else (0, len(self.rows.starts))
         self.begin = first_needed(self.rows, self.first, self.scale)
         self.sink: ImageSink | PartSink | ArraySink | None = None
@@ -78,7 +78,7 @@ class ImageJob:
         return self.source.rows(first, last + 1)[(positions - first).numpy()]
 
     def inside(self, row: int) -> slice:
-        """Returns the slice of the rows finished by a row of tiles that belongs to the image, or to this part of it."""
+        """Returns the slice to write of the rows that a row of tiles finishes: no padding, no rows of other parts."""
         if row < self.first:
             return slice(0, 0)
         begin, count = self.rows.starts[row] * self.scale, self.blender.finished_rows(row)
@@ -101,7 +101,10 @@ def _open_source(task: Task, settings: ImageSettings) -> ImageSource | ArraySour
 
 @dataclass(frozen=True)
 class _Band:
-    """The samples of a row of tiles, or the rows that it finishes. `samples` is None if the image has failed."""
+    """A row of tiles on its way through the stages.
+
+    `samples` are source rows before computing and finished output rows after it; None if the image has failed.
+    """
 
     image: ImageJob
     row: int = 0
@@ -123,7 +126,7 @@ class ImageRun:
         advance: Callable[[Task, float, int], None] = lambda _task, _done, _total: None,
     ) -> None:
         self._tile_runner, self._settings, self._tell, self._advance = tile_runner, settings, tell, advance
-        # The smallest row of tiles that did not fit on the device, in pixels.
+        # The number of pixels of the smallest row of tiles that did not fit on the device.
         self._too_large = sys.maxsize
         self._outcomes: list[Outcome] = []
         self._open: set[ImageJob] = set()
@@ -228,7 +231,7 @@ class ImageRun:
                 self._advance_to(band.image, band.row + share * number / count)
 
     def _try_rows(self, band: _Band, samples: Tensor) -> PendingCopy | None:
-        """Returns the pending copy of the finished rows; None if memory ran out outside of the network."""
+        """Returns the pending copy of the finished rows; None if memory ran out but `_make_room` can help."""
         blender = band.image.blender
         carried = blender.carried
         try:
@@ -246,8 +249,8 @@ class ImageRun:
         share = 1.0 if alpha is None or band.has_flat_alpha else 0.5
         tiles: Iterable[Tensor] = self._counted(band, self._tiles(colour[None], image.columns), share)
         if alpha is not None:
-            # Computes the colour of all tiles before their alpha, so that a change of precision always happens at the
-            # same tile.
+            # Computes the colour of all tiles before their alpha. If both were computed in turns, the tile at which a
+            # safer precision takes effect would depend on timing.
             place = image.blender.device
             of_colour = [tile.to(place) for tile in tiles]
             of_alpha = self._alpha_tiles(alpha, image, band.has_flat_alpha)
@@ -257,7 +260,7 @@ class ImageRun:
         return copies.to_host(rows)
 
     def _blend_rows(self, band: _Band, tiles: Iterable[Tensor], has_alpha: bool) -> Tensor:
-        """Returns the finished rows as samples. Only these and the blender's carried rows have the full width."""
+        """Returns the finished rows as samples. Only they and the blender's carried rows are as wide as the image."""
         image, rows = band.image, None
         inside, across = image.inside(band.row), image.columns.inside(image.scale)
         for columns, strip in image.blender.blend(band.row, tiles):
@@ -318,7 +321,7 @@ class ImageRun:
             self._fail(image, _message(error, image.task))
             return
         if band.last:
-            # At most one image per encoder, because all rows of an image stay in memory until it is encoded.
+            # Keeps at most one unfinished image per encoder, because an image stays in memory until it is encoded.
             waiting = [future for future in encoding if not future.done()]
             if len(waiting) >= self._settings.encoders:
                 waiting[0].result()

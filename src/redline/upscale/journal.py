@@ -56,10 +56,9 @@ class Journal:
             return False
 
     def tiles(self, tasks: Iterable[Task], chosen_for: str | None = None) -> Tiles | None:
-        """Returns the tiles of an earlier run of one of these tasks, because other tiles would give slightly different
-        pixels.
+        """Returns the tiles that an earlier run used for one of these tasks, to get the same pixels again.
 
-        If `chosen_for`, a digest of image sizes, is given, tiles that were chosen for other sizes are ignored.
+        If `chosen_for`, a digest of image sizes, is given, ignores tiles that were chosen for other sizes.
         """
         for task in tasks:
             entry = self._lines.get(str(task.target.resolve()), {})

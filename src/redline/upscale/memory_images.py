@@ -55,7 +55,7 @@ def to_pil(samples: np.ndarray, info: dict[str, Any]) -> Image.Image:
 
 
 def read_file(path: str | Path, pixel_limit: int) -> tuple[np.ndarray, dict[str, Any]]:
-    """Reads a whole image, upright, and its colour profile."""
+    """Returns the samples of a whole image, rotated upright, and its colour profile if it has one."""
     with open_image(path, pixel_limit) as source:
         for note in source.notes:
             logger.warning("%s: %s", path, note)
@@ -100,7 +100,7 @@ class ArraySource(AbstractContextManager["ArraySource"]):
 
 
 class ArraySink:
-    """Collects the rows of the result, which `finish` appends to the task's results."""
+    """Collects the rows of the result; `finish` appends the result to the task's `results`."""
 
     notes: tuple[str, ...] = ()
 

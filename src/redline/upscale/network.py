@@ -26,9 +26,9 @@ _WHOLE_NUMBER = "-?[0-9]{1,9}"
 
 @dataclass(frozen=True)
 class Network:
-    """A network that upscales by `scale`, for sizes that are multiples of `window`; `digest` identifies its weights.
+    """A network that upscales by `scale`; the sides of its input must be multiples of `window`.
 
-    An exported network takes only tiles of the size `tile`.
+    `digest` identifies its weights. An exported network accepts only square tiles with sides of `tile`.
     """
 
     module: nn.Module
@@ -66,7 +66,7 @@ def _read_network(path: Path) -> Network:
 
 
 def bundled_weights() -> dict[str, Path]:
-    """Returns the weight files that come with Redline, by the names of the networks."""
+    """Returns the weight files that come with Redline; the keys are the names of the networks."""
     folder = Path(str(resources.files("redline.models.drct"))) / "weights"
     return {path.stem: path for path in sorted(folder.glob("drct-small-x*.safetensors"))}
 
@@ -119,8 +119,8 @@ def _load_with_spandrel(weights: dict[str, Tensor], path: Path, digest: str, ref
         raise ModelError(f"{str(path)!r} is a {name}, which is for faces only.")
     if found.input_channels != 3 or found.output_channels != 3 or found.scale < 2:
         raise ModelError(
-            f"{str(path)!r} is a {name} of {found.input_channels} channels to {found.output_channels} at "
-            f"×{found.scale}; a model of 3 to 3 channels at ×2 or more is needed."
+            f"{str(path)!r} is a {name} with {found.input_channels} input and {found.output_channels} output "
+            f"channels at ×{found.scale}; a model with 3 and 3 channels at ×2 or more is needed."
         )
     window = max(found.size_requirements.multiple_of, 1)
     # Some models return or need more than the image; only this private attribute of spandrel handles them.
@@ -211,7 +211,7 @@ def _checked_facts(facts: dict[str, str], origin: str) -> dict[str, str]:
 
 
 def providers_for(provider: str, device: torch.device) -> list[tuple[str, dict[str, str]]]:
-    """Returns the provider and the providers for the nodes that it does not support."""
+    """Returns the provider, followed by the providers that run the nodes that it does not support."""
     import onnxruntime
 
     if provider not in PROVIDERS:

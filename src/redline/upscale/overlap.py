@@ -1,8 +1,8 @@
 """Overlaps reading, computing and writing, in order, with bounded queues between the stages.
 
 Reading and writing each have a thread. The work runs in the caller's thread, which has the GPU's context and receives
-Ctrl-C. A stage waits only on a channel, so every stage ends, and the first error is raised once. An error in working or
-writing stops all stages; after an error in reading, the items that were already read are still processed and written.
+Ctrl-C. An error in working or writing abandons both channels. A stage waits only on channels, so all stages then end.
+After an error in reading, the items that were already read are still processed and written. The first error is raised.
 """
 
 from collections.abc import Callable, Generator

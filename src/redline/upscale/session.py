@@ -29,19 +29,19 @@ from redline.upscale.workers.crew import Crew, Job, start_crew, worker_devices
 from redline.upscale.workers.shared_run import SharedRun
 from redline.upscale.workers.split_image import is_large
 
-Finished = Callable[[Outcome, Tiles], None]  # the outcome of a file, and the tiles of its run
+Finished = Callable[[Outcome, Tiles], None]  # called with the outcome of a file and the tiles of its run
 
-# One stream computes and one copies.
+# One stream computes while the other copies.
 _DEFAULT_STREAMS = 2
-# The number of images that workers receive to calibrate on; all workers use the first readable image.
+# Workers receive at most this many images to calibrate on; each worker uses the first readable one.
 _CALIBRATION_IMAGES = 16
 
 
 class Upscaling:
     """A loaded network with its plan, which runs any number of tasks.
 
-    Starts the workers that `settings` ask for if there is enough work. An existing `crew` (the ranks of torchrun) does
-    all the work of one run.
+    Starts the workers that `settings` ask for if there is enough work. If `crew` is given (the ranks of torchrun), it
+    does all the work of one run instead.
     """
 
     def __init__(self, settings: UpscaleSettings, listener: Listener | None = None, crew: Crew | None = None) -> None:
@@ -201,7 +201,7 @@ class Upscaling:
         streams = self.settings.streams or _DEFAULT_STREAMS
 
         def say(text: str) -> None:
-            self.listener.say(text)  # read at each call, because the next run may have another listener
+            self.listener.say(text)  # looked up at each call, because the next run may have another listener
 
         return TileRunner(self.network, self.plan, self.machine.device, tiling, batch, say, streams)
 

@@ -31,7 +31,7 @@ class ImageSettings:
     strip: bool = False
     encoding: Encoding = field(default_factory=Encoding)
     pixel_limit: int = PIXEL_LIMIT
-    # How many images are encoded at once. Encoding 16 megapixels takes a core most of a second.
+    # How many images are encoded at once. Encoding 16 megapixels takes almost a second on one core.
     encoders: int = field(default_factory=lambda: max(4, min(12, cores() // 2)))
 
 
@@ -40,7 +40,7 @@ class UpscaleSettings:
     """None means automatic: tile and batch size from the available memory, two streams, a bundled plan."""
 
     weights: Path | None = None
-    # The scale of the weights; it selects the bundled weights, which are ×4 by default.
+    # The scale of the weights. Without `weights`, it selects the bundled weights (None: ×4).
     scale: int | None = None
     device: str = "auto"
     precision: str = "auto"
@@ -50,7 +50,7 @@ class UpscaleSettings:
     # The side of a square tile, or its width and height.
     tile: int | tuple[int, int] | None = None
     tile_batch: int | None = None
-    # CUDA streams: one computes and the others copy. Their number is also that of the batches of tiles in flight.
+    # The number of CUDA streams (one computes, the others copy), and of the batches of tiles in flight.
     streams: int | None = None
     memory_bytes: int | None = None
     # Processes that share the files; by default one per GPU. They split images of over `split_pixels`.
@@ -72,7 +72,9 @@ class UpscaleSettings:
         limits |= {"margin_px": 0, "ramp_px": 0}
         if self.is_onnx:
             if self.memory_bytes is not None:
-                raise RedlineError("the memory of an ONNX file is not measured: give --tile-batch instead of --memory.")
+                raise RedlineError(
+                    "the memory use of an ONNX network is not measured: give --tile-batch instead of --memory."
+                )
             for name, automatic in {"tile": None, "plan": None, "precision": "auto"}.items():
                 if getattr(self, name) != automatic:
                     raise RedlineError(f"an ONNX file has a fixed {name}: leave out --{name}.")
@@ -116,7 +118,7 @@ def with_preset(settings: UpscaleSettings, preset: str) -> UpscaleSettings:
     chosen = {k: v for k, v in PRESETS[preset].items() if getattr(settings, k) == getattr(plain, k)}
     if settings.plan is not None or settings.is_onnx:
         chosen.pop("precision", None)
-    # An ONNX file has a fixed tile, and a memory limit determines the tile itself.
+    # An ONNX file has a fixed tile, and if memory is limited, the tile is chosen to fit the limit.
     if settings.is_onnx or settings.memory_bytes is not None:
         chosen.pop("tile", None)
     return replace(settings, **chosen)

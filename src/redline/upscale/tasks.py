@@ -70,7 +70,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Listener:
-    """Callbacks for a run, which may come from any thread.
+    """The callbacks of a run; any thread may call them.
 
     `started` receives all tasks, `say` a message, `finished` the outcome of a file, `image_progress` the finished and
     the total number of rows of tiles of an image, and `video_progress` the progress of a video.
@@ -171,7 +171,7 @@ def _writable(format: str) -> str:
 
 
 def _as_folder(target: Path) -> Path:
-    """Returns the folder for several results; raises if it is a file or has the name of one."""
+    """Returns the folder for several results; raises if `target` is a file or is named like one."""
     if not target.is_dir():
         output = f"the output {str(target)!r}"
         if target.exists():
@@ -188,7 +188,7 @@ def _is_unnamed_video(source: Path) -> bool:
     try:
         sniffed(source)
     except UnsupportedImage:
-        raise  # FFmpeg would take some of these for videos
+        raise  # FFmpeg would open some of these files as videos
     except ImageError:
         with suppress(RedlineError):
             if source.is_file() and not probe(source).container.endswith(_STILLS):
@@ -209,7 +209,10 @@ def _renamed(path: Path, addition: str, format: str | None, is_video: bool = Fal
 
 
 def _with_problems(named: list[Task], inside: list[Task]) -> list[Task]:
-    """Returns all tasks. Of several tasks with the same target, all but one get a problem; a kept name has priority."""
+    """Returns all tasks. Of several tasks with the same target, all but one get a problem.
+
+    Files that were given by name have priority, then files whose name does not change.
+    """
     first: dict[Path, Task] = {}
     for task in [*named, *sorted(inside, key=lambda task: task.source.name != task.target.name)]:
         first.setdefault(task.target, task)
@@ -243,9 +246,8 @@ def search(folder: Path, endings: Collection[str], leave_out: Path) -> Found:
     holds the results.
     """
     found, leave_out = Found(), leave_out.resolve()
-    above: dict[Path, tuple[Path, ...]] = {
-        folder: (folder.resolve(),)
-    }  # each folder with itself and its parents, resolved
+    # Maps each folder to the resolved paths of its parents and itself, to detect symlinks that lead back to a parent.
+    above: dict[Path, tuple[Path, ...]] = {folder: (folder.resolve(),)}
 
     def note_unreadable(error: OSError) -> None:
         path = Path(error.filename)
@@ -262,5 +264,5 @@ def search(folder: Path, endings: Collection[str], leave_out: Path) -> Found:
                 del inside[name]
                 found.circles += [path] * (whole != leave_out)
             above[path] = (*parents, whole)
-        folders[:] = inside  # `os.walk` descends into these
+        folders[:] = inside  # `os.walk` descends only into these
     return found

@@ -29,12 +29,12 @@ from redline.upscale.tasks import Task
 from redline.upscale.tiling import Cut, TileShape, Tiling, count_tiles, padded_size, smallest_tile
 from redline.upscale.video.probe import probe
 
-# Larger tiles gain little. The limit is higher for a GPU, which has more memory and loses more time per batch.
+# The maximum number of pixels of a tile: more gain little. A GPU has more memory and loses more time per batch.
 _LARGEST_TILE_PIXELS = {"cpu": 512**2, "cuda": 1280 * 1024}
 MOST_SHAPES = 6
 # The share of all pixels that an additional shape must save; a smaller gain is lost in timing noise.
 _WORTH_A_SHAPE = 0.01
-# The candidate lengths of a tile: lengths in steps of this size, and the most common lengths of the images.
+# The candidates for a tile side: lengths in steps of `_STEP_PX`, and the `_MOST_LENGTHS` most common image sides.
 _STEP_PX, _MOST_LENGTHS = 16, 64
 # A group of images may be split by aspect ratio, width or height; this many thresholds are tried for each.
 _ORDERS: tuple[Callable[[tuple[int, int]], float], ...] = (lambda s: s[0] / s[1], lambda s: s[0], lambda s: s[1])
@@ -42,7 +42,8 @@ _MOST_SPLITS = 16
 _MOST_TILES, _MOST_PIXELS = 8, 8 * 512**2
 _SHARE_OF_FREE = 0.8
 _PROBES = (2, 4)  # sides of the measured tiles, as multiples of the network's window
-# On a CPU, freed memory is kept in fragments that do not always fit the next layer (measured: 1.24 to 1.35).
+# The factor by which fragmentation raises the peak: on a CPU, freed memory does not always fit the next layer
+# (measured: 1.24 to 1.35).
 _FRAGMENTATION = {"cpu": 1.4, "cuda": 1.0}
 Sizes = tuple[tuple[int, int], ...]
 
@@ -64,7 +65,7 @@ class TileCost:
 
 @dataclass(frozen=True)
 class ShapeLimits:
-    """What a plan allows: how many shapes, the warm-up passes for each, and whether batches are filled up."""
+    """What a plan allows: how many tile shapes, the warm-up passes for each, and whether batches are filled up."""
 
     most: int = MOST_SHAPES
     passes: int = 0
@@ -75,7 +76,7 @@ _UNLIMITED = ShapeLimits()
 
 
 def measure_cost(network: Network, device: torch.device | str) -> TileCost:
-    """Measures the peak memory of two tiles of different sizes and fits a line."""
+    """Measures the peak memory of two tiles of different sizes and fits a line through the two values."""
     step = max(network.window, 16)
     module = network.module.to(device)
     if torch.device(device).type == "cuda":
@@ -92,7 +93,7 @@ def measure_cost(network: Network, device: torch.device | str) -> TileCost:
     if torch.device(device).type == "cuda":
         torch.cuda.empty_cache()  # other workers may query the free memory
     (small, low), (large, high) = peaks
-    # A coarse memory measurement may be too low, so a pixel costs at least its part of the input and the output.
+    # A coarse memory measurement may be too low, so a pixel counts at least the bytes of its input and output.
     least = 4 * 3 * (1 + 2 * network.scale**2)
     per_pixel = max((high - low) / (large - small), least) * _FRAGMENTATION[torch.device(device).type]
     return TileCost(max(0, int(low - per_pixel * small)), per_pixel)
@@ -113,13 +114,13 @@ def choose_tiles(
     kind: str = "cpu",
     limits: ShapeLimits = _UNLIMITED,
 ) -> tuple[Tiling, int]:
-    """Returns the tiling and the batch size for images of these sizes. `like` sets all but the length of the tiles."""
+    """Returns the tiling and the batch size for images of these sizes. `like` sets their margin, ramp and alignment."""
     least = smallest_tile(like.margin, like.ramp, like.align)
     fitting_pixels = int(max(budget_bytes - cost.fixed_bytes, 0) / cost.bytes_per_pixel) // (batch or 1)
     if fitting_pixels < least**2:
         needed = format_bytes(cost.bytes(least**2 * (batch or 1)))
         raise RedlineError(
-            f"{format_bytes(budget_bytes)} of memory is not enough: the smallest tile, {least} × {least}, takes "
+            f"{format_bytes(budget_bytes)} of memory is not enough: the smallest tile, {least} × {least}, needs "
             f"{needed}."
         )
     most_pixels = max(least**2, min(fitting_pixels, _LARGEST_TILE_PIXELS[kind]))
@@ -137,25 +138,25 @@ def with_batch(
     fills: bool = False,
     refuse: bool = False,
 ) -> tuple[Tiling, int]:
-    """Returns the tiling and the batch size, `batch` if given. With `refuse`, raises if it exceeds the budget."""
+    """Returns the tiling and the batch size (`batch` if given). With `refuse`, raises if they exceed the budget."""
     largest = tiling.largest.pixels
     needed = cost.bytes(largest * (batch or 1))
     if refuse and needed > budget_bytes:
-        tiles = f"{batch} tiles of {tiling.largest} take" if (batch or 1) > 1 else f"a tile of {tiling.largest} takes"
+        tiles = f"{batch} tiles of {tiling.largest} need" if (batch or 1) > 1 else f"a tile of {tiling.largest} needs"
         raise RedlineError(f"{format_bytes(budget_bytes)} of memory is not enough: {tiles} {format_bytes(needed)}.")
     if batch is None:
         fitting_pixels = int(max(budget_bytes - cost.fixed_bytes, 0) / cost.bytes_per_pixel)
         most = max(1, min(_MOST_TILES, fitting_pixels // largest, _MOST_PIXELS // largest))
         filled = {batch: replace(tiling, filled_to=batch if fills else 1) for batch in range(most, 0, -1)}
         batch = min(filled, key=lambda batch: filled[batch].computed_pixels(sizes))
-        # A batch larger than a row of tiles would never be full.
+        # A batch has tiles of one row only, so a batch larger than the longest row would never be full.
         batch = min(batch, max(count_tiles(size[0], filled[batch].shape_for(size).columns) for size in sizes))
     return replace(tiling, filled_to=batch if fills else 1), batch
 
 
 @dataclass(frozen=True)
 class _Group:
-    """Images (by index) that share a tile shape, and how many pixels the network computes for them and the capture."""
+    """Images (by index) that share a tile shape, and how many pixels are computed for them and for graph capture."""
 
     members: tuple[int, ...]
     shape: TileShape
@@ -163,7 +164,7 @@ class _Group:
 
 
 class _ShapeSearch:
-    """Finds the best shapes for the images; evaluates all widths and heights at once."""
+    """Finds the best shapes for the images; evaluates all candidate widths and heights at once."""
 
     def __init__(
         self, like: Cut, most_pixels: int, sizes: Sequence[tuple[int, int]], filled_to: int, passes: int
@@ -171,7 +172,7 @@ class _ShapeSearch:
         self.like, self.sizes = like, sizes
         columns, self._widths = _counts(like, most_pixels, [width for width, _ in sizes])
         rows, self._heights = _counts(like, most_pixels, [height for _, height in sizes])
-        # In floating point, because matrix products are faster; all of these numbers are exact.
+        # In floating point, which makes matrix products faster; the counts are whole numbers, so they stay exact.
         self._rows, self._columns = rows.astype(np.float64), (-(-columns // filled_to) * filled_to).astype(np.float64)
         pixels = self._heights[:, None] * self._widths[None, :]
         self._pixels = np.where(pixels <= most_pixels, pixels.astype(np.float64), np.inf)
@@ -223,7 +224,7 @@ def _pixels(groups: tuple[_Group, _Group]) -> int:
 
 
 def _counts(like: Cut, most_pixels: int, lengths: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns how many tiles of each candidate length cover each side, and the candidate lengths."""
+    """Returns how many tiles of each candidate length cover each of `lengths`, and the candidate lengths."""
     least, align = smallest_tile(like.margin, like.ramp, like.align), like.align
     longest = min(ceil(max(lengths) / align) * align, 2 * isqrt(most_pixels) // align * align)
     tiles = set(range(least, max(least, longest) + 1, ceil(_STEP_PX / align) * align))
@@ -266,7 +267,7 @@ class TilePlanner:
         if tiles is None:
             like, batch = self._cut(self._smallest), self._settings.tile_batch
             return choose_tiles(cost, budget, like, sizes, batch, self._device.type, self._limits)
-        # Only a limit given by the user is enforced. Otherwise the batch shrinks when memory runs out.
+        # Raises only for a limit given by the user. Otherwise, the batch is reduced later if memory runs out.
         enforced = memory_bytes is not None
         return with_batch(cost, budget, self.tiling(tiles.sizes), sizes, tiles.batch, self._limits.fills, enforced)
 
@@ -292,7 +293,7 @@ class TilePlanner:
         return Tiles(wanted, settings.tile_batch or batch)
 
     def with_padding(self, size: tuple[int, int]) -> tuple[int, int]:
-        """Returns the size that is cut into tiles: larger than the image if it wraps around."""
+        """Returns the size that is cut into tiles: larger than the image if its edges wrap around."""
         return padded_size(size, self._cut(self._smallest), self._settings.images.wrap)
 
     def sizes_of(self, tasks: Sequence[Task]) -> Sizes:

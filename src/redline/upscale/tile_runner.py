@@ -1,7 +1,7 @@
 """Runs the network under its plan on batches of tiles, and shrinks the batch or the tiles when memory runs out.
 
-The plan is applied to the first tiles, because rungs calibrate on real input. A plan that lowers the precision is first
-compared with fp32, only on the most detailed small squares of those tiles, because fp32 is slow. If the comparison
+The plan is applied when the first tiles arrive, because rungs calibrate on real input. A plan that lowers the precision
+is first compared with fp32, but only on two small squares with much detail, because fp32 is slow. If the comparison
 fails, or a later batch has values that are not finite, a safer precision replaces it. Whether a batch is finite is
 checked while the next batches are computed; no result is returned before its check.
 """
@@ -86,7 +86,7 @@ class TileRunner:
             self.shrink(*tiles.shape[-2:])
 
     def checked_each(self, batches: Iterable[Tensor]) -> Iterator[Tensor]:
-        """Yields finite results batch by batch, with as many batches in flight as there are streams.
+        """Yields results batch by batch, checked to be finite, with as many batches in flight as there are streams.
 
         Replaces a precision that overflows by a safer one.
         """
@@ -103,7 +103,7 @@ class TileRunner:
         return _Batch(tiles, output, self.copies.to_host(torch.isfinite(output).all()))
 
     def _finish(self, under_way: deque[_Batch]) -> Tensor:
-        """Returns the oldest result. After an overflow, repeats all batches so that results do not depend on timing."""
+        """Returns the oldest result. After an overflow, repeats all batches in flight, so that timing has no effect."""
         while True:
             first = under_way.popleft()
             is_finite = bool(first.is_finite.wait())
@@ -162,7 +162,7 @@ class TileRunner:
             with torch.no_grad():
                 score = GATE.judge(_without_tf32(self.network.module)(squares), judged(squares))
             if score.passed or not self._use_safer_precision(
-                f"it differs from fp32 by {score.value:.1f} dB on the first tiles"
+                f"its PSNR against fp32 is {score.value:.1f} dB on the first tiles"
             ):
                 return fast
 
@@ -196,7 +196,7 @@ class TileRunner:
             self.batch, self._halvings = before
 
     def shrink(self, height: int, width: int) -> None:
-        """Halves the batch; at a batch of one, splits tiles of this size into tiles of half the size."""
+        """Halves the batch; at a batch of one, splits tiles of this size into tiles of half the width and height."""
         self._free_model()
         if self.batch > 1:
             self.batch //= 2

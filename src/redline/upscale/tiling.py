@@ -1,8 +1,8 @@
 """Pads the sides of an image, cuts them into overlapping tiles, and defines how tiles are weighted when they blend.
 
-The network cannot see beyond a tile, so the outermost `margin` positions of a tile are discarded. Over `ramp` positions
-in the middle of the overlap, the tiles cross-fade along a Hann window. All tiles start at multiples of `align`, so that
-the windows of a windowed model are at the same positions as in the whole image.
+The network cannot see beyond a tile, so its result for the outermost `margin` positions of a tile is discarded. Over
+`ramp` positions in the middle of the overlap, the tiles cross-fade along a Hann window. All tiles start at multiples of
+`align`, so that the windows of a windowed model are at the same positions as in the whole image.
 
 Weights are multiples of 1/2048. So the product of a row weight and a column weight is exact in fp32, and the products
 at each position sum to exactly 1.
@@ -61,7 +61,8 @@ class Cut:
 class Side:
     """A side of an image cut into tiles: its length, its length with padding, and where tiles start.
 
-    `before` positions of padding come before the image; `wraps` selects which source position a padded position shows.
+    The padding continues at the opposite end of the image if it `wraps`, and is its reflection otherwise. `before`
+    positions of the padding come before the image.
     """
 
     length: int
@@ -95,17 +96,17 @@ class Side:
 
 
 def smallest_tile(margin: int, ramp: int, align: int) -> int:
-    """Returns the smallest tile that is larger than its overlap."""
+    """Returns the smallest tile that is larger than its overlap and has room for a ramp at each end."""
     return math.ceil(max(2 * margin + ramp + align, 2 * margin + 3 * ramp) / align) * align
 
 
 def padded_size(size: tuple[int, int], cut: Cut, wrap: bool) -> tuple[int, int]:
-    """Returns the size with the padding of a texture that wraps."""
+    """Returns the size of an image, including its padding if it wraps around."""
     return (size[0] + 2 * cut.around, size[1] + 2 * cut.around) if wrap else size
 
 
 def count_tiles(length: int, cut: Cut) -> int:
-    """Returns the fewest tiles that cover a side."""
+    """Returns the smallest number of tiles that cover a side."""
     spare = max(0, math.ceil(length / cut.align) - cut.tile // cut.align)
     return 1 + math.ceil(spare / (cut.stride // cut.align))
 
@@ -113,7 +114,7 @@ def count_tiles(length: int, cut: Cut) -> int:
 def cut_side(length: int, cut: Cut, wrap: bool = False) -> Side:
     """Cuts a side into the fewest tiles that cover it, spread as evenly as the alignment allows.
 
-    Pads by reflection to the end of the last tile. A texture that wraps is continued at both ends instead.
+    Pads by reflection to the end of the last tile; if the image wraps around, pads both ends with the opposite edge.
     """
     before = cut.around if wrap else 0
     whole = length + 2 * before
@@ -124,7 +125,7 @@ def cut_side(length: int, cut: Cut, wrap: bool = False) -> Side:
 
 
 def hann_ramp(length: int) -> Tensor:
-    """Returns values from nearly 0 to nearly 1 along half a Hann window, rounded so that sums are exact."""
+    """Returns values from nearly 0 to nearly 1 along half a Hann window, in multiples of 1/2048 for exact sums."""
     position = (torch.arange(length, dtype=torch.float64) + 0.5) / max(length, 1)
     return ((torch.sin(position * math.pi / 2) ** 2 * _STEPS).round() / _STEPS).float()
 

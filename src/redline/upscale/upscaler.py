@@ -71,7 +71,7 @@ class Upscaler:
         >>> upscaler(numpy.zeros((24, 32, 3), numpy.uint8)).shape
         (96, 128, 3)
 
-    The weights are read by the first call, or when `plan` is asked for.
+    The weights are loaded by the first call, or when `scale` or `plan` is read.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Upscaler:
 
     @property
     def scale(self) -> int:
-        """The factor by which results are larger than their sources."""
+        """The upscaling factor."""
         return self._session.network.scale
 
     @property
@@ -185,7 +185,7 @@ class Upscaler:
             out: A file for one source, else a folder. By default results are written beside the sources.
             format: The format of images: ``"png"``, ``"jpeg"``, ``"webp"``, ``"tiff"`` or ``"avif"``.
             resume: Skip complete files, and continue videos that an earlier run began.
-            progress: Called with a task and the share of it that is done, or a `Listener` with a callback for every
+            progress: Called with a task and the finished fraction of it, or a `Listener` with a callback for every
                 kind of event. Callbacks may come from any thread.
 
         Returns:
@@ -209,8 +209,8 @@ class Upscaler:
             return []
         sources = [Path(path) for path in ([paths] if isinstance(paths, (str, Path)) else paths)]
         out = None if out is None else Path(out)
-        # Finds problems before the model is loaded, which takes seconds. Until then, only the scale in the file names
-        # may be wrong.
+        # Finds problems before the model is loaded, which takes seconds. The scale is not known yet, so it may be wrong
+        # in the file names of these tasks.
         tasks = find_tasks(sources, out, self.settings.scale or _DEFAULT_SCALE, format)
         if all(task.problem for task in tasks):
             return [Outcome(task, error=task.problem) for task in tasks]
@@ -293,7 +293,7 @@ def _listener(progress: Listener | Progress | None) -> Listener:
 
 
 def _journal_folder(sources: Sequence[Path], tasks: Sequence[Task], out: Path | None, resume: bool) -> Path | None:
-    """Returns where finished files are recorded. A single image has no record, because upscaling it again is quick."""
+    """Returns the folder of the journal. Without `resume`, a single image has none, because repeating it is quick."""
     if len(tasks) < 2 and not any(source.is_dir() for source in sources):
         return tasks[0].target.parent if resume or tasks[0].is_video else None
     return out if out is not None else tasks[0].target.parent

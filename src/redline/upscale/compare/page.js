@@ -54,7 +54,7 @@ function watch(frame) {
     const [atX, atY, room] = place(event);
     const near = Math.abs(atX - range.value / 100 * room) < NEAR_PX;
     const moves = frame.classList.contains("movable") && !near;
-    // A finger may scroll the page, so the divider follows it only after it has moved sideways.
+    // A finger may scroll the page, so the divider follows a finger only after a sideways movement.
     drag = { moves, fromX: x - atX, fromY: y - atY, atX, atY, waits: event.pointerType === "touch" };
     frame.classList.add(moves ? "moving" : "dividing");
     frame.setPointerCapture(event.pointerId);

@@ -37,13 +37,14 @@ _CROP_WIDTH_PX, _CROP_HEIGHT_PX = 960, 640
 # The largest side of a view; WebP supports up to 16,383 pixels.
 _LONGEST_SIDE_PX = 8192
 _QUALITIES, _CROP_QUALITIES = (88, 75, 55, 30), (92, 75, 50)
-# The share of the byte limit for the region at full resolution.
+# The fraction of the byte limit for the region at full resolution.
 _CROP_SHARE = 1 / 3
-# The side of the blocks in which detail is measured, and the radius of a bicubic filter.
+# The side of the blocks in which detail is measured, and the width of the border that the bicubic filter needs.
 _BLOCK_PX = 16
 _CONTEXT_PX = 4
 _MOST_DECODED = 600
-# How far before the frame to seek: in some containers a seek to a frame ends after its key frame or after the frame.
+# Seeks to these times before the frame, in this order: in some containers, a seek goes too far, past the frame or past
+# the key frame that is needed to decode it.
 _SEEK_BACK_S = (0.0, 2.0, 20.0, math.inf)
 
 
@@ -94,7 +95,7 @@ def open_upright(path: Path) -> VipsImage:
 
 
 def make_views(before: Opener, after: Opener, pixels: int, data_bytes: int) -> Views:
-    """Makes views of at most `pixels` for the whole, and lowers the quality until they fit in `data_bytes`."""
+    """Makes the views: the whole image has at most `pixels` pixels, and the quality is lowered to fit `data_bytes`."""
     source, result = before(), after()
     size, after_size = (source.width, source.height), (result.width, result.height)
     scale = after_size[0] / size[0], after_size[1] / size[1]
@@ -184,7 +185,7 @@ def _to_srgb(image: VipsImage) -> VipsImage:
 
 
 def _encoded(before: VipsImage, after: VipsImage, qualities: tuple[int, ...], data_bytes: float) -> tuple[str, str]:
-    """Encodes both sides at the first quality at which they fit, or at the lowest quality."""
+    """Encodes both sides at the first quality at which they fit in `data_bytes`, else at the last one."""
     sides: tuple[bytes, ...] = ()
     for quality in qualities:
         sides = tuple(side.webpsave_buffer(Q=quality, effort=2, keep=0) for side in (before, after))
@@ -198,7 +199,7 @@ def _encoded(before: VipsImage, after: VipsImage, qualities: tuple[int, ...], da
 class Moment:
     """A frame (H, W, 3) of uint8, its time since the first frame, and its rotation in quarter turns to the left.
 
-    Broadcast videos start at an arbitrary time, and their upscaled versions at zero.
+    Broadcast videos start at an arbitrary time stamp and their upscaled versions at 0, so that times must be relative.
     """
 
     pixels: np.ndarray
@@ -225,7 +226,7 @@ def middle_of(source: Path, target: Path) -> tuple[np.ndarray, np.ndarray, float
 
 
 def _frame_at(video: VideoInfo, seconds: float, half_frame_s: float) -> Moment:
-    """Returns the frame at that time, or the nearest frame that can be decoded."""
+    """Returns the frame at `seconds`, or the nearest frame that can be decoded."""
     nearest: Moment | None = None
     for back_s in _SEEK_BACK_S:
         found = _sought(video, max(0.0, seconds - back_s), seconds - half_frame_s)

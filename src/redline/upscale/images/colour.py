@@ -12,13 +12,13 @@ from torch import Tensor
 
 from redline.upscale.images.formats import ImageError
 
-# Alpha below this, less than half of the smallest 16-bit value, is written as fully transparent.
+# Alpha up to this value counts as fully transparent, because it is rounded to 0 even in 16 bits.
 _INVISIBLE = 0.4 / 65535
 _STRIP_BYTES = 64 * 2**20
 
 
 def to_planes(rows: np.ndarray | Tensor, device: torch.device | str | None = None) -> tuple[Tensor, Tensor | None]:
-    """Converts rows (H, W, 1…4) to colour (3, H, W) and alpha (1, H, W) or None, float32 in [0, 1]; repeats grey."""
+    """Converts rows (H, W, 1…4) to RGB (3, H, W), repeating grey, and alpha (1, H, W) or None; float32 in [0, 1]."""
     samples = torch.from_numpy(rows) if isinstance(rows, np.ndarray) else rows
     samples = samples.to(device) if device is not None else samples
     if samples.ndim != 3 or not 1 <= samples.shape[2] <= 4 or samples.dtype not in (torch.uint8, torch.uint16):
@@ -35,7 +35,7 @@ def to_planes(rows: np.ndarray | Tensor, device: torch.device | str | None = Non
 
 
 def from_planes(colour: Tensor, alpha: Tensor | None, channels: int, bits: int) -> Tensor:
-    """Converts planes in [0, 1] to rows (H, W, channels) of uint8 or uint16: clamps, rounds, and averages grey."""
+    """Clamps and rounds planes in [0, 1] to rows (H, W, channels) of uint8 or uint16; for grey, averages RGB."""
     if (channels in (2, 4)) != (alpha is not None) or channels not in (1, 2, 3, 4) or bits not in (8, 16):
         raise ImageError(
             f"planes {'without' if alpha is None else 'with'} alpha cannot be converted to {channels} channels of "
@@ -44,7 +44,7 @@ def from_planes(colour: Tensor, alpha: Tensor | None, channels: int, bits: int) 
     height, width = colour.shape[-2:]
     narrow = torch.uint8 if bits == 8 else torch.int16
     rows = torch.empty((height, width, channels), dtype=narrow, device=colour.device)
-    # In strips, because the intermediate tensors of a wide band would take gigabytes.
+    # Works in strips, because the intermediate tensors of a wide band would take gigabytes.
     step = max(1, _STRIP_BYTES // max(1, 16 * width))
     for top in range(0, height, step):
         strip = slice(top, top + step)

@@ -1,8 +1,8 @@
 """Reads and writes the colour tags of a file other than the ICC profile, represented as PNG chunks.
 
 AVIF has CICP numbers for primaries and transfer, which PNG has too. The other formats have no such tags. AVIF stores
-the numbers as a property of the main image item, which libvips neither reads nor writes. Writing usually adds this
-property to a file written by libvips. This moves the pixel data, so its offsets are updated.
+the numbers as a property of the main image item, which libvips neither reads nor writes. `set_cicp` usually
+adds this property to a file written by libvips. This moves the pixel data, so its offsets are updated.
 """
 
 import struct
@@ -22,7 +22,7 @@ _SRGB_NUMBERS = {b"gAMA": (45_455,), b"cHRM": (31_270, 32_900, 64_000, 33_000, 3
 _NEAR = 100
 # The CICP matrix and range of decoded pixels: RGB in full range.
 _OF_PIXELS = bytes([0, 1])
-# The matrix and range that the encoder uses if the file has none: BT.601, full range.
+# The matrix and range that the encoder uses if the file does not specify them: BT.601, full range.
 _DEFAULT_MATRIX = struct.pack(">HB", 6, 0x80)
 # The length, name, version and flags at the start of the meta box.
 _META_HEAD_BYTES = 12
@@ -44,7 +44,7 @@ def fit_colour_tags(tags: tuple[Chunk, ...], form: Format, has_profile: bool) ->
     if form.name == "png":
         return tags, ""
     kept = tuple(tag for tag in tags if form.name == "avif" and numbers_of(tag))
-    # The remaining tags are a fallback for programs that do not support profiles, CICP or sRGB.
+    # If a profile, CICP or sRGB defines the colours, other tags are only a fallback for programs that ignore it.
     is_told = has_profile or kept or any(tag.kind == _SRGB for tag in tags)
     lost = [tag for tag in tags if tag not in kept and not _is_srgb(tag) and not (is_told and tag.kind != _CICP)]
     names = ", ".join(tag.kind.decode() for tag in lost)
@@ -109,7 +109,7 @@ def _with_numbers(meta: bytes, numbers: bytes) -> bytes:
 
 
 def _find_numbers(meta: dict[bytes, bytes]) -> tuple[int, bytes, list[tuple[bytes, bytes]], int | None]:
-    """Returns the main item, the owners of properties, all properties, and the index (from 1) of the CICP numbers."""
+    """Returns the main item, the table of items with properties, the properties, and the CICP's index (from 1)."""
     inside = dict(_boxes(meta[b"iprp"]))
     owners, properties = inside[b"ipma"], _boxes(inside[b"ipco"])
     main = struct.unpack_from(">I" if meta[b"pitm"][0] else ">H", meta[b"pitm"], 4)[0]

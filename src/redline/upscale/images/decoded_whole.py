@@ -34,13 +34,17 @@ _CODESTREAM_BYTES = 4096
 _DEEP = ("rgb48le", "rgba64le")
 _HEADER_BYTES = 4096
 _BITMAPS, _BINARY_SAMPLES = ("P1", "P4"), ("P5", "P6")
-# Matches white space and comments. A header ends with exactly one white space character after its last number.
+# Matches the white space and comments between the numbers of a Netpbm header. After the last number, the header ends
+# with exactly one white space character.
 _GAP = rb"(?:\s|#[^\n]*\n)+"
 
 
 @dataclass(frozen=True)
 class _Header:
-    """A header. Samples have 16 bits if `white`, their maximum, is above 255. The mode is Pillow's or "P1" to "P6"."""
+    """An image header. `white` is the maximum of the samples, which have 16 bits if it is above 255.
+
+    `mode` is a mode of Pillow, one of "P1" to "P6" of Netpbm, or empty if FFmpeg decodes the image.
+    """
 
     width: int
     height: int
@@ -127,7 +131,7 @@ def _read_header(path: Path, form: Format) -> _Header:
 
 
 def _white(bits: int) -> int:
-    """Returns the largest sample of 9 to 16 bits, which decoders return in the highest bits of 16."""
+    """Returns the largest sample of 9 to 16 bits as decoders return it: shifted to the highest of 16 bits."""
     return (2**bits - 1) << (16 - bits)
 
 
@@ -140,7 +144,7 @@ def _opened(path: Path, form: Format) -> Image.Image:
 
 
 def _read_depth(path: Path) -> tuple[int, int]:
-    """Returns the number of components and their largest depth, from the start of the codestream."""
+    """Returns the number of components and their largest number of bits, from the start of the codestream."""
     with path.open("rb") as file:
         start = 0 if file.read(4) == CODESTREAM_2000 else None
         start = next((begin for kind, begin, _ in boxes(file) if kind == b"jp2c"), start)
@@ -196,7 +200,7 @@ def _read_netpbm_header(path: Path) -> _Header:
 
 
 def _decode_netpbm(data: bytes, header: _Header) -> np.ndarray:
-    """Decodes bitmaps and text; raises ValueError if samples are missing or too large."""
+    """Decodes Netpbm bitmaps and text formats; raises ValueError if samples are missing or too large."""
     shape = (header.height, header.width, header.channels)
     count = header.height * header.width * header.channels
     if header.mode == "P4":

@@ -1,8 +1,8 @@
 """Reads and writes EXIF blocks, which are small TIFF files, and the EXIF and IPTC of TIFF files.
 
-Both consist of directories of tags. libvips leaves out the EXIF of TIFF files and truncates IPTC to a quarter.
-Therefore they are read from the source file and added to the file that libvips wrote: the directories are appended, and
-the offset in the header is changed.
+TIFF files consist of directories of tags. libvips leaves out the EXIF of TIFF files and truncates their IPTC to a
+quarter. Therefore this module reads both from the source file and adds them to the file that libvips wrote: it appends
+the directories and changes the offset in the header.
 """
 
 import struct
@@ -15,7 +15,7 @@ _PREFIX = b"Exif\0\0"
 _ORIENTATION, _PHOTO, _GPS = 0x0112, 0x8769, 0x8825
 _DPI_ACROSS, _DPI_DOWN, _RESOLUTION_UNIT, _PER_CENTIMETRE = 0x011A, 0x011B, 0x0128, 3
 _LONG, _UNDEFINED, _LONG8 = 4, 7, 18
-# A pointer to another directory, which is not copied.
+# The tag that points to the interoperability directory, which is not copied.
 _INTEROPERABILITY = 0xA005
 # The size in bytes of each value type, and of the units that a change of byte order reverses (a rational is two 4-byte
 # units).
@@ -27,7 +27,7 @@ _MOST_TAGS, _LONGEST_BYTES = 1000, 2**20
 
 ReadAt = Callable[[int, int], bytes]
 # The tags of the main directory that describe the image and not its storage:
-# description, make, model, software, date, artist, host, rating, copyright, and Windows' title to subject.
+# description, make, model, software, date, artist, host, rating, copyright, and the Windows tags from title to subject.
 _DESCRIPTIVE = {0x010E, 0x010F, 0x0110, 0x0131, 0x0132, 0x013B, 0x013C, 0x4746, 0x8298, *range(0x9C9B, 0x9CA0)}
 _DESCRIPTION = 0x010E
 # tifffile writes the array shape into the description, which would be wrong for the upscaled image.
@@ -38,7 +38,7 @@ _COMPRESSION, _JPEGS, _PHOTOMETRIC, _YCBCR = 0x0103, (6, 7), 0x0106, 6
 
 @dataclass(frozen=True)
 class Tag:
-    """One entry: its values in the byte order of the file, and their offset."""
+    """One directory entry: its values in the byte order of the file, and their offset in the file."""
 
     kind: int
     count: int
@@ -116,7 +116,7 @@ def read_directory(read_at: ReadAt, offset: int, layout: Layout) -> Directory:
 
 
 def follow(directory: Directory, pointer: int, read_at: ReadAt, layout: Layout) -> Directory:
-    """Returns the directory that a tag points to, empty without such a tag."""
+    """Returns the directory that the tag `pointer` points to, or an empty one if there is no such tag."""
     tag = directory.get(pointer)
     if tag is None or len(tag.data) not in (4, 8):
         return {}
@@ -124,7 +124,7 @@ def follow(directory: Directory, pointer: int, read_at: ReadAt, layout: Layout) 
 
 
 def pack(directory: Directory, at: int, layout: Layout, ready: list[bytes] | None = None) -> bytes:
-    """Packs a directory for offset `at`, including the packed entries in `ready`. Long values follow the entries."""
+    """Packs a directory to be stored at `at`, and adds the entries in `ready`. Long values follow the entries."""
     entries = {layout.number(entry[:2]): entry for entry in ready or []}
     count = len(entries) + len(directory)
     behind = at + layout.count_bytes + count * layout.entry_bytes + layout.offset_bytes
@@ -166,7 +166,7 @@ def upright(block: bytes) -> bytes:
 
 
 def resolution(block: bytes) -> tuple[float, float] | None:
-    """Returns dots per inch, which WebP and AVIF store only here."""
+    """Returns the dots per inch in an EXIF block, the only place where WebP and AVIF store them."""
     read_at = in_bytes(block.removeprefix(_PREFIX))
     try:
         layout, offset = read_header(read_at)
@@ -255,7 +255,7 @@ def has_raw_ycbcr(path: Path) -> bool:
 
 
 def add_to_tiff(path: Path, exif: bytes | None, iptc: bytes | None, width: int, height: int) -> None:
-    """Adds the tags of an EXIF block, updated to this size, and IPTC to a file."""
+    """Adds the tags of an EXIF block, updated to this image size, and IPTC captions to a TIFF file."""
     theirs, directories = read_block(exif or b"")
     with open(path, "r+b") as file:
         ours, first = read_header(_in_file(file))

@@ -11,7 +11,7 @@ from redline.errors import RedlineError
 
 HEAD_BYTES = 256
 
-# The header of a bitmap has one of these sizes in Windows and OS/2.
+# The possible sizes in bytes of the header of a BMP file of Windows or OS/2.
 _BMP_SIZES = b"|".join(re.escape(struct.pack("<I", size)) for size in (12, 16, 40, 52, 56, 64, 108, 124))
 CODESTREAM_2000 = b"\xff\x4f\xff\x51"
 _SIGNATURES = {
@@ -30,7 +30,7 @@ _SIGNATURES = {
 _BRANDS = {"avif": {b"avif", b"avis"}, "heic": {b"heic", b"heix", b"heim", b"heis", b"hevc", b"mif1"}}
 # The size of the pieces in which `insert` moves data.
 _PIECE_BYTES = 4 * 2**20
-# These are TIFF files in which a TIFF reader finds only a thumbnail.
+# Suffixes of camera raw files: they are TIFF files in which a TIFF reader finds only a thumbnail.
 _CAMERA_RAW = {".3fr", ".arw", ".cr2", ".dng", ".erf", ".nef", ".nrw", ".orf", ".pef", ".rw2", ".sr2", ".srw"}
 
 
@@ -137,7 +137,7 @@ def boxes(file: BinaryIO, begin: int = 0, end: int | None = None) -> Iterator[tu
 
 
 def insert(file: BinaryIO, at: int, data: bytes) -> None:
-    """Moves the data after `at` piece by piece, last piece first, and writes the new bytes at `at`."""
+    """Inserts `data` at `at`; first moves the bytes from there on, piece by piece, the last piece first."""
     end = file.seek(0, 2)
     for start in reversed(range(at, end, _PIECE_BYTES)):
         file.seek(start)

@@ -50,7 +50,7 @@ class Metadata:
     """The metadata of an image file.
 
     `text` holds the texts of a PNG, `comments` the comments of a JPEG, and `colour` the colour tags other than the ICC
-    profile. `depth` is the original depth of samples that are stored in 16 bits. The orientation in `exif` is upright.
+    profile. `depth` is the original depth of samples that are stored in 16 bits. `exif` has orientation 1 (upright).
     """
 
     icc: bytes | None = None
@@ -145,14 +145,15 @@ def attach_metadata(image: VipsImage, metadata: Metadata, form: Format) -> tuple
     image.set_type(pyvips.GValue.gint_type, "orientation", 1)
     flags = pyvips.ForeignKeep
     keep = flags.ICC | flags.XMP | flags.IPTC | flags.OTHER
-    # With this flag, libvips creates EXIF even if there was none. Except in PNG and TIFF, EXIF stores the resolution.
+    # With this flag, libvips creates EXIF even if there was none, so it is set only for EXIF, and for a resolution,
+    # which all formats except PNG and TIFF store in EXIF.
     if metadata.exif is not None or (metadata.dpi is not None and form.name not in ("png", "tiff")):
         keep |= flags.EXIF
     return image, keep
 
 
 def add_metadata(path: Path, metadata: Metadata, form: Format, width: int, height: int) -> None:
-    """Adds the metadata that libvips does not write to the file that libvips wrote."""
+    """Completes a file that libvips wrote: adds the metadata that libvips left out."""
     if form.name == "tiff" and (metadata.exif or metadata.iptc):
         add_to_tiff(path, metadata.exif, metadata.iptc, width, height)
     elif form.name == "png":
@@ -209,9 +210,10 @@ def _segments(file: BinaryIO) -> Iterator[tuple[int, int]]:
 
 
 def unwrap(block: bytes) -> bytes | None:
-    """Returns IPTC captions in the plain form of TIFF; None if a Photoshop block, as in JPEG, has none.
+    """Returns IPTC captions in the plain form that TIFF uses.
 
-    The other resources of that block, such as a thumbnail of the old image, are left out.
+    JPEG wraps them in a Photoshop block. Returns None if that block has no captions, and leaves out its other
+    resources, such as a thumbnail of the old image.
     """
     if not block.startswith(_PHOTOSHOP):
         return block
@@ -230,6 +232,6 @@ def unwrap(block: bytes) -> bytes | None:
 
 
 def wrap(captions: bytes) -> bytes:
-    """Returns the Photoshop block for a JPEG file."""
+    """Wraps IPTC captions in a Photoshop block, as JPEG files need."""
     head = _PHOTOSHOP + _RESOURCE + struct.pack(">HHI", _IPTC, 0, len(captions))
     return head + captions + b"\0" * (len(captions) % 2)

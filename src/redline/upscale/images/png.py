@@ -17,7 +17,7 @@ _SIGNATURE_BYTES, _HEADER_CHUNK_BYTES = 8, 25
 _TEXTS = (b"tEXt", b"zTXt", b"iTXt")
 _COLOURS = (b"gAMA", b"cHRM", b"sRGB", b"cICP", b"mDCV", b"cLLI")
 _XMP = b"XML:com.adobe.xmp"
-# Older programs stored EXIF, IPTC and profiles in such texts, which would contradict the updated metadata.
+# Older programs stored EXIF, IPTC and profiles in texts with this name; copies would contradict the updated metadata.
 _RAW_PROFILE = b"Raw profile type"
 
 
@@ -28,17 +28,17 @@ class Chunk:
 
 
 def read_texts(path: Path) -> tuple[Chunk, ...]:
-    """Returns all texts except XMP and raw profiles, both before and after the pixels."""
+    """Returns the text chunks before and after the pixels, but not those with XMP or raw profiles."""
     return tuple(c for c in _read(path, _TEXTS, end=b"IEND") if not c.data.startswith((_XMP + b"\0", _RAW_PROFILE)))
 
 
 def read_colours(path: Path) -> tuple[Chunk, ...]:
-    """Returns the colour tags other than the profile, which must precede the pixels in the file."""
+    """Returns all colour tags except the ICC profile. Searches only before the pixels, where PNG requires them."""
     return tuple(_read(path, _COLOURS, end=b"IDAT"))
 
 
 def xmp_chunk(xmp: bytes) -> Chunk:
-    """Returns an XMP chunk without compression and translation, as programs expect it."""
+    """Returns an XMP chunk that is neither compressed nor marked as translated, because programs expect this form."""
     return Chunk(b"iTXt", _XMP + b"\0\0\0\0\0" + xmp)
 
 
@@ -64,7 +64,7 @@ def has_png_resolution(path: Path) -> bool:
 
 
 def forget_png_resolution(path: Path) -> None:
-    """Removes the resolution that libvips writes into every PNG; keeps only that pixels are square."""
+    """Replaces the resolution, which libvips writes into every PNG, by the statement that pixels are square."""
     square = struct.pack(">IIB", 1, 1, 0)
     with open(path, "r+b") as file:
         for kind, length in _chunks(file):

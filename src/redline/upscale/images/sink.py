@@ -2,7 +2,7 @@
 
 Encoders read rows on demand, so rows are collected first: small images in memory, large ones in a scratch file beside
 the target. libvips then encodes from there strip by strip. The scratch file and the incomplete image have hidden names
-(see `partial`), so that the files of a killed run can be recognised and removed.
+(see `redline.files.partial`), so that the files of a killed run can be recognised and removed.
 
 The default options of the formats are based on measurements with 17 megapixels of an upscaled photo on one core. PNG at
 level 2 with the `up` filter took 0.65 s and 17.8 MB; with libvips' own defaults 1.2 s and 35 MB, and at level 6 1.7 s
@@ -68,7 +68,7 @@ class ImageSink(AbstractContextManager["ImageSink"]):
         self.path, self.shape = Path(path), (height, width, channels)
         form, metadata = format_for(self.path), metadata or Metadata()
         if form.name == "avif" and metadata.depth is not None:
-            # A source of 10 bits keeps 10 bits, which more programs support than 12 bits.
+            # Writes a 10-bit source with 10 bits and not with 12, because more programs support 10-bit AVIF.
             form = replace(form, bits=min(form.bits, metadata.depth))
         notes = check_can_hold(form, width, height, channels, bits, metadata.depth)
         self._metadata, left_out = fit_metadata(metadata.stripped() if strip else metadata, form, width, height)
@@ -213,5 +213,5 @@ def round_to(rows: np.ndarray, form: Format) -> np.ndarray:
         return rows
     most = 2**form.bits - 1
     nearest = (rows.astype(np.uint32) * most + 32767) // 65535
-    # For 10 and 12 bits, libvips uses the upper bits of 16.
+    # libvips expects 10- and 12-bit samples in the upper bits of 16.
     return nearest.astype(np.uint8) if form.bits == 8 else (nearest << (16 - form.bits)).astype(np.uint16)

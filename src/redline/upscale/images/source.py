@@ -2,10 +2,10 @@
 
 Damaged files are refused instead of being filled with grey: warnings of decoders count as errors, because some decoders
 only warn about lost data. A JPEG with a harmless flaw in its header, which some cameras write, is read again without
-this check, and a note reports it.
+this check, and a note reports the flaw.
 
-A rotated image cannot be read from the top down: libvips first decodes all of it, into memory up to 100 MB and into a
-temporary file beyond.
+A rotated image cannot be read from the top down: libvips first decodes all of it, into memory if it needs at most
+100 MB, else into a temporary file.
 """
 
 import os
@@ -68,7 +68,7 @@ class ImageSource(AbstractContextManager["ImageSource"]):
     ) -> None:
         self.path, self.format = path, form.name
         self._form, self._random_access, self._strict = form, random_access, True
-        # Formats without streaming are decoded when the first rows are read.
+        # An image of a format without streaming is blank until its first rows are read.
         self._is_blank = form.loader == WHOLE
         self._image, converted = decode(path, form, random_access, strict=True)
         if converted:

@@ -73,7 +73,7 @@ def explaining(doing: str, unexplained: str = DAMAGED) -> Iterator[None]:
 
 
 def reason(detail: str, unexplained: str = DAMAGED) -> str:
-    """Returns the line of libvips' messages that states the cause, if there is one."""
+    """Returns the cause that the messages of libvips state, or `unexplained` if they state none."""
     lines = [line.strip() for line in detail.splitlines() if line.strip() and not _NOISE.search(line)]
     for line in lines:
         if found := _SYSTEM_ERROR.search(line):
@@ -136,7 +136,7 @@ def to_srgb(image: VipsImage) -> VipsImage:
 
 
 def _to_full_range(image: VipsImage) -> VipsImage:
-    """Scales 10- and 12-bit AVIF, which libvips shifts to 16 bits (white is 65,472 or 65,520), to 65,535."""
+    """Scales 10- and 12-bit AVIF so that white, which is 65,472 or 65,520 in libvips, becomes 65,535."""
     if image.format != "ushort" or field(image, "heif-compression") is None:
         return image
     bits = image.get("bits-per-sample")

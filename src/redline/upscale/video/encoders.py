@@ -18,7 +18,7 @@ from redline.upscale.video.settings import TARGETS, VideoSettings, target_format
 
 @dataclass(frozen=True)
 class _Kind:
-    """An encoder: its default and its worst crf (None if it has no crf), and its other options."""
+    """An encoder: its default crf (None if it has no crf), the crf of the lowest quality, and its other options."""
 
     name: str
     crf: float | None = None
@@ -151,7 +151,7 @@ def _options(codec: str, kind: _Kind, settings: VideoSettings, layout: VideoForm
 
 
 def _pixel_format(codec: str, name: str, source: VideoFormat) -> tuple[str, list[str]]:
-    """Returns the encoder's pixel format nearest to the source: at least its chroma resolution, then its bits."""
+    """Returns the pixel format nearest to the source in chroma resolution, then in bits; rather more than less."""
     bits = max(component.bits for component in source.components)
     if codec == "ffv1":
         kept = next((depth for depth in (8, 10, 12) if depth >= bits), _MOST_BITS)

@@ -1,8 +1,8 @@
 """Reads the frames of a video, from its start or from the point where an earlier run stopped.
 
-That point is identified by the time stamp and the digest of its frame: after a seek, some decoders need several frames
-until their output is correct, and some containers seek too far. If the frame is not found, the seek starts further
-back, and finally at the start.
+That point is identified by the time stamp and the digest of its frame, because after a seek, some decoders need several
+frames until their output is correct, and some containers seek too far. If the frame is not found, the search is
+repeated from earlier points, and finally from the start of the video.
 """
 
 import hashlib
@@ -69,7 +69,7 @@ class Damage:
 
 
 def read_frames(video: VideoInfo, damage: Damage, after: Mark | None = None) -> Generator[Decoded, None, None]:
-    """Yields frames in display order with strictly rising time stamps; only those after the mark, if given."""
+    """Yields frames (only those after the mark `after`, if given) in display order, with increasing time stamps."""
     missing = missing_bytes(video.path)
     if missing:
         damage.met(f"the file is truncated, {missing:,} bytes are missing", "at its end")
@@ -102,7 +102,7 @@ def _is_found(video: VideoInfo, frames: Iterator[Decoded], mark: Mark) -> bool:
 def _decode(
     video: VideoInfo, damage: Damage, mark: Mark | None = None, seek_pts: int | None = None
 ) -> Generator[Decoded, None, None]:
-    """Yields frames from the start or a key frame. Does not report damage before the mark again."""
+    """Yields frames from the start, or from a key frame near `seek_pts`. Reports only damage after the mark."""
     last: int | None = None
     whole = False
     with opened(video.path) as container:
@@ -168,7 +168,8 @@ def _frames_and_faults(container: InputContainer, stream: VideoStream) -> Iterat
 def _is_lost(container: InputContainer, end: Fraction, read_bytes: int) -> bool:
     """Returns whether the reader of a damaged Matroska file ended early without an error.
 
-    In that case, both duration and bytes of the file remain. Remaining duration alone may belong to the last frame.
+    In that case, part of the duration and part of the bytes were not read. If only some of the duration is missing, it
+    may belong to the last frame.
     """
     if container.format.name != "matroska,webm" or not container.duration:
         return False

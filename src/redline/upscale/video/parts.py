@@ -32,12 +32,13 @@ from redline.video.reading import opened, reason
 from redline.video.writing import open_encoder, open_output
 
 _SAMPLE_BYTES = 1 << 20
-# The number of frames in half a second of most videos; on a CPU these can be minutes of work.
+# A part has at least this many frames: half a second of most videos, but up to minutes of work on a CPU.
 _SHORTEST_PART = 12
 _JOB, _OWNER = "job.json", "owner"
 _MODEL, _TILES = "the model", "the tiles"
 _MILLISECOND = Fraction(1, 1000)
-# By how much decode times precede display times. No codec holds back more frames than this.
+# The decode time stamps of a part are early by this many frames, so that they never exceed the display time stamps:
+# no codec delays a frame by more.
 _EARLIER = 256
 _MPEG4_LARGEST_CLOCK = 65535
 
@@ -144,11 +145,11 @@ class PartsFolder:
 
 
 def part_end_after(first: int, longest: int) -> int:
-    """Returns the index of the frame before which a part that starts at `first` ends.
+    """Returns the index of the first frame after the part that starts at the frame `first`.
 
     Parts become longer with the number of finished frames. Therefore a short video can be resumed too, an interruption
     loses at most a third of the work, and a long video is not cut into many parts. A resumed run gives the same video,
-    because the length of a part depends only on this number.
+    because the length of a part depends only on the number of frames before it.
     """
     return first + min(longest, max(_SHORTEST_PART, first // 2))
 
@@ -299,7 +300,7 @@ class _OpenPart:
         context = stream.codec_context
         context.width, context.height, context.pix_fmt = encoder.width, encoder.height, encoder.pixel_format
         context.time_base = self._clock
-        # PyAV's default, threads over slices, would encode every frame in separate slices.
+        # PyAV's default is slice threading, which would split every frame into slices that are encoded separately.
         context.thread_type = "AUTO"
         encoder.colour.tag(context)
         if video.pixel_aspect:
@@ -322,7 +323,7 @@ def why_not_written(path: Path, error: Exception) -> str:
 
 
 def _clock(video: VideoInfo, encoder: Encoder) -> Fraction:
-    """Returns the time base for the encoder: that of the video, so that it knows the duration of each frame.
+    """Returns the time base for the encoder: that of the video, so that the encoder knows the duration of each frame.
 
     MPEG-4 does not support fine time bases; its frames are numbered at a constant rate instead.
     """

@@ -1,8 +1,8 @@
-"""Colours of decoded frames, and the conversion of frames to RGB tensors in float32 and back.
+"""Reads the colour tags of decoded frames, and converts frames to float32 RGB tensors and back.
 
 swscale is not used, because its result depends on the processor and on flags, and some flags are wrong for 16-bit RGB.
-This code follows the definition, runs on the device of the tensor, and rounds once. Chroma samples are located as in
-MPEG: on every other column, and halfway between two rows.
+This code follows the definition in ITU-T H.273, runs on the device of the tensor, and rounds once. Chroma samples are
+located as in MPEG: on every other column, and halfway between two rows.
 
 If a video declares no colour matrix, players guess one from its size. Upscaling changes the size, so the matrix is
 guessed here from the size of the source, and written into the result.

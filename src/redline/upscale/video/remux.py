@@ -23,7 +23,7 @@ from redline.upscale.video.streams import Carrier, carry_streams, container_tags
 from redline.video.reading import arbitrary_start_s, main_stream, opened
 from redline.video.writing import exact_clock, open_output
 
-# Matroska stores the pixel aspect ratio in its header, which PyAV cannot write. These codecs store it themselves.
+# PyAV cannot write the pixel aspect ratio to the header of a Matroska file. These codecs store it in the stream.
 _SHAPE_INSIDE = ("h264", "hevc", "mpeg4")
 
 
@@ -88,14 +88,14 @@ def _add_video(assembly: Assembly, source: InputContainer, output: OutputContain
         # Apple's players accept HEVC only with this tag.
         context.codec_tag = "hvc1"
     if video.matrix:
-        # Entries 6 and 7 are a translation in pixels.
+        # Entries 6 and 7 are a translation in pixels, so they scale with the frame.
         stream.set_display_matrix([v * assembly.scale if at in (6, 7) else v for at, v in enumerate(video.matrix)])
     copy_tags(main_stream(source, video.path), stream)
     return stream
 
 
 def _strip(output: OutputContainer) -> None:
-    """Removes all tags except the names of attachments and the languages, by which players choose streams."""
+    """Removes all tags except languages, by which players choose streams, and the names of attachments."""
     output.metadata.clear()
     for stream in output.streams:
         if stream.type != "attachment":
@@ -154,7 +154,8 @@ def video_packets(
 ) -> Iterator[Timed]:
     """Yields the packets of all parts.
 
-    The dts are the sorted pts, shifted by the encoder's largest delay in frames.
+    Their decode time stamps (dts) are the sorted display time stamps (pts), moved earlier by the largest `delay` of a
+    part, which is a number of frames.
     """
     moved = round(shift / video.time_base)
     times = [pts - moved for part in parts for pts in part.pts]
@@ -183,7 +184,7 @@ def video_packets(
 def other_packets(
     source: InputContainer, carriers: dict[int, Carrier], shift: Fraction, notes: list[str]
 ) -> Iterator[Timed]:
-    """Yields audio and subtitles in the source's order. Call it after the output's header has fixed the time bases."""
+    """Yields the packets of other streams in source order. The output's header must have fixed the time bases."""
     rising = _Rising()
     seconds = float("-inf")
     for number, made in enumerate(_carried(source, carriers, shift, notes)):

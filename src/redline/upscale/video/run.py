@@ -26,7 +26,7 @@ from redline.upscale.video.streams import check_other_streams
 _WAITING_FRAMES = 2
 
 
-# Takes frames and a function that it applies to the upscaled frames; returns what that function returns.
+# Upscales frames, applies the given function to the result, and returns what that function returns.
 Enlarge = Callable[[Tensor, Callable[[Tensor], PendingCopy]], PendingCopy]
 
 
@@ -113,7 +113,7 @@ def upscale_video(
 def _frames(
     video: VideoInfo, settings: VideoSettings, damage: Damage, after: Mark | None, copies: PlainCopies
 ) -> Generator[Frame, None, None]:
-    """Yields the frames, and marks those at which a part ends."""
+    """Yields the frames, and sets `end` on the last frame of each part."""
     index = after.index if after else -1
     part_end = part_end_after(index + 1, settings.segment_frames)
     with closing(read_frames(video, damage, after)) as frames:

@@ -27,7 +27,7 @@ _BITS_PER_S_PER_CHANNEL = 96_000
 _COVERS = {"mjpeg": ("cover.jpg", "image/jpeg"), "png": ("cover.png", "image/png")}
 
 
-# Converts packets of a source stream to packets to write. None after the last packet requests the remaining packets.
+# Converts a packet of a source stream to packets to write. A final call with None returns the remaining packets.
 Carrier = Callable[[Packet | None], list[Packet]]
 
 
@@ -109,7 +109,7 @@ def copy_tags(source: Stream, made: Stream) -> None:
 
 def stream_tags(stream: Stream) -> dict[str, str]:
     tags = {name: text for name, text in stream.metadata.items() if not name.lower().startswith(_OF_THE_FILE)}
-    # MP4 reads the title of a stream as "name" and writes it from "title".
+    # PyAV reads the title of an MP4 stream as the tag "name", but writes it only from the tag "title".
     return {"title": tags.pop("name"), **tags} if "name" in tags else tags
 
 

@@ -50,7 +50,7 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Ask:
-    """A worker asks for a task, and waits until there is one. With `at_once` it gets an image task or None now."""
+    """A worker asks for a task and waits for one. With `at_once`, it immediately gets an image task or None."""
 
     at_once: bool
 
@@ -94,7 +94,7 @@ class Member(Child):
         return f"{self.name}: {self.failure.rstrip('.')}" if self.failure else self.describe_exit(code)
 
     def remove_partial_files(self) -> None:
-        """Removes the partial files of a local worker; the files of a worker elsewhere cannot be told from others."""
+        """Removes the partial files of a local worker; those of a rank of torchrun cannot be told from other files."""
         if self.process is None:
             return
         for folder in self._folders:

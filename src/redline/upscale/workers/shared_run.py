@@ -61,7 +61,7 @@ class WorkQueue:
         return task
 
     def finished(self, worker: str, outcome: Outcome) -> Outcome | Split | None:
-        """Records an outcome. Returns that of a whole file; for a part, the split after the last one, else None."""
+        """Records an outcome and returns it; for a part, returns the image's `Split` after the last part, else None."""
         self._held[worker].remove(outcome.task)
         return self._settled(outcome)
 
@@ -116,7 +116,7 @@ class SharedRun:
         self._crew, self._job, self._listener = crew, job, listener
 
     def agree(self, plan: str, digest: str) -> Tiles:
-        """Waits until all workers are ready; returns the smallest tile sizes and batch size that one of them proposes.
+        """Waits until all workers are ready; returns the smallest of their tile sizes and batch sizes.
 
         Raises RedlineError if a worker has another plan or other weights than `plan` and `digest`.
         """

@@ -23,7 +23,7 @@ from redline.upscale.settings import ImageSettings, UpscaleSettings
 from redline.upscale.tasks import Outcome, Task
 from redline.upscale.tiling import Side, Tiling, cut_side
 
-# The minimum of tile rows per part, because each part computes about one extra row.
+# The minimum number of rows of tiles per part: each part computes about one extra row, so small parts waste work.
 _MIN_ROWS = 2
 _BYTES_AT_ONCE = 16 * 2**20
 
@@ -74,7 +74,7 @@ class PartSink:
 
 @dataclass(eq=False)
 class Split:
-    """An image in parts, and their progress."""
+    """An image that is split into parts, and the progress of the parts."""
 
     task: Task
     folder: Path
@@ -150,7 +150,7 @@ def split(task: Task, count: int, settings: UpscaleSettings, tiling: Tiling, sca
 
 
 def first_needed(side: Side, first: int, scale: int) -> int:
-    """Returns the first row of tiles that has weight where row `first` starts."""
+    """Returns the first row of tiles that contributes to the pixels that the row of tiles `first` covers."""
     weights = side.weights(scale)
     for row in range(first):
         if weights[row, (side.starts[first] - side.starts[row]) * scale :].any():

@@ -118,7 +118,7 @@ def gather(rank: Rank, device: str) -> Crew:
 
 
 def work_as(rank: Rank, device: str) -> None:
-    """Called on every other rank: works for rank 0 until it closes the connection."""
+    """Called on every other rank: works for rank 0 until rank 0 closes the connection."""
     try:
         parent = json.loads(rank.store().get(rank.key))
         connection = _connection(socket.create_connection((rank.address, parent["port"]), _TIMEOUT_S))

@@ -60,7 +60,7 @@ class ParentConnection:
         return self.receive()
 
     def images(self) -> Iterator[Task]:
-        """Yields image tasks that are available now; the caller finishes those in progress before it waits for more."""
+        """Yields the image tasks that are waiting, and then ends, so that the caller finishes images in progress."""
         self.send(Ask(at_once=True))
         while (task := self.receive()) is not None:
             yield task
