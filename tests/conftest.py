@@ -77,7 +77,7 @@ def ctrl_c_is_heard() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Ceilings and compiled code go into a folder of the tests' own, never the user's; code not another process's."""
     folder = tmp_path_factory.mktemp("cache")
     # What is known of the machine is the same for all who test side by side, and takes seconds to find out.
@@ -88,7 +88,7 @@ def cache_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]
         if "PYTEST_XDIST_WORKER" in os.environ and not torch.cuda.is_available():
             with FileLock(shared / "compiler.lock"):  # one builds the compiler's files, and the others copy them
                 prepare_compiler(Machine.detect("cpu"), folder / "inductor", Path(tempfile.gettempdir()))
-        yield folder
+        yield os.environ["REDLINE_CACHE"]
 
 
 @pytest.fixture(autouse=True)
@@ -157,16 +157,25 @@ def forked_python() -> Iterator[ForkedPython]:
 
 
 @pytest.fixture(scope="session")
-def pool() -> Iterator[WorkerPool]:
-    # They compile one or two models: to precompile torch's header for those takes longer than it saves.
-    with WorkerPool({"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}) as pool:
+def pool(cache_of_its_own: str) -> Iterator[WorkerPool]:
+    with _session_pool(cache_of_its_own) as pool:
         yield pool
 
 
 @pytest.fixture(scope="session")
-def quiet_pool() -> Iterator[WorkerPool]:
+def quiet_pool(cache_of_its_own: str) -> Iterator[WorkerPool]:
     """Workers of a climb without torch.compile, which have to be born without it."""
-    with WorkerPool({"TORCH_COMPILE_DISABLE": "1"}) as pool:
+    with _session_pool(cache_of_its_own, TORCH_COMPILE_DISABLE="1") as pool:
+        yield pool
+
+
+@contextlib.contextmanager
+def _session_pool(cache: str, **environment: str) -> Iterator[WorkerPool]:
+    """Opens a pool whose cache is that of the session, also if the first test to use it has set another."""
+    with contextlib.ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("REDLINE_CACHE", cache)
+            pool = stack.enter_context(WorkerPool(environment))
         yield pool
 
 
