@@ -2,6 +2,8 @@
 
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import av
 import pytest
@@ -214,3 +216,12 @@ def test_a_recording_that_starts_between_key_frames(tmp_path: Path) -> None:
     damage = Damage("b", keep_going=False)
     found = list(read_frames(probe(tmp_path / "b.mkv"), damage))
     assert len(found) >= 10 and not found[0].frame.is_corrupt
+
+
+@pytest.mark.parametrize(
+    ("pts", "dts", "duration", "end"),
+    [(6, 4, 2, Fraction(8, 10)), (None, 4, 2, Fraction(6, 10)), (6, 4, None, Fraction(6, 10)), (None, None, 2, 0)],
+)
+def test_the_end_of_a_packet(pts: int | None, dts: int | None, duration: int | None, end: Fraction) -> None:
+    packet: Any = SimpleNamespace(pts=pts, dts=dts, duration=duration, time_base=Fraction(1, 10))
+    assert reading._end(packet) == end
