@@ -83,7 +83,7 @@ def test_runs_through_the_same_pipeline(weights: Path, tmp_path: Path, monkeypat
         (ImageModelDescriptor(purpose="FaceSR"), "is a MMRealSR, which is for faces only"),
         (
             ImageModelDescriptor(scale=1),
-            "3 input and 3 output channels at ×1; a model with 3 and 3 channels at ×2 or more is needed",
+            "3 input and 3 output channels at ×1; 3 input and 3 output channels at ×2 or more are needed",
         ),
         (ImageModelDescriptor(input_channels=1), "1 input and 3 output channels at ×2"),
         (SimpleNamespace(architecture=SimpleNamespace(name="a video's")), "needs more than one input image"),

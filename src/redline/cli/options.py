@@ -56,7 +56,7 @@ def parse_shape(text: str) -> dict[str, Any]:
 
 
 def parse_shapes(texts: list[str] | None) -> dict[str, dict[str, Any]]:
-    """Parses each text and returns the shapes by text; no texts give {"": {}}, the workload's own shape."""
+    """Parses each text; returns a dict from text to shape. Without texts: {"": {}}, the workload's own shape."""
     return {text: parse_shape(text) for text in texts or []} or {"": {}}
 
 

@@ -32,7 +32,7 @@ MALFORMED: tuple[type[Exception], ...] = (
     RecursionError,
     EOFError,
 )
-# The size limit of documents; weights and tokens are not read as documents.
+# The largest file that is read whole, such as JSON or TOML; files of weights and tokens are read in other ways.
 MAX_BYTES = 1 << 28
 # The largest nesting depth; Redline's own documents have at most 20 levels.
 MAX_DEPTH = 100

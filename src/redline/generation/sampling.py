@@ -79,7 +79,7 @@ class Sampler:
         self.start(sampling)
 
     def start(self, sampling: Sampling) -> None:
-        """Starts new texts with settings of the same form."""
+        """Starts new texts. The `form` of the settings must be that of the settings given to `__init__`."""
         numbers = (sampling.temperature, sampling.top_p, sampling.min_p, sampling.repetition_penalty)
         self.numbers.copy_(torch.tensor(numbers))
         seeds = torch.tensor([(sampling.seed + row + 2**63) % 2**64 - 2**63 for row in range(len(self.keys_B))])

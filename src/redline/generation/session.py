@@ -167,9 +167,9 @@ class Session:
         self.readout.send(self.tokens_B)
 
     def _piece_for(self, prompts: Sequence[Sequence[int]], chunk: int) -> tuple[PromptPiece | None, int]:
-        """Returns the captured piece, or None, and the number of tokens before the first piece.
+        """Returns the captured piece, or None if none is used, and the number of tokens before the first piece.
 
-        Captures the piece first if it has not been captured and these prompts are long enough.
+        If no piece has been captured yet, captures one, provided that these prompts are long enough.
         """
         tokens = self.model.piece(chunk) if self._recorder is not None else 0
         lead = self.model.until_piece(self.cache) if tokens else None

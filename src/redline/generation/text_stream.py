@@ -20,7 +20,7 @@ class TextStream:
     """Decodes tokens as they come: `push` returns the characters that a token completes; `finish` returns the rest."""
 
     def __init__(self, tokenizer: Any, prompt: Sequence[int] = ()) -> None:
-        """`tokenizer` is a `tokenizers.Tokenizer`; the text continues the prompt."""
+        """`tokenizer` is a `tokenizers.Tokenizer`; `prompt` holds the tokens before the text that is streamed."""
         self.tokenizer = tokenizer
         self._restart(list(prompt[-_LOOK_BACK:]))
 
@@ -44,7 +44,7 @@ class TextStream:
         return new
 
     def _restart(self, tokens: list[int]) -> None:
-        """Keeps only these tokens, whose complete characters have been returned already."""
+        """Replaces the kept tokens by `tokens`, whose complete characters count as returned."""
         text = self._decode(tokens)
         pending = _pending(text)
         # `_whole` is the number of tokens whose text was complete at the restart; `_given` is the number of characters

@@ -14,7 +14,7 @@ from redline.notation import format_bytes
 
 # A rung with a smaller gain is dropped: two processes that run the same code can differ by that much.
 WORTHWHILE = 1.01
-# The margin of the final race, and of `verify` against eager: any gain beyond the noise counts.
+# The margin in the final race, and in `verify` against eager: every gain that is larger than the noise counts.
 ANY = 1.0
 # A plan that saves memory counts as equally fast if its speed ratio is above this value.
 NOT_SLOWER = 0.97

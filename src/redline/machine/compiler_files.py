@@ -17,7 +17,7 @@ from pathlib import Path
 from redline.machine.machine import Machine, cache_folder
 
 # On some CPUs `valid_vec_isa_list` lists instruction sets without testing them, so `bool` is called to test each one.
-# Compiling a function builds the header in the folder for temporary files.
+# Then a function is compiled, which builds the precompiled header in the folder for temporary files.
 _BUILD = """
 import os, tempfile
 import torch

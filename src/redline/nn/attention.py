@@ -48,7 +48,7 @@ class GroupedQueryAttention(DispatchedModule):
         self.k_norm = None if norm_eps is None else RMSNorm(head_dim, norm_eps)
 
     def step_implementation(self, x: Tensor) -> str:
-        """Returns the implementation of decode attention, which is the reference on a CPU or without `fused_step`."""
+        """Returns the implementation of decode attention: the reference on a CPU or without `fused_step`."""
         return self.implementation if self.fused_step and x.is_cuda else "reference"
 
     def forward(

@@ -141,7 +141,7 @@ def _varlen(
     q_BSHD: Tensor, k_BLGD: Tensor, v_BLGD: Tensor, cu_seqlens: tuple[Tensor, Tensor], window: int | None
 ) -> Tensor:
     """Computes variable-length attention. The last query of each sequence is aligned with the last key."""
-    # Imported only when needed, because this module imports the whole compiler.
+    # Imported only when needed, because `torch.nn.attention.varlen` imports the whole compiler.
     from torch.nn.attention.varlen import varlen_attn
 
     q, k, v = (t.reshape(-1, *t.shape[2:]) for t in (q_BSHD, k_BLGD, v_BLGD))

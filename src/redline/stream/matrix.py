@@ -261,7 +261,7 @@ class _Timing(Engine):
 def _run(row: Row, plan: Plan, model: Lsd, device: torch.device, expected: list[Tensor]) -> tuple[Row, list[Tensor]]:
     shape, settings = row.shape, Settings(1.0, row.shape.steps)
     memory = DevicePeaks(device)
-    # Without a recorder no CUDA graph is captured.
+    # An engine on a GPU captures a CUDA graph unless it is given a function that returns no recorder.
     recorder: dict[str, Any] = {} if row.arm.graph else {"recorder": lambda _device: None}
     frames = LsdFrames(model, plan, device)
     engine = _Timing(frames, settings, **recorder)

@@ -147,7 +147,8 @@ def _chart(
     drawn = [
         Curve(key, tuple(curve), f"c{number % CURVE_COLORS}") for number, (key, curve) in enumerate(curves.items())
     ]
-    # A single curve needs no legend, because the title names it; but for drops, the legend names the cause.
+    # A single curve needs no legend, because the title names it. The chart of drops always needs one, because its title
+    # does not name the cause.
     legend = tuple((curve.kind, curve.name) for curve in drawn) if len(drawn) > 1 or name == "drops" else ()
     return ChartCard(title, note, draw_curves(title, drawn, name, "seconds", label, (0.0, top)), legend)
 

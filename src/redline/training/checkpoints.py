@@ -93,7 +93,7 @@ class State:
         }
 
     def restore(self, content: Mapping[str, Any], origin: Path) -> Position:
-        """Restores everything from a checkpoint and returns its position."""
+        """Restores everything from a checkpoint and returns the progress that the run had made."""
         found, asked = _identity(content, origin), json.loads(json.dumps(self.identity))
         changed = _changed(found, asked, [*asked, *sorted(found.keys() - asked.keys())], origin)
         try:

@@ -20,7 +20,7 @@ from redline.quiet import quiet
 from redline.training.settings import LoopSettings
 
 _Weights = Sequence[nn.Parameter]
-# Muon does not update matrices with a smaller side: convolution taps, gates of a few heads, and scores.
+# Muon does not update matrices with a side below this: convolution taps, gates of a few heads, and scores.
 _MIN_SIDE = 8
 
 

@@ -120,7 +120,7 @@ def _load_with_spandrel(weights: dict[str, Tensor], path: Path, digest: str, ref
     if found.input_channels != 3 or found.output_channels != 3 or found.scale < 2:
         raise ModelError(
             f"{str(path)!r} is a {name} with {found.input_channels} input and {found.output_channels} output "
-            f"channels at ×{found.scale}; a model with 3 and 3 channels at ×2 or more is needed."
+            f"channels at ×{found.scale}; 3 input and 3 output channels at ×2 or more are needed."
         )
     window = max(found.size_requirements.multiple_of, 1)
     # Some models return or need more than the image; only this private attribute of spandrel handles them.

@@ -152,7 +152,8 @@ class TileRunner:
             if not any(name in self.plan for name in _SAFER):
                 return fast if "tf32" in self.plan else _without_tf32(fast)
             squares = squares_to_judge(tiles, self.network.window)
-            # Compared without compilation and graph capture, which would be repeated for the shape of the squares.
+            # Compilation and graph capture are left out of this comparison: the squares have another shape than the
+            # tiles, so both would have to be repeated.
             plain = Plan.of([rung for rung in self.plan.rungs if rung.stage < Stage.COMPILE])
             judged = (
                 fast
@@ -186,7 +187,7 @@ class TileRunner:
 
     @property
     def taken_at_once(self) -> tuple[int, int]:
-        """The batch size and how often tiles were halved, so that a caller can restore them."""
+        """The batch size and the number of times that tiles were halved, so that a caller can restore them."""
         return self.batch, self._halvings
 
     @taken_at_once.setter

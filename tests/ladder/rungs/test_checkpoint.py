@@ -244,7 +244,7 @@ def test_proof_counts_runs_outside_of_compiled_graphs() -> None:
         block.compile(backend="aot_eager_decomp_partition")
     job.model(torch.randn(7, 5)).sum().backward()
     # Each runs forward and again in backward.
-    assert "4 block runs outside of compiled graphs" in Checkpoint().proof(job)
+    assert "blocks ran 4 times outside of compiled graphs" in Checkpoint().proof(job)
 
 
 def test_round_trip() -> None:

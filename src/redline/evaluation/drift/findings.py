@@ -15,8 +15,8 @@ from redline.evaluation.drift.case_run import SETTLING, CaseRun, Row
 # The largest drifts that pass. The drift of colour, contrast and detail is the logarithm of a ratio.
 COLOUR, CONTRAST, DETAIL = 0.05, 0.1, 0.25
 DISTANCE, FLICKER, GAIN_DB = 0.05, 0.01, 0.5
-# A model fails if its output is farther than this from the input, changes the input by less than this, or shows less
-# than this fraction of a change of the input.
+# A model fails if the mean distance of its output to the input is above FARTHEST, if the mean change that it makes to
+# the input is below LEAST_CHANGE, or if less than LEAST_RESPONSE of a change of the input appears in the output.
 FARTHEST, LEAST_CHANGE, LEAST_RESPONSE = 0.75, 0.5 / 255, 0.2
 
 

@@ -48,7 +48,7 @@ def _check_reaction(expected: Sequence[Any], outputs: Sequence[Any]) -> None:
         changes.append(pair[0].cpu() - pair[1].cpu())
     reference, seen = changes
     if reference.shape == seen.shape and not (seen - reference).norm() <= _MAX_DIFFERENCE_ERROR * reference.norm():
-        raise Refused("the output no longer follows the input: the difference between two batches is wrong")
+        raise Refused("the output no longer follows the input: between two batches it changes unlike the reference")
 
 
 def worst_per_gate(scores: Sequence[Score], shapes: int) -> list[Score]:

@@ -160,8 +160,8 @@ def take_turns(arms: Sequence[Arm], spec: TrialSpec, sampling_s: float = 0) -> l
 def _steps_per_sample(arms: Sequence[Arm], spec: TrialSpec) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
     """Returns the steps that are timed together, the untimed steps before them, and the repeats, by shape.
 
-    All arms use the same numbers. For latency, each time is that of one step (of several if a step is very short), and
-    is repeated for about 20 ms; for throughput, at least 50 ms of steps are timed together.
+    All arms use the same numbers. For latency, a sample times one step at a time (several if a step is very short), and
+    repeats this for about 20 ms; for throughput, it times at least 50 ms of steps together.
     """
     together_s = 0.05 if spec.objective is Objective.THROUGHPUT else 0.0005
     steps, warm, repeats = {}, {}, {}

@@ -41,9 +41,9 @@ _FUSED = {
     "aten::_transformer_encoder_layer_fwd": "fused encoder layer",
 }
 COUNTED = (
-    "layers that call scaled_dot_product_attention or have a softmax between two products of activations, "
-    "including the projections inside them; the core leaves out the time of the layers inside them, but includes "
-    "their softmax and dropout layers"
+    "layers that call scaled_dot_product_attention or have a softmax between two products of activations; the first "
+    "share includes all layers inside them, such as projections, the core only their own time and that of the softmax "
+    "and dropout layers inside them"
 )
 # This operator runs a whole encoder layer, so its time includes the MLP.
 _WITH_MLP = "fused encoder layer"

@@ -112,10 +112,13 @@ class Climb:
         steps = (self.baseline, self.compiled, *self.kept, self.final)
         return tuple(e for e in steps if e is not None and e.timed)
 
+    @property
+    def has_compiled(self) -> bool:
+        """Whether a plan with torch.compile was measured."""
+        return any(e.timed and "compile" in rung_names(e.row.plan) for e in self.entries)
+
     def _without_compile(self) -> str:
-        """Returns what the headline adds if no plan with torch.compile was measured; otherwise an empty string."""
-        compiled = [e for e in self.entries if "compile" in rung_names(e.row.plan)]
-        return "" if any(e.timed for e in compiled) else "; torch.compile was not measured"
+        return "" if self.has_compiled else "; torch.compile was not measured"
 
     def headline(self) -> str:
         """Returns, for example, `3.1× faster than eager, 1.4× faster than torch.compile, within all gates.`"""

@@ -5,7 +5,7 @@ from dataclasses import replace
 from redline.ladder.report.charts import draw_all
 from redline.ladder.report.climb import Climb, format_ratio, interleaved_eager_s
 from redline.ladder.report.ladder import load_sentence, score_name, score_text, worst_score
-from redline.ladder.report.plan_text import plan_toml
+from redline.ladder.report.plan_text import plan_toml, python_lines
 from redline.ladder.report.tables import (
     Table,
     all_tables,
@@ -37,6 +37,7 @@ def render_html(climb: Climb) -> str:
         tones=_TONES,
         plan=result.row.plan,
         toml=plan_toml(result.row.plan, climb.subject.objective),
+        python=python_lines(climb.subject.training),
         memory=climb.subject.objective == "memory",
     )
 
@@ -57,6 +58,8 @@ def _tiles(climb: Climb) -> list[Tile]:
         mode = climb.compiled.label.partition("(")[2].rstrip(")") if climb.compiled else ""
         note = f"its best mode: {mode or 'default'}"
         tiles.append(Tile("Over torch.compile", format_ratio(climb.over_compiled), note))
+    elif not climb.has_compiled:
+        tiles.append(Tile("Over torch.compile", "not measured", "the table below says why"))
     eager_s = interleaved_eager_s(climb) if before is not None else None
     was = f"from {format_seconds(eager_s)}" if eager_s else "original model"
     tiles.append(Tile("Time per step", format_seconds(row.median_s or float("nan")), was))

@@ -4,7 +4,7 @@ import re
 
 from redline.ladder.report.climb import Climb
 from redline.ladder.report.ladder import load_sentence
-from redline.ladder.report.plan_text import plan_toml
+from redline.ladder.report.plan_text import plan_toml, python_lines
 from redline.ladder.report.tables import Table, all_tables, columns_with_values, format_date
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]|~#$!])")
@@ -22,6 +22,7 @@ def render_markdown(climb: Climb) -> str:
         "## The plan",
         fenced(result.row.plan),
         fenced(plan_toml(result.row.plan, climb.subject.objective), "toml"),
+        fenced(python_lines(m.training), "python"),
     ]
     for table in all_tables(climb):
         parts += [f"## {escape(table.title)}", markdown_table(table)]

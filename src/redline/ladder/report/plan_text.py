@@ -23,6 +23,13 @@ def plan_toml(plan: str, objective: str = "") -> str:
     return "\n".join(lines) + "\n"
 
 
+def python_lines(training: bool) -> str:
+    """Returns the lines of Python that apply the plan file."""
+    parts = ", loss=loss, optimizer=optimizer" if training else ""
+    name = "step" if training else "fast"
+    return f'plan = redline.Plan.load("plan.toml")\n{name} = plan.apply(model, samples=batch{parts})\n'
+
+
 def _value(value: str) -> str:
     if value in ("true", "false") or _NUMBER.fullmatch(value):
         return value

@@ -1,5 +1,6 @@
 """The tables of a report as text, for HTML and Markdown."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -75,8 +76,18 @@ def _ladder(climb: Climb) -> Table:
 
 
 def _rejected(climb: Climb) -> Table:
-    rows = tuple((e.row.rung or e.label, _verdict(e), e.row.reason or NONE) for e in climb.rejected)
-    return Table("rejected", "Rungs not kept, and why", ("Rung", "Verdict", "Reason"), rows, words=3)
+    """Rungs that were not tried for the same reason share a row; seconds and bytes may differ."""
+    groups: dict[tuple[str, str], list[Entry]] = {}
+    for number, entry in enumerate(climb.rejected):
+        alike = re.sub(r"[\d.,]+", "", entry.row.reason) if entry.row.verdict in UNTRIED else str(number)
+        groups.setdefault((_verdict(entry), alike), []).append(entry)
+    rows = []
+    for (verdict, _), entries in groups.items():
+        names = ", ".join(dict.fromkeys(entry.row.rung or entry.label for entry in entries))
+        differ = len({entry.row.reason for entry in entries}) > 1
+        reason = f"the first: {entries[0].row.reason}; the others alike" if differ else entries[0].row.reason or NONE
+        rows.append((names, verdict, reason))
+    return Table("rejected", "Rungs not kept, and why", ("Rungs", "Verdict", "Reason"), tuple(rows), words=3)
 
 
 def _ablation(climb: Climb) -> Table:

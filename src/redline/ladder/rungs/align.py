@@ -2,8 +2,8 @@
 
 Tensor cores multiply in tiles of 8 channels (of 16-bit values); a layer with 53 channels uses slower kernels or wastes
 part of a tile. The padding does not change the result: extra input channels are zero and have zero weights, and extra
-output channels are cut. Padding and cutting copy the tensor. Inside an `nn.Sequential`, where only
-channel-wise modules are between two padded layers, the padded tensor is therefore passed on without a cut.
+output channels are cut. Padding and cutting copy the tensor. Therefore, if only channel-wise modules are between two
+padded layers of an `nn.Sequential`, the padded tensor is passed on without a cut.
 """
 
 from collections import OrderedDict

@@ -154,7 +154,7 @@ class Checkpoint(Rung):
         if record.forwards:
             parts.append(f"{again} of {record.forwards} forward passes recomputed in the backward pass")
         elif again:
-            parts.append(f"{again} block runs outside of compiled graphs")
+            parts.append(f"blocks ran {again} times outside of compiled graphs")
         if record.traces:
             parts.append(f"recomputation traced {record.traces} times by the compiler")
         if self.granularity == "selective":

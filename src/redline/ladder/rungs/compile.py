@@ -58,7 +58,7 @@ class Compile(Rung):
     fullgraph: bool = option(False, "raise an error at a graph break")
     dynamic: str = option(
         "auto",
-        "dynamic shapes: kernels for any size (true) or one per size (false); auto switches on recompilation",
+        "dynamic shapes: kernels for any size (true) or one per size (false); auto: torch decides at the second size",
         ("auto", "true", "false"),
     )
     regional: bool = option(False, "compile the repeated blocks instead of the whole model")
@@ -129,8 +129,8 @@ class Compile(Rung):
         wrappers, contexts = job.wrappers, job.contexts
         settings = functools.partial(_compiler_settings, self.freeze, len(regions))
         if self.regional and job.training:
-            # The settings apply to all steps and not only to new input shapes, because blocks are compiled again for
-            # the backward pass and for evaluation without gradients.
+            # The settings surround every step, not only those with new input shapes, because blocks are compiled again
+            # for the backward pass and for evaluation without gradients.
             contexts = (*contexts, settings)
         elif self.freeze or self.regional:
             wrappers = (*wrappers, functools.partial(_while_compiling, settings=settings))

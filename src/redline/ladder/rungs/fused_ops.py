@@ -48,7 +48,7 @@ class FusedOps(Rung):
 
     def proof(self, job: Job) -> str:
         modules: tuple[SwitchableModule, ...] = job.evidence[self.name]
-        # Evaluated here, because the choice depends on the dtype that later rungs convert to.
+        # Determined here and not in `apply`, because the choice depends on the dtype, which later rungs may change.
         with torch.set_grad_enabled(job.training):
             kinds = Counter((type(module).__name__, module.active_implementation()) for module in modules)
         proof = ", ".join(f"{count} {kind} by {chosen}" for (kind, chosen), count in sorted(kinds.items()))

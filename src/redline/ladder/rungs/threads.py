@@ -83,7 +83,7 @@ class Threads(Rung):
     def apply(self, job: Job) -> Job:
         seen = Seen(torch.get_num_threads())
         context = partial(_threads, self.count, self.pin, seen)
-        # Set before any other call context, so that engines and compilers of later rungs use this number of threads.
+        # Entered before all other contexts, so that engines and compilers of later rungs use this number of threads.
         return replace(job, contexts=(context, *job.contexts)).with_evidence(self.name, seen)
 
     def proof(self, job: Job) -> str:

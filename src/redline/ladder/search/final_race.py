@@ -152,7 +152,8 @@ def _open_racers(
 def _judged_again(arm: Arm, spec: TrialSpec) -> Arm | None:
     """Judges a running process on the fresh inputs; closes it and returns None if it fails or is outside a gate.
 
-    The plan is then judged again in a new process, because a model that keeps state between calls may have changed.
+    After None, the caller judges the plan once more in a new process, because the running one may have failed only
+    because its model keeps state between calls and has changed.
     """
     with suppress(WorkerFailed):
         judge_again(arm, spec, FRESH_SEEDS)

@@ -44,7 +44,7 @@ class Trials:
         if contended:
             self.announce(f"{self.load}: confidence intervals will be wide, and every trial takes longer")
         self.announce("running the untouched model for reference")
-        # Does not measure the ceilings yet, which takes seconds, so that a wrong address fails at once.
+        # The ceilings are measured later, because that takes seconds, and a wrong workload address should fail at once.
         found = ask_machine(pool, settings.device, measure=False)
         threads = max(1, int(found.cores - self.load.other_cores)) if contended else 0
         self.spec, facts = prepare_trials(pool, settings, found, threads)

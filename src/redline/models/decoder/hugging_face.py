@@ -29,7 +29,8 @@ _READ = frozenset(
     )
     for key in keys.split()
 )
-# More layers than this must be an error in the file. They would exhaust memory before a missing weight is noticed.
+# A file with more layers than this is certainly wrong, and its model would exhaust memory before a missing weight is
+# noticed.
 _MOST_LAYERS = 10_000
 # The defaults of transformers for 'max_position_embeddings'.
 _DEFAULT_CONTEXT = {"llama": 2048, "mistral": 131_072, "qwen2": 32_768, "qwen3": 32_768}

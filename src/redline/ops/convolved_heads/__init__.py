@@ -24,7 +24,7 @@ def convolved_heads(
     """Returns queries and keys (B, S, H, K) and values (B, S, H, V).
 
     The first H · K channels are queries, the next H · K keys, the rest values. `recent_BTC` holds the T - 1 inputs
-    before the first token, which belong to its document.
+    before the first token, of the same document as this token.
     """
     op = "convolved_heads"
     sizes = check_sizes(op, x_BSC=x_BSC, taps_TC=taps_TC, documents_BS=documents_BS)
@@ -35,7 +35,7 @@ def convolved_heads(
     if heads < 1 or key_dim < 1 or values < heads or values % heads:
         raise ModelError(
             f"{op}: {sizes['C']} channels cannot be split into {heads} heads with queries and keys of {key_dim} "
-            "channels and values that have the same size in all heads."
+            "channels, and values of one size for all heads."
         )
     check_floating(op, x_BSC=x_BSC, taps_TC=taps_TC, recent_BTC=recent_BTC)
     if documents_BS is not None:

@@ -1,8 +1,8 @@
 """A linear layer fused with the LayerNorm before it and the activation and residual after it, for inference.
 
 The result is written into a tensor of the caller, which may be a slice of a wider one, so that results need no
-concatenation. If the next layer normalizes the result, the op also writes the moments that this layer needs: the sum
-and the sum of squares of each row.
+concatenation. If the next layer normalizes the result, the op also writes the moments that the next layer needs: the
+sum and the sum of squares of each row.
 
 M: rows, K: input channels, N: output columns, P: blocks of 128 columns, each of which has its own moments.
 """

@@ -75,7 +75,7 @@ def fused_linear(
 ) -> None:
     """Computes the same as the reference. The product and the epilogue are computed in fp32 and rounded once."""
     (rows, wide), columns = x.shape, weight.shape[0]
-    # The kernels need a pointer also for arguments that are None, but do not read it, so it may be that of x.
+    # The kernels need a pointer even for an argument that is None, but do not read it, so they get the pointer of x.
     sums_or_x, moments_or_x, old, new = (
         x if tensor is None else tensor for tensor in (weight_sums, moments, residual, new_moments)
     )

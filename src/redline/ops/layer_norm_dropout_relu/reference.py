@@ -33,7 +33,7 @@ def keep_mask(seed: Tensor, rows: int, width: int, p: float) -> Tensor:
 
 
 def threshold(p: float) -> int:
-    """Returns the smallest shifted word for which an element is kept."""
+    """Returns the smallest random word, after its shift to 31 bits, for which an element is kept."""
     return min(round(p * 2**31), 2**31 - 1)
 
 

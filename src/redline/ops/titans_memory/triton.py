@@ -74,7 +74,7 @@ def titans_memory(
 
 
 def why_not(q_BSHK: Tensor, k_BSHK: Tensor, v_BSHV: Tensor, chunk: int) -> str:
-    # The kernels may split each chunk into two parts, so half as many chunks are supported.
+    # The kernels may split each chunk into two parts, so they support only half of MOST_CHUNKS.
     too_long = chunk_launch.why_too_long(q_BSHK, MOST_CHUNKS // 2 * chunk)
     return chunk_launch.why_not(q_BSHK, k_BSHK, v_BSHV, chunk, _LARGEST_HEAD) or too_long
 

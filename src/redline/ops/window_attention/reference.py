@@ -72,6 +72,9 @@ def expand_bias_table(table_RH: Tensor, window: int) -> Tensor:
 
 
 def compact_bias_table(bias_HRWW: Tensor) -> Tensor:
-    """Inverts `expand_bias_table`. The first query column has the first `window` offsets, the last has the others."""
+    """Inverts `expand_bias_table`, in which query column q and key column k have the column offset q + k.
+
+    So the first query column holds the first `window` column offsets, and the last query column the remaining ones.
+    """
     first, last = bias_HRWW[:, :, 0], bias_HRWW[:, :, -1, 1:]
     return torch.cat((first, last), -1).flatten(1).t()

@@ -92,7 +92,10 @@ def _write(
 
 @triton.jit
 def _bias_column(rank, WINDOW: tl.constexpr, RUN: tl.constexpr):
-    """Returns the key's summand of the offset in `bias` (the query's is position · WINDOW), contiguous for RUN keys."""
+    """Returns the part of the index into `bias` that depends on the key; the query's part is position · WINDOW.
+
+    Tells the compiler that the indices of each RUN successive keys are contiguous.
+    """
     return tl.max_contiguous(rank // WINDOW * WINDOW * WINDOW + rank % WINDOW, RUN)
 
 

@@ -38,9 +38,9 @@ _SEED_OF_VALIDATION = 900_001
 
 
 class StudentTeacher(nn.Module):
-    """`student` is trained; until distillation, `teacher` averages its weights. `seconds` is the training time.
+    """`student` is trained. `teacher` is a running average of the student's weights, and is fixed during distillation.
 
-    Both networks are in one module, so that checkpoints contain both.
+    `seconds` is the training time. Both networks are in one module, so that checkpoints contain both.
     """
 
     seconds: Tensor

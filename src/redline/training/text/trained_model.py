@@ -61,7 +61,7 @@ class TrainedModel:
         if loop.optimizer == "muon" and (slow := self.machine.why_slow("bf16", "matmul")):
             lines.append(f"muon always computes in bf16, and {slow}: adamw is faster here")
         for rung in self.plan.rungs:
-            # For fused_ops, `proof` needs no training step, and says whether the rung found anything to replace.
+            # Shows the proof of fused_ops, which needs no training step and says whether there was anything to replace.
             proof = f": {rung.proof(self.job)}" if isinstance(rung, FusedOps) else ""
             lines.append(f"rung {rung}{proof}")
         if not self.plan.rungs:
@@ -75,7 +75,7 @@ class TrainedModel:
         if loop.z_loss:
             lines.append(f"z-loss {loop.z_loss:g}")
         if loop.short_warmup_error:
-            lines.append(loop.short_warmup_error.removesuffix(": set fewer.") + ", so the learning rate is not reached")
+            lines.append(loop.short_warmup_error.removesuffix(": set fewer.") + ", so the full rate is never reached")
         if self.machine.is_cuda and loop.deterministic:
             lines.append("deterministic kernels (deterministic = false may be faster)")
         elif self.machine.is_cuda:

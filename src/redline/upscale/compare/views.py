@@ -43,8 +43,8 @@ _CROP_SHARE = 1 / 3
 _BLOCK_PX = 16
 _CONTEXT_PX = 4
 _MOST_DECODED = 600
-# Seeks to these times before the frame, in this order: in some containers, a seek goes too far, past the frame or past
-# the key frame that is needed to decode it.
+# How many seconds before the frame to seek to, tried in this order: in some containers, a seek lands after the frame,
+# or after the key frame that is needed to decode it.
 _SEEK_BACK_S = (0.0, 2.0, 20.0, math.inf)
 
 
@@ -199,7 +199,7 @@ def _encoded(before: VipsImage, after: VipsImage, qualities: tuple[int, ...], da
 class Moment:
     """A frame (H, W, 3) of uint8, its time since the first frame, and its rotation in quarter turns to the left.
 
-    Broadcast videos start at an arbitrary time stamp and their upscaled versions at 0, so that times must be relative.
+    Times are relative because broadcast videos start at an arbitrary time stamp, and their upscaled versions at 0.
     """
 
     pixels: np.ndarray

@@ -131,7 +131,7 @@ def _read_header(path: Path, form: Format) -> _Header:
 
 
 def _white(bits: int) -> int:
-    """Returns the largest sample of 9 to 16 bits as decoders return it: shifted to the highest of 16 bits."""
+    """Returns the value of white in images of 9 to 16 bits, whose samples decoders shift to the highest of 16 bits."""
     return (2**bits - 1) << (16 - bits)
 
 

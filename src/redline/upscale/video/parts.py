@@ -155,7 +155,7 @@ def part_end_after(first: int, longest: int) -> int:
 
 
 def tiles_of_parts(target: Path, model: str) -> tuple[tuple[tuple[int, int], ...], int] | None:
-    """Returns the tiles of an unfinished run for this target with the same model, if there is one."""
+    """Returns the tile sizes and the batch size of an unfinished run for this target by this model, if there is one."""
     try:
         job = read_json_object(PartsFolder(target).path / _JOB, "record of a job")
         if job[_MODEL] != model:
