@@ -14,6 +14,7 @@ def training() -> ModuleType:
     return load_script("lsd_training")
 
 
+@pytest.mark.slow
 def test_every_stage_is_measured(training: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "STEPS", 5)
     out = tmp_path / "rows.jsonl"

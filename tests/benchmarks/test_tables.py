@@ -211,7 +211,3 @@ def test_what_cannot_be_written(
     said = capsys.readouterr().err
     assert sentence in said and said.count("\n") == 1
     assert (root / "README.md").read_text() == readme and not (root / "docs").exists()
-
-
-def test_the_committed_files_are_fresh() -> None:
-    assert tables.main(["--check"]) == 0

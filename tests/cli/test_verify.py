@@ -32,6 +32,7 @@ def test_a_plan_that_holds(command: Callable[..., Seen], tmp_path: Path) -> None
     assert said["speedup"]["low"] > 1.5 and [row["holds"] for row in said["rungs"]] == [True]
 
 
+@pytest.mark.slow
 def test_a_rung_that_is_worth_nothing(command: Callable[..., Seen]) -> None:
     seen = command("verify", "planted_fast + planted_useless", *ARGUMENTS)
     assert seen.code == 1

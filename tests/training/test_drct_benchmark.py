@@ -27,6 +27,7 @@ def run(script: ModuleType, monkeypatch: pytest.MonkeyPatch, out: Path, *argumen
     return {row["arm"]: row for row in map(json.loads, out.read_text().splitlines())}
 
 
+@pytest.mark.slow
 def test_every_arm_is_a_row(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -34,7 +34,7 @@ def test_differences_beyond_rounding_fail_the_proof() -> None:
     for wrong, sentence in (
         (one * (1 + 1.1 * TOLERANCE), "equality is not proven"),
         (one * float("nan"), "equality is not proven"),
-        (one[:3], "another shape"),
+        (one[:3], "a different shape"),
     ):
         with pytest.raises(NoMatch, match=sentence):
             _compare([one], [wrong])
