@@ -11,7 +11,7 @@ import torch
 from redline import Plan
 from redline.errors import PlanError, RedlineError, RungError
 from redline.ladder.job import Applied
-from redline.ladder.plan import brief
+from redline.ladder.plan import brief, read_plan
 from tiny_workloads import Convolutions, Perceptron
 
 
@@ -172,3 +172,17 @@ def test_brief_shortens_only_long_lists() -> None:
     many = " ".join(f"layers.{index}.proj" for index in range(20))
     assert brief(f"bf16 + int8(skip=[{many}]) + compile") == "bf16 + int8(skip=[...]) + compile"
     assert brief("int8(skip=[head]) + compile") == "int8(skip=[head]) + compile"
+
+
+def test_a_plan_is_given_as_a_plan_a_line_or_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = Plan.parse("fold_batchnorm + bf16")
+    monkeypatch.chdir(tmp_path)
+    plan.save("plan.toml")
+    plan.save("plan-without-suffix")
+    given = [plan, str(plan), "plan.toml", Path("plan.toml"), "plan-without-suffix", Path("plan-without-suffix")]
+    assert [read_plan(one) for one in given] == [plan] * 6
+    for missing in ("missing.toml", Path("missing")):
+        with pytest.raises(RedlineError, match=r"missing(\.toml)?"):
+            read_plan(missing)
+    with pytest.raises(RedlineError, match="fp99"):
+        read_plan("fp99")
