@@ -315,7 +315,7 @@ def test_emulated_dtypes_print_warnings(
         (("decoder-tiny",), "no text to train on: give files or folders with --source"),
         (
             ("decoder-tiny", "--steps", 3, "--time", "1m"),
-            "steps and time both set the duration: give one",
+            "steps and time (--steps, --time) both set the duration: give one",
         ),
         (("drct", "drct-small-x4", "--steps", 3, "--time", "1m"), "steps and time both set"),
         (("lsd", "lsd-tiny", "--steps", 3, "--time", "1m"), "steps and time both set"),

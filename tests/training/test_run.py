@@ -74,7 +74,7 @@ def test_a_photo_training(here: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "options", "message"),
     [
-        (TEXT, {"steps": 1, "time": "1m"}, "steps and time both set the duration"),
+        (TEXT, {"steps": 1, "time": "1m"}, "steps and time .--steps, --time. both set the duration"),
         (TEXT, {"steps": 1, "start": "x"}, "validation and start are for image models"),
         (PHOTOS, {"steps": 1, "source": ["a", "b"]}, "source must be one folder of photos .* not 2"),
         ({**PHOTOS, "stages": {}}, {"steps": 1, "start": "x"}, "start is for super-resolution models"),

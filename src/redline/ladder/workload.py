@@ -111,4 +111,4 @@ def describe_error(error: BaseException) -> str:
     text = str(error).strip().splitlines()
     if isinstance(error, RedlineError) and text:
         return f'"{text[0].rstrip(".")}"'
-    return f"{type(error).__name__}: {text[0] if text else 'no message'}"
+    return f"{type(error).__name__}: {text[0].rstrip('.') if text else 'no message'}"

@@ -93,7 +93,7 @@ def train(
     (4, ['validation_loss'], 'run/model')
     """
     if steps is not None and time is not None:
-        raise RedlineError("steps and time both set the duration: give one of them.")
+        raise RedlineError("steps and time (--steps, --time) both set the duration: give one of them.")
     minutes = None if time is None else parse_seconds(time) / 60
     if not isinstance(config, (str, Path)):
         kind, name = kind or kind_of(config), kind or kind_of(config)

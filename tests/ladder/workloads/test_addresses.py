@@ -1,5 +1,6 @@
 """Addresses of models without a workload file: timm, transformers folders, ONNX files and exported programs."""
 
+import contextlib
 import copy
 import sys
 from pathlib import Path
@@ -130,6 +131,10 @@ def test_transformers_folders(kind: str, tmp_path: Path) -> None:
     workload = load_workload(f"hf:{tmp_path}", {"length": 16})
     assert workload.items == items
     reacts(workload)
+    # Only tokens are masked, and only if that was asked for.
+    padded = load_workload(f"hf:{tmp_path}", {"length": 16, "padding": 0.5}).fresh_inputs(0, "cpu")
+    assert "attention_mask" not in workload.fresh_inputs(0, "cpu")
+    assert ("attention_mask" in padded) == ("input_ids" in padded)
 
 
 def test_a_transformers_folder_with_weights_and_padding(tmp_path: Path) -> None:
@@ -229,6 +234,44 @@ def test_a_broken_file_is_named(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(b"not a model")
     with pytest.raises(WorkloadError, match=name):
         load_workload(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("name", ["mixed.onnx", "mixed.pt2"])
+def test_a_damaged_file_is_refused(name: str, files: tuple[nn.Module, Path], tmp_path: Path) -> None:
+    whole = (files[1] / name).read_bytes()
+    for end, changed in ((len(whole) // 2, b""), (len(whole) - 1, b""), (len(whole) - 60, b"\xff" * 60)):
+        (tmp_path / name).write_bytes(whole[:end] + changed)
+        with contextlib.suppress(WorkloadError):  # some damage is outside of what is read
+            load_workload(str(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    "config", ["{", '{"a":' * 200_000, "[]", '{"model_type": 5}', '{"model_type": "bert", "hidden_size": "x"}']
+)
+def test_a_malformed_config_of_a_folder_is_refused(config: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(WorkloadError, match="hf:") as failure:
+        load_workload(f"hf:{tmp_path}").fresh_model("cpu")
+    assert not str(failure.value).endswith("..")
+
+
+def test_an_element_type_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    import onnx
+
+    x, y = (onnx.helper.make_tensor_value_info(name, 77, [2, 3]) for name in "xy")
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "one", [x], [y])
+    onnx.save(onnx.helper.make_model(graph), str(tmp_path / "odd.onnx"))
+    with pytest.raises(WorkloadError, match="odd.onnx"):
+        load_workload(str(tmp_path / "odd.onnx"))
+
+
+def test_a_batch_beyond_the_example_repeats_its_rows(tmp_path: Path) -> None:
+    batch = torch.export.Dim("batch", min=1, max=64)
+    program = torch.export.export(nn.Linear(3, 2), (torch.randn(2, 3),), dynamic_shapes=({0: batch},))
+    torch.export.save(program, tmp_path / "linear.pt2")
+    workload = load_workload(str(tmp_path / "linear.pt2"), {"batch": 7})
+    assert workload.items == 7 and workload.fresh_inputs(0, "cpu")[0].shape == (7, 3)
+    assert workload.fresh_model("cpu")(*workload.fresh_inputs(0, "cpu")).shape == (7, 2)
 
 
 def test_an_unsupported_operator_is_named(tmp_path: Path) -> None:

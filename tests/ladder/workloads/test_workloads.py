@@ -16,7 +16,7 @@ from redline.ladder.rewrites.io_adapter import Boundary
 from redline.ladder.workload import Workload, call
 from redline.ladder.workloads import BUNDLED
 from redline.ladder.workloads.addresses import load_workload
-from redline.ladder.workloads.drct import super_resolution
+from redline.ladder.workloads.drct import smooth_images, super_resolution
 from redline.ladder.workloads.unet import video_unet
 from redline.models.drct import DrctConfig
 from redline.models.resnet import ResNet
@@ -315,3 +315,10 @@ def test_resnet_weights_do_not_depend_on_tf32() -> None:
         other = workload.fresh_model("cuda").state_dict()
     for name, tensor in one.items():
         assert torch.equal(tensor, other[name]), name
+
+
+def test_images_have_finer_waves_in_later_channels() -> None:
+    torch.manual_seed(0)
+    spectrum = torch.fft.rfft(smooth_images(4, 512) - 0.5, dim=-1).abs().sum((0, 2))
+    peaks = spectrum[:, 1:].argmax(-1) + 1
+    assert peaks[0] < peaks[1] < peaks[2]

@@ -177,7 +177,7 @@ def test_a_viewer_that_takes_nothing_slows_nothing() -> None:
         assert time.monotonic() - began < 8
 
 
-def test_a_key_is_asked_for_and_other_names_are_refused() -> None:
+def test_a_key_is_asked_for_and_other_names_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RedlineError, match=r"^'0\.0\.0\.0' can be reached from other machines: give a --key, "):
         MjpegSink("0.0.0.0", 0)
     for short in ("", "a"):  # an empty one is what a variable that is not set gives
@@ -186,6 +186,9 @@ def test_a_key_is_asked_for_and_other_names_are_refused() -> None:
     sink = MjpegSink("0.0.0.0", 0, key="a b&c, and more")
     assert sink.url.endswith("/stream.mjpeg?key=a%20b%26c%2C%20and%20more")
     assert connected(sink).status == 403 and connected(sink, "/?key=wrong").status == 403
+    with monkeypatch.context() as patch:  # the key comes before the number of viewers
+        patch.setattr("redline.stream.sinks.mjpeg.MAX_VIEWERS", 0)
+        assert connected(sink).status == 403
     assert connected(sink, "/?key=a%20b%26c%2C%20and%20more").status == 200
     sink.close()
     own = MjpegSink(port=0)

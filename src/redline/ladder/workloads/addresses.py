@@ -15,7 +15,7 @@ import redline.ladder.workloads.onnx_file
 import redline.ladder.workloads.pickled
 import redline.ladder.workloads.timm_model
 import redline.ladder.workloads.transformers_folder  # noqa: F401
-from redline.errors import WorkloadError
+from redline.errors import RedlineError, WorkloadError
 from redline.ladder.workload import Workload, describe_error
 from redline.ladder.workload_prefixes import PREFIXES, find_prefix
 from redline.ladder.workloads import BUNDLED
@@ -48,7 +48,12 @@ def find_function(address: str) -> Callable[..., Any]:
     if address in BUNDLED:
         return BUNDLED[address]
     if prefix := find_prefix(address):
-        return prefix.find_function(prefix.rest_of(address))
+        try:
+            return prefix.find_function(prefix.rest_of(address))
+        except RedlineError:
+            raise
+        except Exception as error:  # a malformed file
+            raise WorkloadError(f"cannot read {address!r}: {describe_error(error)}.") from error
     place, colon, name = address.rpartition(":")
     if not colon or not place or not name:
         forms = ", ".join(["module:function", "file.py:function", *(e for p in PREFIXES.values() for e in p.examples)])
