@@ -4,18 +4,20 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: ci demo test test-main test-interpreted test-cpu-avx512 test-cpu-avx2 test-all check check-style check-types check-figures check-tests format figures tables mutants clean
+.PHONY: ci demo setup test test-main test-interpreted test-cpu-avx512 test-cpu-avx2 test-all check check-style check-types check-figures check-tests format figures tables mutants clean
 
 demo: $(READY)
 	$(BIN)/redline climb resnet --budget 150s --sampling 3s --out redline-out/demo
 
-# What runs beside the main tests.
+# Targets that run in parallel with the main tests.
 BESIDE := test-interpreted
 
-# All checks and tests. The types take one core a minute: they are checked beside the tests, which leave no core idle.
+# All checks and tests. Checking types takes a minute on one core, so it runs in parallel with the tests.
 ci: $(READY)
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target check-tests check-style check-figures
 	@$(MAKE) --no-print-directory test BESIDE="check-types test-interpreted"
+
+setup: $(READY)
 
 test: $(READY)
 	@trap 'kill $$beside' INT TERM; \
@@ -23,17 +25,17 @@ test: $(READY)
 	$(MAKE) --no-print-directory test-main; main=$$?; \
 	wait $$beside; code=$$?; cat $(VENV)/beside.txt; exit $$((main || code))
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-cpu-avx512 test-cpu-avx2
-# These measure time: what a neighbour on the machine causes is gone at a second look, a regression is not.
+# These tests measure time. They are repeated twice on failure, because other load on the machine can make them fail.
 	$(BIN)/pytest -m "not gpu and not slow and alone" --durations=25 --reruns 2 $(shell grep -rl "mark.alone" tests)
 
 test-main: $(READY)
 	$(BIN)/pytest -m "not gpu and not slow and not alone" --durations=25 --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-# In one process beside the others, which wait at times.
+# Kernels in Triton's interpreter, in one process.
 test-interpreted: $(READY)
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/pytest -m "not gpu and not slow" --durations=25 $(wildcard tests/ops/*/test_triton.py)
 
-# The tests that depend on the CPU, on lesser ones: AVX-512 without bf16 and fp16, or AVX2 (on ARM: see cpu_features.py).
+# The tests that depend on the CPU, limited to AVX-512 without bf16 and fp16, or to AVX2 (on ARM: see cpu_features.py).
 test-cpu-avx512 test-cpu-avx2: test-cpu-%: $(READY)
 	limits=$$($(BIN)/python -m redline.machine.cpu_features $*) && env $$limits OMP_NUM_THREADS=1 \
 		$(BIN)/pytest -m "cpu and not gpu and not slow" $(shell grep -rl --include=*.py "mark.cpu" tests)
@@ -58,7 +60,7 @@ check-figures: $(READY)
 	$(BIN)/python benchmarks/claims.py --check
 	$(BIN)/python benchmarks/model_tables.py --check
 
-# All tests can be read; what pytest makes of them is written down, where each of its processes would make it again.
+# Checks that all tests can be imported. Also caches the test modules that pytest rewrites, for all later processes.
 check-tests: $(READY)
 	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --collect-only -qq > $(VENV)/tests.txt || { cat $(VENV)/tests.txt; exit 1; }
 
@@ -83,11 +85,10 @@ PATHS ?= src/redline
 mutants: $(READY)
 	$(BIN)/python benchmarks/mutants.py --seed $(SEED) --count $(COUNT) $(PATHS)
 
-# Most of what the two packages of models hold is not for us, nor are the tests of any.
+# Not compiled to bytecode: tests of packages, and most models of transformers and diffusers, which are never imported.
 UNUSED := site-packages/(.*/tests/|transformers/models/(?!auto|clip|gpt2|llama)\w+/|diffusers/pipelines/(?!stable_diffusion/)\w+/)
-# A new pip finds out what to install in half of the time, where it can be had.
-# Compiled by all cores, torch beside the next packages, where pip would use one; some hold files that are no Python of
-# this version.
+# A new pip resolves dependencies in half of the time. Bytecode is compiled on all cores, where pip would use one, and
+# that of torch while pip installs the other packages. Some packages contain files for other versions of Python.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --no-compile --quiet --upgrade pip || true

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from fuzzed_files import (
     fuzz_bytes,
@@ -33,6 +33,7 @@ from redline.errors import ModelError, PlanError, RedlineError
 from redline.evaluation.recall import task_in
 from redline.files import untrusted
 from redline.files.partial import check_is_free, owner_mark
+from redline.generation.chat_template import Message, read_chat_template, render_chat
 from redline.generation.folder import ModelFolder, read_tokenizer
 from redline.ladder.bench import BenchRun
 from redline.ladder.gate import Score
@@ -40,6 +41,8 @@ from redline.ladder.measurement import Measurement, load_measurements
 from redline.ladder.plan import Plan
 from redline.ladder.report import ladder_rows, render_html, render_markdown
 from redline.ladder.report.climb import Climb, choose_run
+from redline.ladder.search.history import History, Record
+from redline.ladder.workloads.addresses import load_workload
 from redline.machine.machine import Ceilings, Machine
 from redline.models.decoder import load_decoder
 from redline.models.drct import Drct, DrctConfig, load_drct, save_drct
@@ -263,7 +266,61 @@ def _config(name: str) -> Callable[[Path], Path]:
     return _text("settings.toml", (CONFIGS / name).read_text())
 
 
+def _write_history(folder: Path) -> Path:
+    history = History(folder / "history.json")
+    history.add(Record("bf16", "bf16", False, 100, 1.5, True, 2.0, "d"))
+    history.save()
+    return folder / "history.json"
+
+
+def _write_onnx(folder: Path) -> Path:
+    import onnx
+
+    x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [2, 3]) for name in "xy")
+    scale = onnx.helper.make_tensor("scale", onnx.TensorProto.FLOAT, [3], [0.5, 1.0, 2.0])
+    nodes = [onnx.helper.make_node("Mul", ["x", "scale"], ["z"]), onnx.helper.make_node("Relu", ["z"], ["y"])]
+    graph = onnx.helper.make_graph(nodes, "one", [x], [y], [scale])
+    onnx.save(onnx.helper.make_model(graph), str(folder / "model.onnx"))
+    return folder / "model.onnx"
+
+
+def _write_hf(folder: Path) -> Path:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    (folder / "config.json").write_text(json.dumps({"model_type": "bert", "vocab_size": 300, **sizes}))
+    return folder / "config.json"
+
+
+def _write_index(folder: Path) -> Path:
+    """A model whose weights are in two files."""
+    write_model(folder)
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    files = {name: f"part-{number % 2}.safetensors" for number, name in enumerate(tensors)}
+    for file in set(files.values()):
+        save_file({name: tensors[name] for name in files if files[name] == file}, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    return folder / "model.safetensors.index.json"
+
+
+def _chat(path: Path) -> None:
+    render_chat(*_template_first(read_chat_template(path.parent)))
+
+
+def _template_first(found: tuple[str, dict[str, str]]) -> tuple[str, list[Message], dict[str, str]]:
+    return found[0], [{"role": "user", "content": "Hello"}], found[1]
+
+
 READERS = (
+    Reader("history", _write_history, lambda path: History(path).records, fuzz_json),
+    Reader("onnx workload", _write_onnx, lambda path: load_workload(str(path)), fuzz_bytes),
+    Reader("hf workload", _write_hf, lambda path: load_workload(f"hf:{path.parent}"), fuzz_json),
+    Reader("weights index", _write_index, lambda path: load_decoder(path.parent), fuzz_json),
+    Reader(
+        "chat template",
+        _model_file("chat_template.jinja", "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"),
+        _chat,
+        fuzz_bytes,
+    ),
     Reader("measurements", _write_measurements, _report, fuzz_json_lines),
     Reader(
         "benchmark",
@@ -352,7 +409,7 @@ def test_malformed_files_are_refused(reader: Reader, tmp_path: Path, monkeypatch
 
 
 # What is damaged there is left out or made again.
-_FORGIVING = ("machine cache", "upscale journal", "job of a video", "part of a video", "owner")
+_FORGIVING = ("machine cache", "history", "upscale journal", "job of a video", "part of a video", "owner")
 
 
 def test_errors_name_the_file_and_what_is_wrong(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from redline.generation.planned import PlannedModel
 from redline.generation.sampling import Sampling
 from redline.generation.session import Session
 from redline.generation.token_stream import Completion, Reason, Request, TokenStream
-from redline.ladder.plan import Plan
+from redline.ladder.plan import Plan, read_plan
 from redline.machine.cuda_graphs import CudaGraphCapturer, GraphCapturer
 
 # Cache lengths are rounded up to a multiple of this, so that one captured decode step serves texts of many lengths.
@@ -58,7 +58,7 @@ class InferenceEngine:
     ) -> None:
         if chunk is not None and chunk < 1:
             raise RedlineError(f"chunk must be at least 1 token, not {chunk}.")
-        parsed = Plan.parse(plan or "") if plan is None or isinstance(plan, str) else plan
+        parsed = Plan() if plan is None else read_plan(plan)
         self.device = next(model.parameters()).device
         cuda = self.device.type == "cuda"
         if graph and not cuda and recorder is None:

@@ -15,7 +15,7 @@ from redline.evaluation.drift import CONTROLS, Case, CaseRun, Finding, judge, ph
 from redline.evaluation.drift.case_run import LEAST_FRAMES, NewModel, check_frames
 from redline.evaluation.drift.page import render_drift_page
 from redline.files.atomic import write_text
-from redline.ladder.plan import Plan
+from redline.ladder.plan import Plan, read_plan
 from redline.machine.machine import resolve_device
 from redline.stream.frame_model import FrameModel
 from redline.stream.loading import load_model
@@ -95,7 +95,7 @@ def evaluate_drift(
     if size < 1:
         raise RedlineError(f"size must be at least 1 pixel, not {size}.")
     target = torch.device(resolve_device(device))
-    loaded = load_model(model, Plan.parse(plan) if isinstance(plan, str) else plan, target, sampler)
+    loaded = load_model(model, read_plan(plan), target, sampler)
     frame_model = loaded.frames
     steps, strength = loaded.steps if steps is None else steps, loaded.strength if strength is None else strength
     settings = Settings(strength, steps, seed)

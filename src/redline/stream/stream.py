@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from redline.errors import RedlineError
-from redline.ladder.plan import Plan
+from redline.ladder.plan import Plan, read_plan
 from redline.ladder.plans.choose import choose_plan
 from redline.machine.machine import Machine, resolve_device
 from redline.stream.access import read_key
@@ -108,7 +108,7 @@ class Stream:
         self._metrics = None if metrics is None else MetricsFile(Path(metrics), others)
         key = read_key(key, key_file, serves_viewers(source, output))
         self.device = torch.device(resolve_device(device))
-        plan = Plan.parse(plan) if isinstance(plan, str) else plan
+        plan = None if plan is None else read_plan(plan)
         plan = choose_plan("stream", Machine.detect(str(self.device)), precision, plan).plan
         self._model = load_model(None if model is None else Path(model), plan, self.device, sampler)
         frame_model = self._model.frames
