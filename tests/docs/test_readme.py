@@ -57,9 +57,12 @@ def test_commands_and_their_options_exist(line: str) -> None:
     assert name in COMMANDS
     command: Any = load_command(name)
     if hasattr(command, "commands"):
-        command = command.commands[arguments[0] if arguments[0] in command.commands else "text"]
+        kind = arguments.pop(0) if arguments[0] in command.commands else "text"
+        command = command.commands[kind]
     known = {option for parameter in command.params for option in parameter.opts}
     assert not [word for word in arguments if word.startswith("-") and word not in known]
+    given = command.make_context(name, arguments, resilient_parsing=True).params
+    assert not [one.name for one in command.params if one.required and given.get(one.name) in (None, (), [])]
 
 
 @pytest.mark.parametrize("target", re.findall(r"\]\(([^)#]+)[^)]*\)", README))
