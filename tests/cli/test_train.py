@@ -317,8 +317,8 @@ def test_emulated_dtypes_print_warnings(
             ("decoder-tiny", "--steps", 3, "--time", "1m"),
             "steps and time (--steps, --time) both set the duration: give one",
         ),
-        (("drct", "drct-small-x4", "--steps", 3, "--time", "1m"), "steps and time both set"),
-        (("lsd", "lsd-tiny", "--steps", 3, "--time", "1m"), "steps and time both set"),
+        (("drct", "drct-small-x4", "--steps", 3, "--time", "1m"), "steps and time (--steps, --time) both set"),
+        (("lsd", "lsd-tiny", "--steps", 3, "--time", "1m"), "steps and time (--steps, --time) both set"),
     ],
 )
 def test_options_that_are_missing_or_contradict_each_other_are_named(
