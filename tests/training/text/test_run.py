@@ -200,7 +200,7 @@ def test_a_trial_shorter_than_the_warmup_is_logged(config: Callable[..., Path], 
     said: list[str] = []
     path = config(("warmup_steps = 2", "warmup_steps = 5"))
     run_text(prepare(path, tmp_path / "out"), tmp_path / "out", CPU, False, lambda _: None, said.append)
-    assert any("warmup_steps = 5 do not end within 3 steps, so the learning rate is not" in line for line in said)
+    assert any("warmup_steps = 5 do not end within 3 steps, so the full rate is never" in line for line in said)
 
 
 def test_the_loss_says_which_penalties_it_holds(config: Callable[..., Path], tmp_path: Path) -> None:
