@@ -188,7 +188,8 @@ class Climber:
         enough_s = 1.25 * (self.budget.total_s - self.budget.left_s + sum(map(self.trials.expected_s, plans)))
         self.advice = (
             f"the budget of {format_seconds(self.budget.total_s)} is too small for torch.compile, which takes about "
-            f"{expected_s:.0f} s here: a budget of {10 * -(-enough_s // 10):.0f} s would be enough"
+            f"{expected_s:.0f} s here, in addition to the baseline and the final race: a budget of "
+            f"{10 * -(-enough_s // 10):.0f} s would be enough"
         )
         self.trials.announce(self.advice)
 
