@@ -12,7 +12,7 @@ from redline.datasets.photo_crops import PhotoCrops
 from redline.datasets.photo_pairs import PhotoPairs, PhotoSettings
 from redline.datasets.photos import read_photo
 from redline.errors import RedlineError
-from redline.training.settings import decode
+from redline.training.config_check import decode
 from synthetic_photos import save_photo, save_synthetic_photos, synthetic_photo
 
 CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ import torch
 
 from redline.datasets.photo_pairs import PhotoPairs, PhotoSettings
 from redline.errors import RedlineError
-from redline.training.settings import decode
+from redline.training.config_check import decode
 from synthetic_photos import save_synthetic_photos
 
 

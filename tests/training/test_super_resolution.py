@@ -15,10 +15,10 @@ from redline.evaluation.super_resolution import evaluate, find_pairs
 from redline.models.drct import Drct, load_drct
 from redline.nn import SwitchableModule, WindowAttention
 from redline.training.bundled import CONFIGS
+from redline.training.config_check import decode
 from redline.training.loop import Progress, train
 from redline.training.model_card import as_stored, write_result
 from redline.training.precision import computing_in
-from redline.training.settings import decode
 from redline.training.super_resolution import DrctLoopSettings, DrctSettings, DrctTask, DrctTraining
 from synthetic_photos import save_synthetic_photos
 

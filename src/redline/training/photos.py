@@ -12,9 +12,9 @@ from torch.optim import Optimizer
 
 from redline.datasets.photo_crops import PhotoCrops
 from redline.datasets.photo_pairs import PhotoPairs
+from redline.training.config_check import ConfigSource, decode, override, read_config
 from redline.training.optimizers import build_optimizer
 from redline.training.precision import resolve_precision
-from redline.training.settings import ConfigSource, decode, override, read_config
 from redline.training.task import Task
 
 

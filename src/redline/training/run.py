@@ -12,8 +12,8 @@ from redline.machine.machine import resolve_device
 from redline.notation import format_megapixels, parse_seconds
 from redline.training import loop
 from redline.training.bundled import find_config, kind_of
+from redline.training.config_check import ConfigSource
 from redline.training.loop import Progress
-from redline.training.settings import ConfigSource
 
 if TYPE_CHECKING:
     from redline.training.model_card import ImageResult

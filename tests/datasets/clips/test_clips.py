@@ -13,7 +13,7 @@ from goldens import check_golden
 from redline.datasets.clips import Clips, ClipSettings, Degradation
 from redline.datasets.clips.scene import Scene
 from redline.errors import RedlineError
-from redline.training.settings import decode
+from redline.training.config_check import decode
 from synthetic_photos import save_synthetic_photos
 
 CPU = torch.device("cpu")

@@ -4,7 +4,7 @@ import pytest
 
 from redline.datasets.clips import ClipSettings
 from redline.errors import RedlineError
-from redline.training.settings import decode
+from redline.training.config_check import decode
 
 
 def settings(**values: float) -> ClipSettings:

@@ -8,8 +8,8 @@ import pytest
 from redline.datasets.clips.settings import ClipSettings
 from redline.errors import RedlineError
 from redline.models.samplers import MOST_STEPS
+from redline.training.config_check import decode
 from redline.training.lsd.settings import LsdLoopSettings, LsdSettings, LsdTraining, StageSettings
-from redline.training.settings import decode
 
 STAGES = StageSettings()
 

@@ -15,6 +15,7 @@ from redline.datasets.clips.clips import Frame
 from redline.errors import RedlineError
 from redline.models.lsd import SIZES, Lsd, load_lsd, read_about
 from redline.training.bundled import CONFIGS
+from redline.training.config_check import decode
 from redline.training.loop import Progress, train
 from redline.training.lsd import task as module
 from redline.training.lsd.loss import corrupted, difference, weights_by_input
@@ -22,7 +23,6 @@ from redline.training.lsd.settings import LsdLoopSettings, LsdSettings, LsdTrain
 from redline.training.lsd.task import LsdTask
 from redline.training.lsd.validation import judge, psnr_db, restorer
 from redline.training.model_card import write_result
-from redline.training.settings import decode
 from synthetic_photos import save_synthetic_photos
 
 CPU = torch.device("cpu")

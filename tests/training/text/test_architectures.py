@@ -15,7 +15,7 @@ from redline.errors import RedlineError
 from redline.generation import InferenceEngine
 from redline.generation.folder import ModelFolder
 from redline.nn.packing import Packing
-from redline.training.settings import decode
+from redline.training.config_check import decode
 from redline.training.text.architecture import Architecture, check_layers, kept_by_blocks, products_per_token
 from redline.training.text.architectures import ARCHITECTURES, DecoderSettings, MemorySettings
 from redline.training.text.run import prepare_training, run_text

@@ -13,7 +13,8 @@ from redline.evaluation.recall.tasks import make_task, option_names
 from redline.files.limits import NonNegativeFloat, NonNegativeInt, PositiveInt, Share, ShareBelowOne
 from redline.ladder.plan import Plan
 from redline.ladder.rung import Stage
-from redline.training.settings import ConfigSource, LoopSettings, decode, override, read_config
+from redline.training.config_check import ConfigSource, decode, override, read_config
+from redline.training.settings import LoopSettings
 from redline.training.text.architecture import Architecture
 from redline.training.text.architectures import ARCHITECTURES
 from redline.training.text.corpus import TokenizerSettings
