@@ -1,23 +1,12 @@
 """The limits of the training settings, and the schedule of the learning rate."""
 
 import math
-from dataclasses import dataclass
 
 import pytest
 
 from redline.errors import RedlineError
 from redline.training.config_check import decode
 from redline.training.settings import LoopSettings
-
-
-@dataclass(frozen=True)
-class Example:
-    count: int = 1
-    share: float = 0.5
-    name: str = ""
-    sure: bool = False
-    sizes: tuple[int, ...] = (1,)
-    limit: int | None = None
 
 
 @pytest.mark.parametrize(
