@@ -1,9 +1,13 @@
 """Samples survive the way to planes and back, and transparency leaves no dark fringe."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
+from redline.upscale.images import colour
 from redline.upscale.images.colour import from_planes, to_planes, unpremultiply
 from redline.upscale.images.formats import ImageError
 
@@ -84,3 +88,25 @@ def test_strips_give_what_the_whole_gives(channels: int, bits: int, monkeypatch:
     found = from_planes(colour, alpha, channels, bits)
     assert found.shape == (23, 17, channels) and found.dtype == whole.dtype
     assert torch.equal(found.view(torch.uint8), whole.view(torch.uint8))
+
+
+class LargestClamp(TorchFunctionMode):
+    """Notes the largest tensor that `clamp` returns."""
+
+    numel = 0
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if getattr(function, "__name__", "") == "clamp":
+            self.numel = max(self.numel, result.numel())
+        return result
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_wide_bands_are_converted_in_strips(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    planes = torch.rand(3, 10, 40)
+    whole = from_planes(planes, None, 3, 8)
+    monkeypatch.setattr(colour, "_STRIP_BYTES", 16 * 40 * rows)
+    with LargestClamp() as seen:
+        assert torch.equal(from_planes(planes, None, 3, 8), whole)
+    assert seen.numel == 3 * rows * 40

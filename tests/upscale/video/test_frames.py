@@ -11,6 +11,7 @@ import torch
 
 from redline.errors import RedlineError
 from redline.upscale.video import frames as reading
+from redline.upscale.video import probe as probing
 from redline.upscale.video.frames import Damage, Mark, digest, read_frames
 from redline.upscale.video.pixels import to_rgb
 from redline.upscale.video.probe import probe
@@ -225,3 +226,15 @@ def test_a_recording_that_starts_between_key_frames(tmp_path: Path) -> None:
 def test_the_end_of_a_packet(pts: int | None, dts: int | None, duration: int | None, end: Fraction) -> None:
     packet: Any = SimpleNamespace(pts=pts, dts=dts, duration=duration, time_base=Fraction(1, 10))
     assert reading._end(packet) == end
+
+
+@pytest.mark.parametrize(
+    ("frames", "duration", "of_container", "count"),
+    [(7, 20, 9_000_000, 7), (0, 20, 9_000_000, 40), (0, None, 2_000_000, 20), (0, None, None, None), (0, 1, None, 2)],
+)
+def test_the_number_of_frames_is_stored_or_follows_from_the_duration(
+    frames: int, duration: int | None, of_container: int | None, count: int | None
+) -> None:
+    stream: Any = SimpleNamespace(frames=frames, duration=duration, time_base=Fraction(1, 5))
+    container: Any = SimpleNamespace(duration=of_container)
+    assert probing._count(container, stream, Fraction(10)) == count
