@@ -238,3 +238,16 @@ def test_the_number_of_frames_is_stored_or_follows_from_the_duration(
     stream: Any = SimpleNamespace(frames=frames, duration=duration, time_base=Fraction(1, 5))
     container: Any = SimpleNamespace(duration=of_container)
     assert probing._count(container, stream, Fraction(10)) == count
+
+
+def test_damage_of_one_kind_is_counted_in_one_note() -> None:
+    damage = Damage("a.mkv", True)
+    for place in ("at 1 s", "at 2 s", "at 3 s"):
+        damage.met("a frame is damaged", place)
+    damage.met("a frame cannot be decoded", "at 4 s")
+    damage.remark("the rest cannot be found")
+    assert list(damage.notes.values()) == [
+        "a frame is damaged at 1 s (and 2 more)", "a frame cannot be decoded at 4 s", "the rest cannot be found",
+    ]  # fmt: skip
+    with pytest.raises(RedlineError, match=r"^'a\.mkv': a frame is damaged at 1 s; give --keep-going"):
+        Damage("a.mkv", False).met("a frame is damaged", "at 1 s")
