@@ -1,6 +1,6 @@
 """Whatever is in a file that somebody else wrote, its reader returns or raises the project's error.
 
-A new reader is added to `READERS` in readers.py: how to write a valid file, how to read it, and which fuzzer knows its format.
+A new reader is added to `READERS` in readers.py: how to write a valid file, how to read it, and a fuzzer of its format.
 `REDLINE_FUZZ=2000` tries more variants of each file.
 """
 

@@ -153,6 +153,8 @@ def test_repeated_overflow_switches_to_bf16_once_and_trains_on(steps_before: int
     assert all(a is b for a, b in zip(job.model.parameters(), objects, strict=True))
     assert isinstance(job.model, Boundary) and job.model.dtype == torch.bfloat16
     assert same(weights(job), before)
+    momenta = [s["momentum_buffer"] for s in step.optimizer.state.values()]  # pyright: ignore
+    assert len(momenta) == (2 if steps_before else 0) and all(m.dtype == torch.bfloat16 for m in momenta)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         loss = step(wild)
