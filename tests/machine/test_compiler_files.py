@@ -52,6 +52,15 @@ def test_files_are_built_once_and_copied_for_each_climb(
     assert not (two / "cache" / PROGRAM).samefile(known / "cache" / PROGRAM)
 
 
+def test_the_header_is_built_although_the_user_has_disabled_compilation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the files without it would be kept for later climbs."""
+    monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
+    monkeypatch.setattr(compiler_files, "_BUILD", BUILDS + "\nassert os.environ['TORCH_COMPILE_DISABLE'] == '0'")
+    assert prepare(tmp_path / "one") == [f"cache/{PROGRAM}", f"temporary/{HEADER}"]
+
+
 def test_existing_files_are_not_overwritten(tmp_path: Path) -> None:
     open_files = [tmp_path / "one" / "cache" / PROGRAM, tmp_path / "one" / "temporary" / HEADER]
     for path in open_files:

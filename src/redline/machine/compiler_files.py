@@ -43,6 +43,7 @@ def prepare_compiler(machine: Machine, cache: Path, temporary: Path) -> None:
         with tempfile.TemporaryDirectory() as folder:
             built = Path(folder) / "built"
             environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(built / "cache"), "TMPDIR": folder}
+            environment["TORCH_COMPILE_DISABLE"] = "0"  # otherwise the folder would be kept without a header
             subprocess.run(
                 [sys.executable, "-c", _BUILD], env=environment, check=True, capture_output=True, timeout=_TIMEOUT_S
             )

@@ -27,7 +27,7 @@ def test_neural_memory_recalls_pairs_at_eight_times_the_length_and_a_window_does
         return practised(model, task, length, 128) >= 0.995 and practised(model, task, 8 * length) >= 0.98
 
     model, steps = learned(NEURAL, task, length, batch, 1.2e-2, enough=enough)
-    assert recalled(model, task, length, 128) >= 0.98
+    assert recalled(model, task, length, 128) >= 0.99
     assert recalled(model, task, 8 * length) >= 0.95
     control, as_many = learned(WINDOW, task, length, batch, 1.2e-2, steps=steps)
     assert as_many == steps

@@ -59,7 +59,7 @@ def _tiles(climb: Climb) -> list[Tile]:
         note = f"its best mode: {mode or 'default'}"
         tiles.append(Tile("Over torch.compile", format_ratio(climb.over_compiled), note))
     elif not climb.has_compiled:
-        tiles.append(Tile("Over torch.compile", "not measured", "the table below says why"))
+        tiles.append(Tile("Over torch.compile", "not measured"))
     eager_s = interleaved_eager_s(climb) if before is not None else None
     was = f"from {format_seconds(eager_s)}" if eager_s else "original model"
     tiles.append(Tile("Time per step", format_seconds(row.median_s or float("nan")), was))
