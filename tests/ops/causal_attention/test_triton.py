@@ -170,7 +170,7 @@ def test_large_scores_stay_finite() -> None:
 
 @pytest.mark.parametrize("window", [None, 9])
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.filterwarnings("ignore:attention in float32 with documents")  # the fallback warning of a GPU
+@pytest.mark.filterwarnings("ignore:attention in float32 with packed documents")  # the fallback warning of a GPU
 def test_the_attention_layer_agrees(window: int | None, packed: bool) -> None:
     q, k, v = torch.randn(2, 40, 4, 16, device=DEVICE).split((2, 1, 1), 2)
     packing = Packing.of(torch.randint(2, (2, 40)).cumsum(1)).to(DEVICE) if packed else None

@@ -20,7 +20,7 @@ from redline.training.text.task import TextTask
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda")
 # In fp32 alone: in half precision it must not be said.
-SLOW_ATTENTION = pytest.mark.filterwarnings("ignore:attention in float32 with documents")
+SLOW_ATTENTION = pytest.mark.filterwarnings("ignore:attention in float32 with packed documents")
 # What the compiler warns of differs from version to version, and is none of these tests' business.
 COMPILER = pytest.mark.filterwarnings("ignore")
 WIDER = (
