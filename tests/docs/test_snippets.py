@@ -73,6 +73,7 @@ def test_python_on_the_page_runs(
     for number, block in enumerate(blocks):
         for quantity, short in (("budget", "1s"), ("sampling", "50ms")):
             block = re.sub(rf'\b{quantity}="\d+m?s"', f'{quantity}="{short}"', block)
+        block = block.replace('"examples/', f'"{tmp_path}/examples/')  # the workers are in another folder
         path = tmp_path / "blocks" / f"{number:03}.py"
         path.write_text(block + _EPILOGUE, encoding="utf-8")
         known |= runpy.run_path(str(path), known, "__main__")
