@@ -13,9 +13,12 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
+
+from patience import PATIENCE_S
 
 # Runs the command line as `python -m redline` does.
 COMMAND_LINE = "import runpy; runpy.run_module('redline', run_name='__main__', alter_sys=True)"
@@ -92,14 +95,17 @@ class ForkedProcess:
         self.returncode: int | None = None
 
     def wait(self) -> int:
-        if self.returncode is None:
-            self.returncode = self._parent._ask({"pid": self.pid, "options": 0})
-        assert self.returncode is not None
-        return self.returncode
+        deadline = time.monotonic() + PATIENCE_S
+        while (code := self.poll()) is None:
+            if time.monotonic() > deadline:
+                self.kill()
+                raise TimeoutError(f"process {self.pid} has not ended after {PATIENCE_S} s")
+            time.sleep(0.005)
+        return code
 
     def poll(self) -> int | None:
         if self.returncode is None:
-            self.returncode = self._parent._ask({"pid": self.pid, "options": os.WNOHANG})
+            self.returncode = self._parent._ask({"pid": self.pid})
         return self.returncode
 
     def kill(self) -> None:
@@ -122,7 +128,7 @@ def main() -> None:
             request += control.recv(int(size) - len(request))
         asked = json.loads(request)
         if "pid" in asked:
-            found, status = os.waitpid(asked["pid"], asked["options"])
+            found, status = os.waitpid(asked["pid"], os.WNOHANG)
             answer = os.waitstatus_to_exitcode(status) if found else None
         else:
             answer = os.fork()
