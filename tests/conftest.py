@@ -1,6 +1,7 @@
 """What tests share."""
 
 import contextlib
+import functools
 import gc
 import os
 import signal
@@ -148,6 +149,16 @@ def any_precision(monkeypatch: pytest.MonkeyPatch) -> None:
 def without_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """A climb in which torch.compile does nothing, and is refused at once: for tests that look at something else."""
     monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
+
+
+@pytest.fixture(scope="session")
+def quick_onnx_export() -> Iterator[None]:
+    """Each export of torch would build the same registry of operators again, which takes a second."""
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(functools.cache(ONNXRegistry.from_torchlib)))
+        yield
 
 
 @pytest.fixture(scope="session")

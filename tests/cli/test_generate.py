@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -16,7 +15,6 @@ import pytest
 import torch
 
 from forked_python import COMMAND_LINE, ForkedPython
-from patience import PATIENCE_S
 from redline.generation import InferenceEngine
 from redline.generation.text_stream import TextStream
 from redline.models.decoder import Decoder, save_decoder
@@ -250,13 +248,12 @@ def without_progress(errors: bytes) -> list[bytes]:
     return [line for line in errors.splitlines() if not line.endswith(b" s so far)")]
 
 
-def test_a_terminal_without_the_characters_gets_others(folder: Path) -> None:
-    arguments = [sys.executable, "-m", "redline", "generate", str(folder), "sea", "--device", "cpu"]
-    surroundings = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    arguments += ["--temperature", "2", "--max-tokens", "150"]
-    seen = subprocess.run(arguments, env=surroundings, capture_output=True, timeout=PATIENCE_S)
-    assert seen.returncode == 0 and without_progress(seen.stderr) == []
-    assert b"?" in seen.stdout and seen.stdout.isascii()
+def test_a_terminal_without_the_characters_gets_others(folder: Path, forked_python: ForkedPython) -> None:
+    ascii_only = "import sys; sys.stdout.reconfigure(encoding='ascii', errors='strict'); "
+    arguments = ["generate", folder, "sea", "--device", "cpu", "--temperature", 2, "--max-tokens", 150]
+    seen = forked_python.run(ascii_only + COMMAND_LINE, *arguments)
+    assert seen.returncode == 0 and without_progress(seen.stderr.encode()) == []
+    assert "?" in seen.stdout and seen.stdout.isascii()
 
 
 @pytest.mark.parametrize("options", [(), ("--json",)], ids=["text", "json"])
@@ -273,20 +270,24 @@ def test_a_reader_that_leaves_ends_it_quietly(
     assert (seen.returncode, without_progress(seen.stderr.encode())) == (141, [])
 
 
-def test_ctrl_c_ends_it_cleanly(tmp_path: Path) -> None:
+def test_ctrl_c_ends_it_cleanly(tmp_path: Path, forked_python: ForkedPython) -> None:
     folder = tmp_path / "long"
     write_model(folder, context=9000)
-    arguments = [sys.executable, "-m", "redline", "generate", str(folder), "sea", "--max-tokens", "8000"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "bufsize": 0}
-    process = subprocess.Popen([*arguments, "--device", "cpu"], cwd=tmp_path, **pipes)
-    try:
-        assert process.stdout is not None
-        first = process.stdout.read(1)
-        time.sleep(0.3)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=PATIENCE_S)
-    finally:
-        process.kill()
-    assert process.returncode == 130 and b"Traceback" not in err and b"interrupted" in err
+    arguments = ["generate", folder, "sea", "--max-tokens", 8000, "--device", "cpu"]
+    read, write = os.pipe()
+    with open(read, "rb", buffering=0) as pipe, (tmp_path / "errors").open("wb") as errors:
+        try:
+            process = forked_python.start(COMMAND_LINE, *arguments, cwd=tmp_path, stdout=write, stderr=errors)
+        finally:
+            os.close(write)
+        try:
+            first = pipe.read(1)
+            time.sleep(0.3)
+            os.kill(process.pid, signal.SIGINT)
+            out = pipe.read()
+        finally:
+            process.kill()
+    err = (tmp_path / "errors").read_bytes()
+    assert process.wait() == 130 and b"Traceback" not in err and b"interrupted" in err
     assert (first + out).endswith(b"\n")
     (first + out).decode("utf-8")

@@ -4,8 +4,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from fractions import Fraction
@@ -17,7 +15,8 @@ import pytest
 import torch
 from PIL import Image
 
-from patience import HANGS_S, PATIENCE_S
+from forked_python import COMMAND_LINE, ForkedPython
+from patience import HANGS_S
 from redline.cli.stream import _show
 from redline.errors import RedlineError
 from redline.models.lsd import Lsd, LsdConfig, save_lsd
@@ -331,30 +330,23 @@ def test_a_page_that_cannot_be_written_costs_no_table(
     assert " ".join(seen.err.split()).endswith("redline: cannot write 'r.html': No space left on device.")
 
 
-def test_ctrl_c_keeps_what_was_recorded(weights: Path, tmp_path: Path) -> None:
-    words = ["stream", "synthetic:16x16@20", "out.mp4", "--live", "-m", str(weights), "--plan", "eager"]
-    code = (
-        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from redline.cli import main; main()"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, *words, "--device", "cpu", "--metrics", "m.jsonl"],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    try:
-        for _ in range(600):
-            metrics = tmp_path / "m.jsonl"
-            if metrics.exists() and metrics.read_text():
-                break
-            time.sleep(0.1)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=PATIENCE_S)
-    finally:
-        process.kill()
-    assert process.returncode == 0, err.decode()
-    assert b"frames" in out and b"Traceback" not in err
+def test_ctrl_c_keeps_what_was_recorded(weights: Path, tmp_path: Path, forked_python: ForkedPython) -> None:
+    words = ["stream", "synthetic:16x16@20", "out.mp4", "--live", "-m", weights, "--plan", "eager", "--device", "cpu"]
+    out, err, metrics = (tmp_path / name for name in ("out", "err", "m.jsonl"))
+    with out.open("wb") as stdout, err.open("wb") as stderr:
+        outputs = {"stdout": stdout, "stderr": stderr}
+        process = forked_python.start(COMMAND_LINE, *words, "--metrics", metrics, cwd=tmp_path, **outputs)
+        try:
+            for _ in range(600):
+                if metrics.exists() and metrics.read_text():
+                    break
+                time.sleep(0.1)
+            os.kill(process.pid, signal.SIGINT)
+            code = process.wait()
+        finally:
+            process.kill()
+    assert code == 0, err.read_text()
+    assert b"frames" in out.read_bytes() and b"Traceback" not in err.read_bytes()
     assert len(list(VideoFile(tmp_path / "out.mp4").frames())) > 3
 
 

@@ -2,6 +2,8 @@
 
 import re
 import shlex
+from contextlib import nullcontext
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from torch import nn
 
 import redline
 from redline.cli import COMMANDS, load_command
+from redline.ladder.measuring.worker_pool import WorkerPool
 from redline.ladder.workload import Workload
 
 ROOT = Path(__file__).parents[2]
@@ -27,8 +30,11 @@ COMMAND_LINES = sorted(
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_three_lines_of_python(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
+@pytest.mark.usefixtures("without_compiler")
+def test_the_three_lines_of_python(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, lent_pool: WorkerPool
+) -> None:
+    monkeypatch.setattr(import_module("redline.ladder.search.climb"), "WorkerPool", lambda: nullcontext(lent_pool))
     torch.manual_seed(0)
     model, batch = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)).eval(), torch.randn(8, 16)
     known: dict[str, Any] = {"model": model, "batch": batch}

@@ -1,11 +1,12 @@
 """The documentation is true where a machine can tell: its Python runs, its links lead somewhere, nothing is missing."""
 
-import os
+import contextlib
 import re
+import runpy
 import shutil
-import subprocess
-import sys
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,26 +21,6 @@ RUN = ("adding-a-rung.md", "workloads-of-your-own.md", "python-api.md", "ops.md"
 _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
-# Each block knows what those before it defined; a process that one of them starts reads that block alone. All blocks
-# share the workers of one pool, because starting a pool for each call would take seconds.
-_PAGE = """
-import contextlib
-import functools
-import runpy
-from importlib import import_module
-from pathlib import Path
-
-from redline.ladder.measuring.worker_pool import WorkerPool
-
-if __name__ == "__main__":
-    known = {}
-    with contextlib.ExitStack() as stack:
-        pool = functools.cache(lambda: stack.enter_context(WorkerPool()))
-        for name in ("search.climb", "verify", "bench", "batch_size"):
-            import_module(f"redline.ladder.{name}").WorkerPool = lambda: contextlib.nullcontext(pool())
-        for block in sorted(Path("blocks").iterdir()):
-            known |= runpy.run_path(str(block), known, "__main__")
-"""
 # A page that defines tests means them to pass, and one that defines workloads means them to be usable.
 _EPILOGUE = """
 
@@ -68,29 +49,36 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
+# The climbs on the pages do not depend on torch.compile, which takes longest.
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("without_compiler")
 @pytest.mark.parametrize("name", RUN)
-def test_python_on_the_page_runs(name: str, tmp_path: Path) -> None:
+def test_python_on_the_page_runs(
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A block knows the names that the blocks before it defined; a process that it starts reads this block alone."""
     blocks = _BLOCK.findall((DOCS / name).read_text(encoding="utf-8"))
     assert blocks
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
-    script = tmp_path / "page.py"
-    script.write_text(_PAGE, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    for module in ("search.climb", "verify", "bench", "batch_size"):
+        lent = lambda: contextlib.nullcontext(request.getfixturevalue("lent_pool"))  # noqa: E731
+        monkeypatch.setattr(import_module(f"redline.ladder.{module}"), "WorkerPool", lent)
     (tmp_path / "blocks").mkdir()
+    known: dict[str, Any] = {}
     for number, block in enumerate(blocks):
-        short = re.sub(r'budget="\d+s"', 'budget="1s"', block)
-        (tmp_path / "blocks" / f"{number:03}.py").write_text(short + _EPILOGUE, encoding="utf-8")
-    seen = subprocess.run(
-        [sys.executable, script.name],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        # The pages' climbs look at something else than torch.compile, which takes longest.
-        env={**os.environ, "TORCH_COMPILE_DISABLE": "1"},
-    )
-    assert seen.returncode == 0, seen.stderr[-2000:]
+        for quantity, short in (("budget", "1s"), ("sampling", "50ms")):
+            block = re.sub(rf'\b{quantity}="\d+m?s"', f'{quantity}="{short}"', block)
+        block = block.replace('"examples/', f'"{tmp_path}/examples/')  # the workers are in another folder
+        path = tmp_path / "blocks" / f"{number:03}.py"
+        path.write_text(block + _EPILOGUE, encoding="utf-8")
+        known |= runpy.run_path(str(path), known, "__main__")
     promised = {f"checked {test}" for test in re.findall(r"^def (test_\w+)", "\n".join(blocks), re.MULTILINE)}
-    assert promised <= set(seen.stdout.splitlines())
+    assert promised <= set(capsys.readouterr().out.splitlines())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))

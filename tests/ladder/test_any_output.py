@@ -16,6 +16,8 @@ from redline.ladder.rungs.bf16 import Bf16
 from redline.ladder.workload import Workload
 from redline.trees import tree_flatten, tree_map_only, tree_unflatten
 
+pytestmark = pytest.mark.usefixtures("quick_onnx_export")
+
 
 @dataclass
 class Result:

@@ -1,17 +1,16 @@
 """The memory estimate is close to what a frame takes on this machine."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from forked_python import ForkedPython
 from redline.errors import RedlineError
 from redline.stream import memory_check
 
-# The kernel's VmHWM is the peak of this program alone; `ru_maxrss` begins with the peak of the process that started it.
+# The kernel's VmHWM is the peak of this process alone; `ru_maxrss` begins with the peak of the process that started it.
 CODE = """
 import torch
 from fractions import Fraction
@@ -24,7 +23,7 @@ from redline.stream.loading import load_model
 from redline.ladder.plans.choose import choose_plan
 from redline.stream.settings import Settings
 
-side, settings = 1024, Settings(1.0, 1)
+side, settings = 640, Settings(1.0, 1)
 model = load_model(None, choose_plan("stream", Machine.detect("cpu")).plan, "cpu").frames
 engine = Engine(model, settings)
 engine.prepare(64, 64)
@@ -38,8 +37,9 @@ print(needed_bytes(model, side, side), peak_resident_bytes() - before)
 
 @pytest.mark.cpu
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from Linux's /proc")
-def test_peak_memory_stays_within_the_estimate() -> None:
-    ran = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
+def test_peak_memory_stays_within_the_estimate(forked_python: ForkedPython) -> None:
+    ran = forked_python.run(CODE)
+    assert ran.returncode == 0, ran.stderr
     said, took = map(int, ran.stdout.split())
     assert 0.5 * said < took < 1.1 * said, (said, took)
 

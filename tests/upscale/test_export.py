@@ -20,6 +20,8 @@ from redline.upscale import export as exporting
 from redline.upscale.export import export_onnx, tiles_of
 from redline.upscale.network import Network, load_network, load_onnx_network
 
+pytestmark = pytest.mark.usefixtures("quick_onnx_export")
+
 
 @pytest.fixture(scope="module")
 def network() -> Network:

@@ -1,5 +1,6 @@
 """Medians and bootstrap intervals, which decide whether a difference in time is real or noise."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -62,6 +63,12 @@ def ratio_interval(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> 
     If the turns depend on each other, the bootstrap underestimates the variation, so its interval is widened (see
     `_excess_variation`). The result over several shapes is the geometric mean.
     """
+    return _ratio_interval(tuple((tuple(old), tuple(new)) for old, new in pairs))
+
+
+# A report needs the same ratios in its tables, its charts and its text.
+@functools.lru_cache(maxsize=1024)
+def _ratio_interval(pairs: tuple[tuple[tuple[float, ...], tuple[float, ...]], ...]) -> Interval:
     rng = np.random.default_rng(0)
     middle, paired, fast = 0.0, np.zeros(_RESAMPLES), np.zeros(_RESAMPLES)
     for old, new in pairs:

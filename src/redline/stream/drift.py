@@ -144,7 +144,7 @@ def _supported_side(side_px: int, model: FrameModel) -> int:
 def _new_model(model: FrameModel, settings: Settings, case: Case) -> NewModel:
     """Returns a factory of models that compute a frame as the engine does, without state besides the previous
     output."""
-    height, width = next(iter(case.inputs())).frame.shape[-2:]
+    height, width = next(case.inputs(0)).frame.shape[-2:]
     program = model.program(settings.steps, height, width)
     program.retune(settings)
 

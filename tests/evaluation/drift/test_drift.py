@@ -32,14 +32,14 @@ def cases(photos: Path) -> dict[str, Case]:
     """Created once, so that a frame can be identified as the same tensor."""
     found = {}
     for case in photo_cases(str(photos), FRAMES, SIDE_PX, torch.device("cpu"), seed=3):
-        moments = list(case.inputs())
-        found[case.name] = Case(case.name, FRAMES, lambda moments=moments: iter(moments), case.cut)
+        moments = list(case.inputs(0))
+        found[case.name] = Case(case.name, FRAMES, lambda start, moments=moments: iter(moments[start:]), case.cut)
     return found
 
 
 def restoring(case: Case, spoil: Spoil = lambda clean, previous, index: clean) -> NewModel:
     """Returns the clean image of each frame, spoiled by a function of it, the previous output and the frame count."""
-    moments = list(case.inputs())
+    moments = list(case.inputs(0))
 
     def begin() -> Model:
         at, seen = 0, -1
@@ -59,6 +59,18 @@ def restoring(case: Case, spoil: Spoil = lambda clean, previous, index: clean) -
 
 def fallen(case: Case, begin: NewModel) -> set[str]:
     return {finding.name for finding in judge(run_case(begin, case)) if not finding.holds}
+
+
+def test_a_case_may_begin_at_any_frame(photos: Path) -> None:
+    pictures = torch.randint(256, (10, 16, 16, 3), dtype=torch.uint8)
+    made = [*photo_cases(str(photos), 10, 16, torch.device("cpu")), video_case("video", lambda: iter(pictures), 10)]
+    for case in made:
+        whole = list(case.inputs(0))
+        for start in (1, 4, 5, 6, 9):
+            for one, other in zip(case.inputs(start), whole[start:], strict=True):
+                for name in ("frame", "clean", "came_from", "known"):
+                    found, expected = getattr(one, name), getattr(other, name)
+                    assert found is expected is None or torch.equal(found, expected), (case.name, start, name)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -1,5 +1,4 @@
 import logging
-import subprocess
 import sys
 from dataclasses import replace
 
@@ -7,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from forked_python import ForkedPython
 from redline.errors import RungError
 from redline.ladder.gate import Gate
 from redline.ladder.job import Job
@@ -348,14 +348,15 @@ def test_attention_and_transformer_layers_still_run() -> None:
     assert relative_error([model(x)], [job.finish()(x)]) < 0.02
 
 
-def test_nothing_is_imported_or_printed_before_it_is_needed() -> None:
+def test_nothing_is_imported_or_printed_before_it_is_needed(forked_python: ForkedPython) -> None:
     code = (
-        "import sys, redline; from redline.ladder.rungs.int8 import Int8; "
+        "import sys, warnings; warnings.simplefilter('error'); import redline; "
+        "from redline.ladder.rungs.int8 import Int8; "
         "assert 'torchao' not in sys.modules; import torch; assert not torch.cuda.is_initialized(); "
         "from redline.ladder.job import Job; m = torch.nn.Linear(64, 64); j = Int8().apply(Job.of(m)); "
         "assert 'torchao' in sys.modules"
     )
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
+    done = forked_python.run(code)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 

@@ -21,6 +21,8 @@ from redline.ladder.rungs.channels_last import ChannelsLast
 from redline.ladder.rungs.onnxruntime import Onnxruntime
 from redline.machine.machine import Machine
 
+pytestmark = pytest.mark.usefixtures("quick_onnx_export")
+
 CPU = Machine.detect("cpu")
 GPU = replace(CPU, device="cuda:0", name="GPU", capability=(9, 0))
 

@@ -20,6 +20,8 @@ from redline.ladder.workloads.addresses import load_workload
 from redline.ladder.workloads.random_weights import replace_near_zero_weights
 from redline.quiet import quiet
 
+pytestmark = pytest.mark.usefixtures("quick_onnx_export")
+
 TINY = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
 
 

@@ -1,15 +1,15 @@
 """Workloads whose modules no new process can import reach the trial processes, and compile there."""
 
 import importlib.util
-import os
-import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 
+from forked_python import ForkedPython
 from redline.ladder.workload import Workload
 from redline.ladder.workloads.addresses import load_workload
 from redline.ladder.workloads.pickled import save_model, save_workload
@@ -44,6 +44,7 @@ class Network(nn.Module):
 # Compiles in one graph with the model that the address builds, in a process that has loaded nothing else.
 COMPILE = """
 import sys, torch
+sys.path.remove("")
 from redline.ladder.workloads.addresses import load_workload
 workload = load_workload(sys.argv[1])
 model, batch = workload.fresh_model("cpu"), torch.ones(2, 4)
@@ -62,11 +63,15 @@ def load_by_path(path: Path, name: str, registered: bool) -> ModuleType:
     return module
 
 
-def compiles_elsewhere(workload: Workload, folder: Path, module: str) -> None:
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[ForkedPython]:
+    with ForkedPython("torch._dynamo") as forked:
+        yield forked
+
+
+def compiles_elsewhere(compiler: ForkedPython, workload: Workload, folder: Path, module: str) -> None:
     (folder / "saved").mkdir()
-    address = save_workload(workload, folder / "saved")
-    command = [sys.executable, "-c", COMPILE, address, module]
-    seen = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONSAFEPATH": "1"})
+    seen = compiler.run(COMPILE, save_workload(workload, folder / "saved"), module)
     assert seen.returncode == 0, seen.stderr[-2000:]
 
 
@@ -86,21 +91,25 @@ def network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registered: bool) -
 
 @pytest.mark.parametrize("registered", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_model_from_a_file_loaded_by_path_compiles_in_a_trial(
-    network: ModuleType, registered: bool, tmp_path: Path
+    network: ModuleType, registered: bool, tmp_path: Path, compiler: ForkedPython
 ) -> None:
     workload = Workload(network.Network, lambda seed: torch.randn(2, 4))
-    compiles_elsewhere(workload, tmp_path, "network_by_path")
+    compiles_elsewhere(compiler, workload, tmp_path, "network_by_path")
 
 
 @pytest.mark.parametrize("registered", [True])
-def test_a_model_in_memory_compiles_in_a_trial(network: ModuleType, registered: bool, tmp_path: Path) -> None:
+def test_a_model_in_memory_compiles_in_a_trial(
+    network: ModuleType, registered: bool, tmp_path: Path, compiler: ForkedPython
+) -> None:
     workload = Workload(save_model(network.Network(), tmp_path / "model.pt"), lambda seed: torch.randn(2, 4))
-    compiles_elsewhere(workload, tmp_path, "network_by_path")
+    compiles_elsewhere(compiler, workload, tmp_path, "network_by_path")
 
 
-def test_a_workload_loaded_by_its_address_compiles_in_a_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_workload_loaded_by_its_address_compiles_in_a_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: ForkedPython
+) -> None:
     (tmp_path / "scales_next_to_it.py").write_text(SCALES)
     mine = "import redline\n\ndef mine():\n    return redline.Workload(Network, lambda seed: torch.randn(2, 4))\n"
     (tmp_path / "network.py").write_text(f"{NETWORK}\n{mine}")
     monkeypatch.setattr(sys, "path", list(sys.path))
-    compiles_elsewhere(load_workload(f"{tmp_path}/network.py:mine"), tmp_path, "redline_workload_network")
+    compiles_elsewhere(compiler, load_workload(f"{tmp_path}/network.py:mine"), tmp_path, "redline_workload_network")

@@ -4,8 +4,8 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -19,6 +19,7 @@ import torch
 from PIL import Image
 
 import redline.cli
+from forked_python import COMMAND_LINE, ForkedPython
 from redline.errors import RedlineError
 from redline.files.partial import is_partial
 from redline.models.drct import Drct, DrctConfig, save_drct
@@ -28,7 +29,7 @@ from redline.upscale.settings import Tiles, UpscaleSettings
 from redline.upscale.tasks import Listener, Outcome, Task, find_tasks
 from redline.upscale.tiling import Cut, Tiling
 from redline.upscale.video.settings import VideoSettings
-from redline.upscale.workers import shared_run
+from redline.upscale.workers import crew, shared_run
 from redline.upscale.workers.crew import (
     Ask,
     Crew,
@@ -58,15 +59,24 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def forked_workers() -> Iterator[ForkedPython]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")  # is read when torch is imported
+        with ForkedPython("redline.cli.upscale", "redline.upscale.workers.worker") as forked:
+            yield forked
+
+
 @pytest.fixture
-def crews(monkeypatch: pytest.MonkeyPatch) -> list[list[Member]]:
-    """Returns a list that collects the members of every crew that is started."""
+def crews(monkeypatch: pytest.MonkeyPatch, forked_workers: ForkedPython) -> list[list[Member]]:
+    """Returns a list that collects the members of every crew that is started, by forks."""
     started: list[list[Member]] = []
+    monkeypatch.setattr(crew, "start_module", forked_workers.start_module)
 
     def remember(devices: list[str]) -> Crew:
-        crew = start_crew(devices)
-        started.append(list(crew.members))
-        return crew
+        made = start_crew(devices)
+        started.append(list(made.members))
+        return made
 
     monkeypatch.setattr(session, "start_crew", remember)
     return started
@@ -214,7 +224,11 @@ def test_ctrl_c_ends_all_workers_and_leaves_no_partial_files(
 
 
 def test_upscaling_with_two_torchrun_ranks(
-    weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    weights: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    forked_workers: ForkedPython,
 ) -> None:
     """Rank 0 runs here, prints the results and sets the exit code; the other rank prints nothing."""
     for index in range(4):
@@ -224,14 +238,10 @@ def test_upscaling_with_two_torchrun_ranks(
         port = free.getsockname()[1]
     arguments = ["redline", "upscale", "in", "-o", "out", "-w", str(weights), "--device", "cpu", "--tile", "96"]
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    other = subprocess.Popen(
-        [sys.executable, "-m", *arguments],
-        cwd=tmp_path,
-        env={**os.environ, **shared, "RANK": "1", "LOCAL_RANK": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    with (tmp_path / "other.txt").open("w") as printed:
+        environment = {**os.environ, **shared, "RANK": "1", "LOCAL_RANK": "1"}
+        words = {"cwd": tmp_path, "stdout": printed, "stderr": printed, "environment": environment}
+        other = forked_workers.start(COMMAND_LINE, *arguments[1:], **words)
     for name, value in {**shared, "RANK": "0", "LOCAL_RANK": "0"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
@@ -242,11 +252,12 @@ def test_upscaling_with_two_torchrun_ranks(
             redline.cli.main()
     finally:
         signal.signal(signal.SIGTERM, before)
-        nothing, silent = other.communicate(timeout=120)
+        code = other.wait()
     out, told = capfd.readouterr()
-    assert (end.value.code, other.returncode) == (1, 0), told + silent
+    silent = (tmp_path / "other.txt").read_text()
+    assert (end.value.code, code) == (1, 0), told + silent
     assert len(out.splitlines()) == 4 and "4 upscaled, 1 failed" in told and "2 workers" in told
-    assert nothing == "" and silent == ""
+    assert silent == ""
     Upscaling(UpscaleSettings(weights, device="cpu", tile=96)).run(find_tasks([tmp_path / "in"], tmp_path / "one", 2))
     assert same_bytes(tmp_path / "one", tmp_path / "out") and not left_over(tmp_path)
 

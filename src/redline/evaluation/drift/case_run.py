@@ -64,7 +64,7 @@ def run_case(new_model: NewModel, case: Case, progress: Callable[[int], None] = 
     # At least one frame in 16 is probed, because a video may end long before the requested number of frames.
     every = max(1, min(case.frames // _PROBES, LEAST_FRAMES // 4))
     model, before = new_model(), None
-    for index, shown in enumerate(case.inputs()):
+    for index, shown in enumerate(case.inputs(0)):
         output, metrics, previous = _step(model, shown, before)
         response = _response(model, shown.frame, previous, output) if index % every == 0 else _nan(output)
         collected.append(torch.cat((metrics, response[None])))
@@ -100,9 +100,8 @@ def _step(model: Model, shown: CaseFrame, before: tuple[CaseFrame, Tensor] | Non
 def _restart(new_model: NewModel, case: Case, last: range) -> Iterator[tuple[int, int, Tensor]]:
     """Starts a new model every 8 frames near the end. Yields frame index, age of the model in frames, and metrics."""
     running: list[tuple[Model, int, tuple[CaseFrame, Tensor] | None]] = []
-    for index, shown in enumerate(case.inputs()):
-        if index + SETTLING < last.start:
-            continue
+    first = max(last.start - SETTLING, 0)
+    for index, shown in enumerate(case.inputs(first), first):
         if (index + SETTLING - last.start) % SETTLING == 0:
             running = [*running[-1:], (new_model(), index, None)]
         advanced = []

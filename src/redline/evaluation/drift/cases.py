@@ -8,6 +8,7 @@ flickers or drifts, noise never freezes, and the identity is never far from its 
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -35,11 +36,11 @@ class CaseFrame:
 
 @dataclass(frozen=True)
 class Case:
-    """A clip. Each call of `inputs()` starts at the first frame; `cut` is the index of the first frame after a cut."""
+    """A clip. `inputs(start)` yields the frames from index `start`; `cut` is the index of the first after a cut."""
 
     name: str
     frames: int
-    inputs: Callable[[], Iterator[CaseFrame]]
+    inputs: Callable[[int], Iterator[CaseFrame]]
     cut: int | None = None
 
 
@@ -50,20 +51,25 @@ def photo_cases(photos: str, frames: int, side_px: int, device: torch.device, se
     still = ClipSettings(photos, frame_px=side_px, world_px=world_px, batch=1, still=1.0, objects=0.0, cuts=0.0)
     moving_clips, still_clips = (Clips(settings, device, seed) for settings in (moving, still))
 
-    def clip(clips: Clips, step: int, count: int) -> Iterator[CaseFrame]:
-        for frame in clips.clip(step, count):
+    def clip(clips: Clips, step: int, count: int, start: int) -> Iterator[CaseFrame]:
+        made = clips.clip(step, count)
+        for index in range(start, count):  # each frame is computed on access
+            frame = made[index]
             yield CaseFrame(frame.seen, frame.clean, frame.came_from, frame.known)
 
-    def with_cut() -> Iterator[CaseFrame]:
-        yield from clip(moving_clips, 1, frames // 2)
-        for index, shown in enumerate(clip(moving_clips, 2, frames - frames // 2)):
+    def with_cut(start: int) -> Iterator[CaseFrame]:
+        cut = frames // 2
+        if start < cut:
+            yield from clip(moving_clips, 1, cut, start)
+        first = max(start - cut, 0)
+        for index, shown in enumerate(clip(moving_clips, 2, frames - cut, first), first):
             # After the cut, no pixel has a position in the previous frame.
             unknown = torch.zeros_like(shown.known) if shown.known is not None else None
             yield shown if index else CaseFrame(shown.frame, shown.clean, shown.came_from, unknown)
 
     return [
-        Case("moving", frames, lambda: clip(moving_clips, 0, frames)),
-        Case("still", frames, lambda: clip(still_clips, 0, frames)),
+        Case("moving", frames, lambda start: clip(moving_clips, 0, frames, start)),
+        Case("still", frames, lambda start: clip(still_clips, 0, frames, start)),
         Case("cut", frames, with_cut, cut=frames // 2),
     ]
 
@@ -71,8 +77,8 @@ def photo_cases(photos: str, frames: int, side_px: int, device: torch.device, se
 def video_case(name: str, images: Callable[[], Iterator[Tensor]], frames: int) -> Case:
     """Returns a case made of images, uint8 (H, W, 3); each call of `images()` must start at the first image."""
 
-    def inputs() -> Iterator[CaseFrame]:
-        for image in images():
+    def inputs(start: int) -> Iterator[CaseFrame]:
+        for image in islice(images(), start, None):
             yield CaseFrame(image.permute(2, 0, 1)[None].float() / 255)
 
     return Case(name, frames, inputs)
