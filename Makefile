@@ -12,10 +12,10 @@ demo: $(READY)
 # Targets that run in parallel with the main tests.
 BESIDE := test-interpreted
 
-# All checks and tests. Checking types takes a minute on one core, so it runs in parallel with the tests.
+# All checks and tests.
 ci: $(READY)
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target check-tests check-style check-figures
-	@$(MAKE) --no-print-directory test BESIDE="check-types test-interpreted"
+	@$(MAKE) --no-print-directory check
+	@$(MAKE) --no-print-directory test
 
 setup: $(READY)
 
@@ -53,7 +53,7 @@ check-style: $(READY)
 	$(BIN)/lint-imports
 
 check-types: $(READY)
-	$(BIN)/basedpyright
+	$(BIN)/pyrefly check
 
 check-figures: $(READY)
 	$(BIN)/python benchmarks/tables.py --check

@@ -211,7 +211,7 @@ def _by_hand_on_gpu(workload: Workload, dtype: torch.dtype, layout: torch.memory
             return value.detach()
 
         return step
-    model = model.to(dtype=dtype, memory_format=layout)  # pyright: ignore[reportCallIssue]
+    model = model.to(dtype=dtype, memory_format=layout)  # pyrefly: ignore[no-matching-overload]
 
     def convert(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor) or not leaf.is_floating_point():

@@ -180,7 +180,8 @@ def measure(
     for name, build in arms(task).items():
         if only and not any(part in name for part in only):
             continue
-        row = rows[name] = {"arm": name, "batch": len(task.prompts), "tokens": task.tokens}
+        row: dict[str, Any] = {"arm": name, "batch": len(task.prompts), "tokens": task.tokens}
+        rows[name] = row
         if is_late():
             row["failure"] = "skipped: the time of --limit-s was over"
             continue

@@ -113,11 +113,11 @@ def prepare_processes(arms: dict[str, Arm], bench: Bench, folder: Path, limit_s:
     members = {name: ArmProcess(arm, bench, folder / str(index)) for index, (name, arm) in enumerate(arms.items())}
     for member in members.values():
         member.send("prepare")
-    names = {member.connection: name for name, member in members.items()}
+    names: dict[Any, str] = {member.connection: name for name, member in members.items()}
     deadline, ready = time.monotonic() + limit_s, dict[str, Any]()
     while names and (left := deadline - time.monotonic()) > 0:
         for connection in wait(list(names), left):
-            name = names.pop(connection)  # pyright: ignore[reportArgumentType]
+            name = names.pop(connection)
             try:
                 ready[name] = (members[name], members[name].receive())
             except (RuntimeError, EOFError, OSError) as failure:

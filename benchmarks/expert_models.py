@@ -109,7 +109,7 @@ def resnet50(batch: int = 32) -> Workload:
 
 
 def mobilenet_v3(batch: int = 1) -> Workload:
-    import timm  # pyright: ignore[reportMissingImports]
+    import timm
 
     return Workload(lambda: timm.create_model("mobilenetv3_large_100").eval(), _images(batch), name="mobilenet_v3")
 
@@ -124,7 +124,7 @@ def sd_unet(batch: int = 1) -> Workload:
             self.unet = diffusers.UNet2DConditionModel(sample_size=64, cross_attention_dim=768)
 
         def forward(self, latents: Tensor, time: Tensor, text: Tensor) -> Tensor:
-            return self.unet(latents, time, text, return_dict=False)[0]
+            return self.unet(latents, time, text, return_dict=False)[0]  # pyrefly: ignore[not-callable]
 
     def inputs(seed: int) -> tuple[Tensor, Tensor, Tensor]:
         return torch.randn(batch, 4, 64, 64), torch.full((batch,), 500 + seed % 7), torch.randn(batch, 77, 768)

@@ -148,7 +148,7 @@ class Copy:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child, signal.SIGKILL)
 
-    def _become_pytest(self, written: Path, arguments: Sequence[str]) -> NoReturn:
+    def _become_pytest(self, written: Path, arguments: Sequence[str]) -> NoReturn:  # pyrefly: ignore[bad-return]
         code = 1
         try:
             os.setsid()
@@ -165,7 +165,7 @@ class Copy:
             # Without this script's folder, whose modules could shadow others of the same name.
             sys.path[:] = [str(self.root / "src"), *(path for path in sys.path if Path(path) != Path(__file__).parent)]
             code = int(pytest.main([*self.options, *arguments]))
-        finally:
+        finally:  # the type checker does not see that this never returns
             sys.stdout.flush()
             os._exit(code)
 

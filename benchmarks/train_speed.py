@@ -207,7 +207,7 @@ def version_of(package: str) -> str:
 
 def liger_patches(model: nn.Module, module: Any) -> dict[str, Any]:
     """Applies Liger to the model; undoes and returns its patches of the shared transformers module."""
-    from liger_kernel.transformers import apply_liger_kernel_to_llama  # pyright: ignore[reportMissingImports]
+    from liger_kernel.transformers import apply_liger_kernel_to_llama
 
     before = dict(vars(module))
     apply_liger_kernel_to_llama(model=model)

@@ -30,7 +30,7 @@ def vit_small(batch: int = 1, size: int = 224) -> Workload:
 
 def create_model(name: str) -> nn.Module:
     try:
-        import timm  # pyright: ignore[reportMissingImports]
+        import timm
     except ImportError as error:
         raise WorkloadError("timm is not installed (pip install timm)") from error
     model = timm.create_model(name, pretrained=False)

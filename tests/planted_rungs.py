@@ -62,7 +62,7 @@ def ticks() -> Workload:
     """The same in planted time: for tests of what follows from a measurement, not of the measuring."""
     clock = PlantedClock()
     if __name__.startswith("redline_workload_"):
-        worker.time = clock  # pyright: ignore
+        worker.time = clock
     return Workload(lambda: Waits(clock), lambda seed: torch.randn(3, 6))
 
 
@@ -80,7 +80,7 @@ class PlantedFast(Planted):
     name: ClassVar[str] = "planted_fast"
 
     def apply(self, job: Job) -> Job:
-        job.model.seconds /= 2  # pyright: ignore
+        job.model.seconds /= 2
         return job
 
 
@@ -97,7 +97,7 @@ class PlantedSlow(Planted):
     name: ClassVar[str] = "planted_slow"
 
     def apply(self, job: Job) -> Job:
-        job.model.seconds *= 1.1  # pyright: ignore
+        job.model.seconds *= 1.1
         return job
 
 
@@ -108,7 +108,7 @@ class PlantedSmall(Planted):
     name: ClassVar[str] = "planted_small"
 
     def apply(self, job: Job) -> Job:
-        job.model.ballast.clear()  # pyright: ignore
+        job.model.ballast.clear()
         return job
 
 
@@ -119,8 +119,8 @@ class PlantedWrong(Planted):
     name: ClassVar[str] = "planted_wrong"
 
     def apply(self, job: Job) -> Job:
-        job.model.seconds = 0.0  # pyright: ignore
-        job.model.scale = 1.1  # pyright: ignore
+        job.model.seconds = 0.0
+        job.model.scale = 1.1
         return job
 
 
@@ -129,7 +129,7 @@ class PlantedNan(Planted):
     name: ClassVar[str] = "planted_nan"
 
     def apply(self, job: Job) -> Job:
-        job.model.seconds, job.model.scale = 0.0, float("nan")  # pyright: ignore
+        job.model.seconds, job.model.scale = 0.0, float("nan")
         return job
 
 
@@ -140,7 +140,7 @@ class PlantedEmpty(Planted):
     name: ClassVar[str] = "planted_empty"
 
     def apply(self, job: Job) -> Job:
-        job.model.seconds = 0.0  # pyright: ignore
+        job.model.seconds = 0.0
         return job
 
     def proof(self, job: Job) -> str:
@@ -190,7 +190,7 @@ class PlantedFixed(Planted):
     stage: ClassVar[Stage] = Stage.LAUNCH
 
     def apply(self, job: Job) -> Job:
-        job.model.seconds = 0.002  # pyright: ignore
+        job.model.seconds = 0.002
         return replace(job)
 
 
@@ -202,7 +202,7 @@ class PlantedCareful(Planted):
     stage: ClassVar[Stage] = Stage.LAUNCH
 
     def apply(self, job: Job) -> Job:
-        job.model.scale = 1.0  # pyright: ignore
+        job.model.scale = 1.0
         return job
 
 
@@ -223,7 +223,7 @@ class PlantedLater(Planted):
     name: ClassVar[str] = "planted_later"
 
     def apply(self, job: Job) -> Job:
-        job.model.quick = True  # pyright: ignore
+        job.model.quick = True
         return job
 
 
@@ -233,7 +233,7 @@ class PlantedEngine(Planted):
     stage: ClassVar[Stage] = Stage.COMPILE
 
     def apply(self, job: Job) -> Job:
-        job.model.seconds = 0.001 if getattr(job.model, "quick", False) else 0.004  # pyright: ignore
+        job.model.seconds = 0.001 if getattr(job.model, "quick", False) else 0.004
         return job
 
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -94,7 +95,12 @@ def main(op: str, cases: Callable[[], Iterable[Case]], sweep: Callable[[], Itera
         compile_beforehand(arguments.compilers)
     import triton
 
-    about = {"op": op, "gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
+    about: dict[str, Any] = {
+        "op": op,
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+    }
     about["copy_tb_per_s"] = 0.0 if arguments.compile_share else copy_rate()
     about["command"] = command_line(sys.argv)
     rows: Rows = []

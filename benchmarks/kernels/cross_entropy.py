@@ -27,7 +27,7 @@ def eager(logits: Tensor, target: Tensor) -> Tensor:
 
 
 def liger() -> Callable[..., Tensor]:
-    from liger_kernel.transformers.functional import liger_cross_entropy  # pyright: ignore[reportMissingImports]
+    from liger_kernel.transformers.functional import liger_cross_entropy
 
     return liger_cross_entropy
 

@@ -35,7 +35,7 @@ def eager(p: float) -> Layer:
 
 
 def liger(p: float) -> Layer:
-    from liger_kernel.transformers.functional import liger_layer_norm  # pyright: ignore[reportMissingImports]
+    from liger_kernel.transformers.functional import liger_layer_norm
 
     return lambda x, weight, bias: F.dropout(liger_layer_norm(x, weight, bias, EPS), p).relu()
 

@@ -28,7 +28,7 @@ def eager(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
 
 
 def liger() -> Callable[..., Tensor]:
-    from liger_kernel.transformers import functional  # pyright: ignore[reportMissingImports]
+    from liger_kernel.transformers import functional
 
     return functional.liger_fused_linear_cross_entropy
 

@@ -34,13 +34,13 @@ def eager_add(x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tens
 
 
 def liger() -> Callable[..., Tensor]:
-    from liger_kernel.transformers.functional import liger_rms_norm  # pyright: ignore[reportMissingImports]
+    from liger_kernel.transformers.functional import liger_rms_norm
 
     return lambda x, weight: liger_rms_norm(x, weight, EPS)
 
 
 def liger_add() -> Callable[..., tuple[Tensor, Tensor]]:
-    from liger_kernel.transformers.functional import liger_fused_add_rms_norm  # pyright: ignore[reportMissingImports]
+    from liger_kernel.transformers.functional import liger_fused_add_rms_norm
 
     return lambda x, residual, weight: liger_fused_add_rms_norm(x, residual, weight, EPS)
 

@@ -48,7 +48,7 @@ def as_transformers(cos: Tensor, sin: Tensor) -> Turn:
 
 
 def liger(cos: Tensor, sin: Tensor) -> Turn:
-    from liger_kernel.transformers.functional import liger_rope  # pyright: ignore[reportMissingImports]
+    from liger_kernel.transformers.functional import liger_rope
 
     wide_cos, wide_sin = (torch.cat((table, table), -1).bfloat16()[None] for table in (cos, sin))
 

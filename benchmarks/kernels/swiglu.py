@@ -29,7 +29,7 @@ def eager(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def liger() -> Gate:
-    from liger_kernel.transformers.functional import liger_swiglu  # pyright: ignore[reportMissingImports]
+    from liger_kernel.transformers.functional import liger_swiglu
 
     return liger_swiglu
 

@@ -59,7 +59,7 @@ _PLACES = {
     "verify": "ladder.verify",
 }
 
-__all__ = sorted([*_PLACES, "__version__"])  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = sorted([*_PLACES, "__version__"])
 
 
 def __getattr__(name: str) -> _Any:

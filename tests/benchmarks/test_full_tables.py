@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.slow
 def test_every_table_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    import full_tables  # pyright: ignore[reportMissingImports]
+    import full_tables
 
     assert full_tables.main(["--out", str(tmp_path)]) == 0
     climbs, models = ((tmp_path / name).read_text("utf-8") for name in ("climbs.html", "models.html"))

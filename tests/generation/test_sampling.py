@@ -168,7 +168,7 @@ def test_noise_is_finite_and_even() -> None:
 )
 def test_impossible_settings_raise(options: dict[str, float], words: str) -> None:
     with pytest.raises(RedlineError, match=words):
-        Sampling(**options)  # pyright: ignore[reportArgumentType]
+        Sampling(**options)
 
 
 def test_settings_at_their_limits_are_valid() -> None:
@@ -180,7 +180,7 @@ def test_settings_at_their_limits_are_valid() -> None:
         {"top_k": -1},
     ):
         with pytest.raises(RedlineError):
-            Sampling(**options)  # pyright: ignore[reportArgumentType]
+            Sampling(**options)
 
 
 def test_the_form_says_which_settings_are_in_use() -> None:

@@ -37,7 +37,7 @@ def add_template(folder: Path, template: object) -> None:
     "module", [text_generator, chat_template, memory_evaluation], ids=lambda module: module.__name__
 )
 def test_docstring_examples(folder: Path, module: object) -> None:
-    results = doctest.testmod(module)  # pyright: ignore[reportArgumentType]
+    results = doctest.testmod(module)
     assert results.attempted and not results.failed
 
 

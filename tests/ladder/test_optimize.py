@@ -149,15 +149,15 @@ def test_a_training_step_is_optimized_on_a_copy() -> None:
 
 def test_invalid_models_and_samples_raise() -> None:
     with pytest.raises(WorkloadError, match=r"takes a torch\.nn\.Module, not function"):
-        redline.optimize(lambda x: x, torch.ones(2))  # pyright: ignore
+        redline.optimize(lambda x: x, torch.ones(2))
     with pytest.raises(WorkloadError, match="needs both loss= and optimizer="):
-        redline.optimize(nn.Linear(2, 2), torch.randn(2, 2), loss=lambda output, _: output.sum())  # pyright: ignore
+        redline.optimize(nn.Linear(2, 2), torch.randn(2, 2), loss=lambda output, _: output.sum())
     with pytest.raises(WorkloadError, match="holds no tensor"):
         redline.optimize(nn.Linear(2, 2), "text", progress=None)
     with pytest.raises(WorkloadError, match="every tensor in samples= is constant"):
         redline.optimize(nn.Linear(2, 2), torch.ones(2, 2), progress=None)
     model = nn.Linear(2, 2)
-    model.lock = threading.Lock()  # pyright: ignore
+    model.lock = threading.Lock()
     with pytest.raises(WorkloadError, match="cannot send the workload to the trial processes: .*give the address"):
         redline.optimize(model, torch.randn(2, 2), progress=None)
 

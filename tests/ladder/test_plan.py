@@ -125,7 +125,7 @@ def test_an_applied_plan_adds_less_than_20_microseconds_a_call(plan: str) -> Non
     """Compares with the same model called directly, in turns; the input needs no conversion."""
     model = torch.nn.Conv2d(3, 3, 1).eval()
     fast = Plan.parse(plan).apply(model)
-    plain = copy.deepcopy(model).to(memory_format=torch.channels_last)  # pyright: ignore
+    plain = copy.deepcopy(model).to(memory_format=torch.channels_last)
     x = torch.randn(1, 3, 2, 2).contiguous(memory_format=torch.channels_last)
 
     def seconds(function: torch.nn.Module, calls: int = 1000) -> float:
@@ -154,7 +154,7 @@ def test_apply_refuses_what_is_not_a_module(model: object) -> None:
     with pytest.raises(
         PlanError, match=rf"model is a {type(model).__name__}, but a plan applies to a torch.nn.Module\."
     ):
-        Plan().apply(model)  # pyright: ignore[reportArgumentType]
+        Plan().apply(model)
 
 
 def test_unknown_rung_is_a_rung_error() -> None:

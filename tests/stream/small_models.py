@@ -23,7 +23,7 @@ def small_lsd(seed: int = 0, config: LsdConfig = SMALL, spread: float = 0.15) ->
         # Weights of the last output around one would keep every difference for ever.
         blended = slice(3 * config.patch**2, None)
         model.head.weight[blended] *= 0.1
-        model.head.bias[blended] *= 0.1  # pyright: ignore[reportOptionalSubscript]
+        model.head.bias[blended] *= 0.1
     return model
 
 

@@ -160,7 +160,7 @@ def test_a_prompt_is_read_where_it_is_changed_and_never_by_a_frame(folder: Path)
     frames = loaded(folder)
     read: list[str] = []
     plainly = frames.read_prompt
-    frames.read_prompt = lru_cache(lambda prompt: read.append(prompt) or plainly(prompt))  # pyright: ignore[reportAttributeAccessIssue]
+    frames.read_prompt = lru_cache(lambda prompt: read.append(prompt) or plainly(prompt))
     settings = LiveSettings(Settings(0.5, 1, prompt="a"), frames.check)
     engine = Engine(frames, settings.now())
     engine.prepare(16, 16)

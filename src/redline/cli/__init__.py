@@ -88,7 +88,7 @@ LOOK: dict[str, Any] = {
 }
 
 app = typer.Typer(
-    **{**LOOK, "add_completion": True},
+    **dict[str, Any]({**LOOK, "add_completion": True}),
     name="redline",
     cls=_Commands,
     help="Runs PyTorch models at the limit of the machine they are on, and proves it.",
@@ -132,7 +132,7 @@ def _main(termination: Termination) -> None:
         output = os.dup(sys.stdout.fileno())
     for stream in (sys.stdout, sys.stderr):
         with suppress(AttributeError):
-            stream.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue]
+            stream.reconfigure(errors="replace")  # pyrefly: ignore[missing-attribute]
     if isinstance(out := sys.stdout, io.TextIOWrapper) and out is sys.__stdout__:
         sys.stdout = _Stdout(
             out.buffer, out.encoding, "replace", line_buffering=out.line_buffering, write_through=out.write_through

@@ -236,7 +236,7 @@ def evaluate_drift(
         result.write_page(page)
         wrote(page)
     if as_json:
-        data = {"model": str(model), "clip": str(clip), "steps": result.steps, "plan": str(result.plan)}
+        data: dict[str, Any] = {"model": str(model), "clip": str(clip), "steps": result.steps, "plan": str(result.plan)}
         data["findings"] = [asdict(finding) for finding in result.findings]
         print_json({**data, "controls_that_passed": result.controls_that_passed})
     else:

@@ -96,7 +96,7 @@ def _read_prompt(prompt: str) -> str:
     if prompt != "-":
         return prompt
     with suppress(AttributeError):
-        sys.stdin.reconfigure(encoding="utf-8")  # pyright: ignore[reportAttributeAccessIssue]
+        sys.stdin.reconfigure(encoding="utf-8")  # pyrefly: ignore[missing-attribute]
     try:
         return sys.stdin.read()
     except UnicodeDecodeError as error:

@@ -55,7 +55,7 @@ def uninterrupted_imports() -> Iterator[None]:
         for number in (signal.SIGINT, signal.SIGTERM):
             handler = signal.getsignal(number)
             if handler is signal.default_int_handler or isinstance(handler, Termination):
-                delayed[number] = handler  # pyright: ignore[reportArgumentType]
+                delayed[number] = handler
     received: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:

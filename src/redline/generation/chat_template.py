@@ -72,7 +72,7 @@ def render_chat(template: str, messages: Sequence[Message], tokens: Mapping[str,
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
     )
     environment.filters["tojson"] = to_json
-    environment.globals |= {"raise_exception": fail, "strftime_now": lambda form: datetime.now().strftime(form)}
+    environment.globals |= {"raise_exception": fail, "strftime_now": lambda form: datetime.now().strftime(form)}  # pyrefly: ignore[bad-assignment]
     variables = {"messages": list(messages), "tools": None, "documents": None, "add_generation_prompt": True}
     try:
         return environment.from_string(template).render(**variables, **tokens)

@@ -137,7 +137,7 @@ class Measurement:
         try:
             values = dict(data)
             values["scores"] = tuple(
-                Score(**{**score, "value": math.nan if score["value"] is None else score["value"]})
+                Score(**(score | {"value": math.nan if score["value"] is None else score["value"]}))
                 for score in data.get("scores", ())
             )
             for key in ("samples", "against_samples"):

@@ -33,7 +33,7 @@ class _Optimized:
     """The plan of an optimized model, and the climb that found it."""
 
     def __init__(self, job: Job, plan: Plan, climbed: Climbed | None) -> None:
-        super().__init__(job)  # pyright: ignore[reportCallIssue]
+        super().__init__(job)  # pyrefly: ignore[bad-argument-count]
         self.plan, self.climbed = plan, climbed
 
     @property

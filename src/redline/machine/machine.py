@@ -9,7 +9,7 @@ import platform
 import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ class Machine:
         path = found.cache_path
         if path.is_file():
             try:
-                return cls(**{**found.__dict__, "ceilings": _read_ceilings(path)})
+                return replace(found, ceilings=_read_ceilings(path))
             except RedlineError:
                 path.unlink(missing_ok=True)  # the ceilings are measured again
         return found

@@ -183,7 +183,7 @@ def ddim(process: NoiseProcess, prediction: str, times: tuple[int, ...]) -> Step
 
     Each step scales the predicted noise down to the noise level of the next step; the last ends at the clean image.
     """
-    weights = []
+    weights: list[tuple[float, ...]] = []
     for time, later in intervals(times):
         alpha, sigma = process.alpha[time], process.sigma[time]
         next_alpha, next_sigma = (1.0, 0.0) if later is None else (process.alpha[later], process.sigma[later])
@@ -219,7 +219,7 @@ def flow_euler(process: NoiseProcess, prediction: str, times: tuple[int, ...]) -
     """Flow matching (Lipman et al., 2023): integrates the velocity from noise to image with Euler steps."""
     if not process.is_flow:
         raise ModelError(f"the sampler 'flow_euler' needs the noise process 'flow', not {process.name!r}.")
-    weights = []
+    weights: list[tuple[float, ...]] = []
     for time, later in intervals(times):
         sigma = process.sigma[time]
         change = (0.0 if later is None else process.sigma[later]) - sigma

@@ -16,11 +16,11 @@ AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
 class _SkipNormal(TorchFunctionMode):
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if function is nn.init.normal_ or function is Tensor.normal_:
+        if func is nn.init.normal_ or func is Tensor.normal_:
             return args[0] if args else kwargs["tensor"]
-        return function(*args, **kwargs)
+        return func(*args, **kwargs)
 
 
 @contextmanager

@@ -122,7 +122,7 @@ def shared_bytes(tensor: Tensor) -> int:
     """Returns how much shared memory one program may use on the tensor's device."""
     if not tensor.is_cuda:
         return sys.maxsize
-    return torch.cuda.get_device_properties(tensor.device).shared_memory_per_block_optin
+    return torch.cuda.get_device_properties(tensor.device).shared_memory_per_block_optin  # pyrefly: ignore[missing-attribute]
 
 
 def pieces(size: int) -> tuple[int, int]:

@@ -37,9 +37,12 @@ class ModelControls:
 
 class FrameModel(Protocol):
     name: str
-    device: torch.device
     controls: ModelControls
     plan: Plan
+
+    # A property, because torch.device has a method `__get__`: an attribute would have to be a descriptor.
+    @property
+    def device(self) -> torch.device: ...
 
     def check(self, settings: Settings) -> None:
         """Raises RedlineError for unsupported settings. May be called from any thread.

@@ -86,10 +86,10 @@ class CombinedOptimizer(Optimizer):
         self.parts = list(parts)
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def param_groups(self) -> list[dict[str, Any]]:  # pyrefly: ignore[bad-override]
         return list(chain.from_iterable(part.param_groups for part in self.parts))
 
-    def step(self, closure: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def step(self, closure: Any = None) -> None:  # pyrefly: ignore[bad-override]
         for part in self.parts:
             part.step()
 

@@ -21,6 +21,7 @@ from redline.training.task import Task
 class PhotoTraining:
     """The settings: one dataclass for each table of the config. The field `loop` is the table [training]."""
 
+    # Subclasses are frozen, and the type checker objects to a field that is read-only in the subclass alone.
     model: Any
     data: Any
     loop: Any

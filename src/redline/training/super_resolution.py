@@ -78,9 +78,9 @@ class DrctLoopSettings(LoopSettings):
 
 @dataclass(frozen=True)
 class DrctTraining(PhotoTraining):
-    model: DrctSettings
-    data: PhotoSettings
-    loop: DrctLoopSettings
+    model: DrctSettings  # pyrefly: ignore[bad-override]
+    data: PhotoSettings  # pyrefly: ignore[bad-override]
+    loop: DrctLoopSettings  # pyrefly: ignore[bad-override]
 
     def __post_init__(self) -> None:
         if self.data.crop_px % self.model.window:
@@ -117,7 +117,7 @@ class DrctTask(PhotoTask):
         self.tests = {folder: find_pairs(folder) for folder in settings.data.validation}
         self._check_disjoint()
         model = model.to(device)
-        self.model: nn.Module = model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        self.model: nn.Module = model.to(memory_format=torch.channels_last)  # pyrefly: ignore[no-matching-overload]
         if settings.loop.fused_ops and device.type == "cuda":
             # The automatic choice avoids plain attention, which writes all attention scores to memory, forward and
             # backward.

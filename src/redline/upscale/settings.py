@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from redline.choices import PIXEL_LIMIT
 from redline.errors import RedlineError
@@ -101,7 +102,7 @@ class UpscaleSettings:
         return (self.tile if isinstance(self.tile, tuple) else (self.tile, self.tile),)
 
 
-PRESETS = {
+PRESETS: dict[str, dict[str, Any]] = {
     # The preset sets no batch size: with a fixed size, incomplete batches would be filled up with copies.
     "speed": {"margin_px": 8, "ramp_px": 8},
     "balanced": {},

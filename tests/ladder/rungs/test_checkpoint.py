@@ -68,7 +68,7 @@ def gradients_after(model: nn.Module, plan: str, batches: list[Tensor]) -> tuple
     for index, batch in enumerate(batches):
         torch.manual_seed(index)
         step(batch)
-    return step.gradients(), {rung.name: rung.proof(job) for rung in plan_.rungs}  # pyright: ignore
+    return step.gradients(), {rung.name: rung.proof(job) for rung in plan_.rungs}
 
 
 def batches_of(count: int = 3, device: str = "cpu") -> list[Tensor]:
@@ -149,7 +149,7 @@ def test_names_parameters_and_classes_of_the_copy_stay_reachable() -> None:
     applied = Checkpoint().apply(job)
     assert [name for name, _ in applied.model.named_modules()] == names
     assert all(p is parameters[name] for name, p in applied.model.named_parameters())
-    assert len({type(block) for block in applied.model.blocks}) == 1  # pyright: ignore
+    assert len({type(block) for block in applied.model.blocks}) == 1
     copied = copy.deepcopy(applied.model)
     assert torch.equal(copied(torch.ones(1, 5)), applied.model(torch.ones(1, 5)))
 
@@ -222,7 +222,7 @@ def test_under_a_compiler(granularity: str) -> None:
 @pytest.mark.filterwarnings("ignore")  # torch's compiler looks at .grad of the activations between blocks
 def test_blocks_compiled_one_by_one_share_their_code() -> None:
     job = Checkpoint().apply(Job.of(Model(depth=5), loss=squared, optimizer=sgd))
-    for block in job.model.blocks:  # pyright: ignore[reportGeneralTypeIssues]
+    for block in job.model.blocks:
         block.compile(backend="aot_eager_decomp_partition", fullgraph=True)
     job.model(torch.randn(7, 5)).sum().backward()
     assert "traced 1 times" in Checkpoint().proof(job)
@@ -240,7 +240,7 @@ def test_proof_counts_runs_outside_of_compiled_graphs() -> None:
     for block in model.blocks:
         block.__class__ = Breaking
     job = Checkpoint().apply(Job.of(model, loss=squared, optimizer=sgd))
-    for block in job.model.blocks:  # pyright: ignore[reportGeneralTypeIssues]
+    for block in job.model.blocks:
         block.compile(backend="aot_eager_decomp_partition")
     job.model(torch.randn(7, 5)).sum().backward()
     # Each runs forward and again in backward.

@@ -54,7 +54,7 @@ def train(model: nn.Module, plan: str, batch: Tensor, steps: int = 1) -> tuple[d
     step = job.finish()
     loss = torch.stack([step(batch) for _ in range(steps)])
     proof = built.rungs[0].proof(job) if built.rungs else ""
-    return step.gradients(), proof, loss  # pyright: ignore[reportAttributeAccessIssue]
+    return step.gradients(), proof, loss
 
 
 @pytest.mark.parametrize("form", STEPS)
@@ -251,7 +251,7 @@ def test_around_a_compiled_model() -> None:
     step = job.finish()
     step(batch)
     assert "packed" in rung.proof(job)
-    for name, gradient in step.gradients().items():  # pyright: ignore[reportAttributeAccessIssue]
+    for name, gradient in step.gradients().items():
         error = (gradient - expected[name]).norm() / expected[name].norm()
         assert error < STEPS["bf16"], name
 

@@ -156,7 +156,7 @@ def test_apex_gets_the_same_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
     FusedAdam.__module__ = "apex.optimizers.fused_adam"
     apex = types.ModuleType("apex.optimizers")
-    apex.FusedAdam = FusedAdam  # pyright: ignore[reportAttributeAccessIssue]
+    apex.FusedAdam = FusedAdam
     monkeypatch.setitem(sys.modules, "apex", types.ModuleType("apex"))
     monkeypatch.setitem(sys.modules, "apex.optimizers", apex)
     made = rebuild(adamw(model_of().parameters()), "apex")

@@ -81,10 +81,10 @@ def test_an_overflow_skips_the_step_and_halves_the_scale() -> None:
     before = weights(job)
     step(wild)  # gradient 2,000 times 4,096 is beyond 65,504
     assert same(weights(job), before)
-    assert step.scaler.current == 2048.0 and step.scaler.skipped == 1  # pyright: ignore
+    assert step.scaler.current == 2048.0 and step.scaler.skipped == 1
     step(calm)
     assert not same(weights(job), before)
-    assert step.scaler.current == 2048.0  # pyright: ignore
+    assert step.scaler.current == 2048.0
     gradient = job.parameters["inner.weight"].grad
     assert gradient is not None and torch.equal(gradient, torch.full((5, 3), 2.0, dtype=torch.float16))
     assert rung.proof(job) == "loss scaled in 2 steps, 1 skipped after an overflow; scale 2048, initially 4096"
@@ -128,7 +128,7 @@ def test_scale_grows_only_after_growth_interval() -> None:
     scales = []
     for x in (1.0, 1.0, 1000.0, 1.0, 1.0, 1.0, 1.0):
         step(torch.full((2, 3), x))
-        scales.append(step.scaler.current)  # pyright: ignore[reportAttributeAccessIssue]
+        scales.append(step.scaler.current)
     assert scales == [64, 64, 32, 32, 32, 64, 64]
 
 
@@ -140,7 +140,7 @@ def test_repeated_overflow_switches_to_bf16_once_and_trains_on(steps_before: int
     step = job.finish()
     for _ in range(steps_before):
         step(torch.ones(2, 3))
-    assert all(s["momentum_buffer"].dtype == torch.float16 for s in step.optimizer.state.values())  # pyright: ignore
+    assert all(s["momentum_buffer"].dtype == torch.float16 for s in step.optimizer.state.values())
     wild = torch.full((2, 3), 60000.0)
     step(wild)
     step(wild)
@@ -153,7 +153,7 @@ def test_repeated_overflow_switches_to_bf16_once_and_trains_on(steps_before: int
     assert all(a is b for a, b in zip(job.model.parameters(), objects, strict=True))
     assert isinstance(job.model, Boundary) and job.model.dtype == torch.bfloat16
     assert same(weights(job), before)
-    momenta = [s["momentum_buffer"] for s in step.optimizer.state.values()]  # pyright: ignore
+    momenta = [s["momentum_buffer"] for s in step.optimizer.state.values()]
     assert len(momenta) == (2 if steps_before else 0) and all(m.dtype == torch.bfloat16 for m in momenta)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -170,7 +170,7 @@ def test_overflows_that_are_not_consecutive_do_not_switch() -> None:
     step = job.finish()
     for x in (1000.0, 1.0, 1000.0, 1.0):
         step(torch.full((2, 3), x))
-    assert not step.scaler.switched  # pyright: ignore[reportAttributeAccessIssue]
+    assert not step.scaler.switched
 
 
 def test_switch_changes_the_dtype_of_autocast() -> None:
@@ -183,7 +183,7 @@ def test_switch_changes_the_dtype_of_autocast() -> None:
         step(torch.full((2, 3), 60000.0))
     step(torch.full((2, 3), 60000.0))
     assert all(p.dtype == torch.float32 and p.grad is not None for p in job.model.parameters())
-    assert all(torch.isfinite(g).all() for g in step.gradients().values())  # pyright: ignore
+    assert all(torch.isfinite(g).all() for g in step.gradients().values())
 
 
 def test_why_not_and_the_users_model() -> None:
@@ -232,7 +232,7 @@ def test_on_a_gpu() -> None:
     step(x)
     assert "0 skipped" in built.rungs[-1].proof(job)
     for name, parameter in expected.named_parameters():
-        gradient = step.gradients()[name].float()  # pyright: ignore[reportAttributeAccessIssue]
+        gradient = step.gradients()[name].float()
         assert parameter.grad is not None
         assert (gradient - parameter.grad).norm() / parameter.grad.norm() < 0.01, name
 

@@ -61,7 +61,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         noted.append({"ir": ir, "shapes": [tuple(t.shape) for t in arg_inputs], **settings})
         return Leftover(model)
 
-    module.compile = compile  # pyright: ignore[reportAttributeAccessIssue]
+    module.compile = compile
     monkeypatch.setitem(sys.modules, "torch_tensorrt", module)
     return noted
 

@@ -72,7 +72,7 @@ def searching(monkeypatch: pytest.MonkeyPatch) -> Iterator[Searching]:
 
 
 def started() -> BackgroundSearch:
-    search = BackgroundSearch(None, None)  # pyright: ignore[reportArgumentType]
+    search = BackgroundSearch(None, None)
     search.start(PLAN, 60.0)
     return search
 

@@ -64,7 +64,7 @@ def race(
     for arm in alive.values():
         arm.peak_bytes = 1000  # measured before
     spec = replace(SPEC, references={FRESH_SEEDS: "fresh.pt"})
-    won = run_race(setups, spec, log, Plan.parse(plan), alive, **about)  # pyright: ignore[reportArgumentType]
+    won = run_race(setups, spec, log, Plan.parse(plan), alive, **about)
     assert all(arm.worker.stopped for arm in arms.values() if not isinstance(arm, Exception))
     return won, log, setups
 

@@ -29,7 +29,7 @@ class Opener:
 
 def kept(*failing: str, memory_bytes: int = 10**6) -> tuple[Any, Opener, list[str]]:
     opener, told = Opener(*failing), []
-    return Incumbent(opener, SPEC, memory_bytes, told.append), opener, told  # pyright: ignore[reportArgumentType]
+    return Incumbent(opener, SPEC, memory_bytes, told.append), opener, told
 
 
 def test_an_arm_is_opened_when_first_needed_and_stays() -> None:

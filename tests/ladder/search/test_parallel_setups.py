@@ -31,7 +31,7 @@ class Process:
 
 
 def arm(plan: Plan) -> Arm:
-    return Arm(plan, Process(), {}, False, 0, (), {}, (), "fp32", 0, {}, {}, "cuda:0")  # pyright: ignore
+    return Arm(plan, Process(), {}, False, 0, (), {}, (), "fp32", 0, {}, {}, "cuda:0")
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def opening(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[str], Arm]],
             return opener(str(plan))
 
         monkeypatch.setattr(setups, "open_arm", open_arm)
-        return ParallelSetups(None, TrialSpec("x", {"": {}}, "cpu", {}), Machine.detect("cpu"))  # pyright: ignore
+        return ParallelSetups(None, TrialSpec("x", {"": {}}, "cpu", {}), Machine.detect("cpu"))
 
     return with_opener
 
@@ -92,7 +92,7 @@ def test_failed_set_up_is_repeated_alone(opening: Any, kind: str) -> None:
     ahead = opening(opener)
     ahead.prepare({Plan.parse("fp16"): 5.0, Plan.parse("bf16"): 5.0})
     assert str(ahead.open(Plan.parse("bf16")).plan) == "bf16"
-    assert arms[0].worker.stopped and not ahead.has(Plan.parse("fp16"))  # pyright: ignore
+    assert arms[0].worker.stopped and not ahead.has(Plan.parse("fp16"))
 
 
 def test_discarded_set_ups_are_stopped(opening: Any) -> None:
@@ -106,7 +106,7 @@ def test_discarded_set_ups_are_stopped(opening: Any) -> None:
     ahead.prepare({Plan.parse("fp16"): 5.0})
     ahead.prepare({Plan.parse("bf16"): 5.0})
     ahead.discard()
-    assert [one.worker.stopped for one in arms] == [True, True]  # pyright: ignore
+    assert [one.worker.stopped for one in arms] == [True, True]
     assert not ahead.has(Plan.parse("bf16"))
 
 
@@ -114,7 +114,7 @@ def test_out_of_memory_discards_prepared_plans(opening: Any) -> None:
     arms: list[Arm] = []
 
     def opener(plan: str) -> Arm:
-        if plan == "bf16" and not arms[0].worker.stopped:  # pyright: ignore
+        if plan == "bf16" and not arms[0].worker.stopped:
             raise WorkerFailed("oom", "too little memory")
         arms.append(arm(Plan.parse(plan)))
         return arms[-1]
@@ -149,4 +149,4 @@ def test_number_of_parallel_set_ups_depends_on_cores_and_memory(
 ) -> None:
     monkeypatch.setattr(setups, "available_host_bytes", lambda: (host or 500) * GIB)
     machine = replace(Machine.detect("cpu"), device=device, cores=cores, device_bytes=80 * GIB)
-    assert ParallelSetups(None, None, machine).at_once(peak_bytes) == count  # pyright: ignore
+    assert ParallelSetups(None, None, machine).at_once(peak_bytes) == count

@@ -67,7 +67,7 @@ def timm(monkeypatch: pytest.MonkeyPatch) -> None:
         get_pretrained_cfg=lambda name: SimpleNamespace(input_size=(3, 16, 16), fixed_input_size=True),
         create_model=create_model,
     )
-    monkeypatch.setitem(sys.modules, "timm", fake)  # pyright: ignore[reportArgumentType]
+    monkeypatch.setitem(sys.modules, "timm", fake)
 
 
 def test_timm_models(timm: None) -> None:
@@ -97,7 +97,7 @@ def test_an_unknown_timm_model_is_named(timm: None) -> None:
     "address, package", [("timm:resnet50", "timm"), ("hf:folder", "transformers"), ("a.onnx", "onnx")]
 )
 def test_a_missing_package_is_named(address: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, package, None)  # pyright: ignore[reportArgumentType]
+    monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(WorkloadError, match=f"needs {package}, which cannot be imported.*pip install {package}"):
         load_workload(address)
 

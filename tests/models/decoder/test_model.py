@@ -31,7 +31,7 @@ CONFIG = DecoderConfig(
 
 
 def decoder(**changes: object) -> Decoder:
-    model = Decoder(replace(CONFIG, **changes))  # pyright: ignore[reportArgumentType]
+    model = Decoder(replace(CONFIG, **changes))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
@@ -161,7 +161,7 @@ def test_it_compiles_without_a_break_in_training() -> None:
 )
 def test_invalid_configs_raise(changes: dict[str, object], words: str) -> None:
     with pytest.raises(ModelError, match=words):
-        replace(CONFIG, **changes)  # pyright: ignore[reportArgumentType]
+        replace(CONFIG, **changes)
 
 
 def test_invalid_inputs_raise() -> None:

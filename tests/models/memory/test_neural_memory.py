@@ -24,7 +24,7 @@ def one_step(update: GatedDelta | Titans, monkeypatch: pytest.MonkeyPatch, funct
     monkeypatch.setattr(f"redline.models.memory.neural_memory.{function}", op)
     x, q = torch.zeros(1, 2, 8), torch.zeros(1, 2, 3, 4)
     state = update.new_state(1, 4, 4, torch.device("cpu"), torch.float32)
-    update(x, (q, q, q), state, None, "reference")  # pyright: ignore[reportArgumentType]
+    update(x, (q, q, q), state, None, "reference")
     return seen
 
 

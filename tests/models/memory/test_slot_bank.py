@@ -17,7 +17,7 @@ def unit(*directions: int) -> Tensor:
 def written(bank: SlotBank, directions: list[int], scores: list[float], **options: object) -> SlotBank:
     settings = {"ratio": 1.0, "adaptive": False, "threshold": 0.9, **options}
     keys = unit(*directions)
-    return bank.with_written(keys, 10 * keys, torch.tensor([scores]), **settings)  # pyright: ignore
+    return bank.with_written(keys, 10 * keys, torch.tensor([scores]), **settings)
 
 
 def empty(slots: int) -> SlotBank:

@@ -173,7 +173,7 @@ def test_noise_is_added_as_theirs(process: str) -> None:
     scheduler = diffusers.DDIMScheduler(**options)
     alpha, sigma = noise_process(process).tables(torch.device("cpu"))
     times, picture, noise = torch.tensor([3, 870]), torch.randn(SHAPE), torch.randn(SHAPE)
-    expected = scheduler.add_noise(picture, noise, times)  # pyright: ignore[reportArgumentType]
+    expected = scheduler.add_noise(picture, noise, times)
     seen = alpha[times, None, None, None] * picture + sigma[times, None, None, None] * noise
     torch.testing.assert_close(seen, expected, rtol=1e-3, atol=1e-4)
 

@@ -12,7 +12,7 @@ X, TAPS, RECENT = torch.randn(2, 5, 24), torch.randn(4, 24), torch.randn(2, 3, 2
 def test_invalid_arguments_are_refused() -> None:
     def refused(sentence: str, *arguments: object) -> None:
         with pytest.raises(ModelError, match=sentence):
-            convolved_heads(*arguments)  # pyright: ignore[reportArgumentType]
+            convolved_heads(*arguments)
 
     refused(r"recent_BTC must have shape \(2, 3, 24\), not \(2, 2, 24\)", X, TAPS, RECENT[:, 1:], 2, 4)
     refused(r"taps_TC must have shape \(T, 24\), not \(4, 23\)", X, TAPS[:, 1:], RECENT, 2, 4)

@@ -204,14 +204,14 @@ def test_figures_say_which_arm_is_good_steady_and_drifting() -> None:
     def averaging(frame: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
         return 0.3 * frame + 0.7 * previous
 
-    seen = judge(averaging, clip, 1)  # pyright: ignore[reportArgumentType]
+    seen = judge(averaging, clip, 1)
     assert (seen.clips, seen.frames, seen.steps) == (2, 8, 1)
     assert seen.psnr_db > seen.input_psnr_db + 1 and seen.alone_psnr_db == pytest.approx(seen.input_psnr_db)
     assert seen.gain_db == seen.psnr_db - seen.input_psnr_db
     assert seen.warp_error < 0.6 * seen.alone_warp_error and seen.clean_warp_error < 1e-6
     assert seen.alone_warp_error == pytest.approx(seen.input_warp_error)
     assert seen.drift_db < 0
-    assert judge(lambda frame, previous: previous * 0.9, clip, 1).drift_db > 1  # pyright: ignore[reportArgumentType]
+    assert judge(lambda frame, previous: previous * 0.9, clip, 1).drift_db > 1
     expected = -10 * math.log10(float((frames[0].seen - clean)[0].square().mean()))
     assert float(psnr_db(frames[0].seen[:1], clean[:1])) == pytest.approx(expected, rel=1e-5)
 

@@ -132,7 +132,7 @@ def test_a_memory_model_is_trained_written_and_generated_with(config: Callable[.
 )
 def test_impossible_memory_settings_raise(settings: dict[str, object], sentence: str) -> None:
     with pytest.raises(RedlineError, match=sentence):
-        MemorySettings(**settings)  # pyright: ignore
+        MemorySettings(**settings)
 
 
 @pytest.mark.parametrize("vocabulary", [64, 300])

@@ -104,7 +104,7 @@ def _restart(new_model: NewModel, case: Case, last: range) -> Iterator[tuple[int
     for index, shown in enumerate(case.inputs(first), first):
         if (index + SETTLING - last.start) % SETTLING == 0:
             running = [*running[-1:], (new_model(), index, None)]
-        advanced = []
+        advanced: list[tuple[Model, int, tuple[CaseFrame, Tensor] | None]] = []
         for model, start, before in running:
             output, metrics, _ = _step(model, shown, before)
             advanced.append((model, start, (shown, output)))

@@ -1,8 +1,8 @@
 """The interface of a recall task, and the accuracy of a model on a sample."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import Field, dataclass
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -23,7 +23,9 @@ class Sample:
 
 
 class Recall(Protocol):
-    """A task that generates new samples of any length, determined by the state of the generator."""
+    """A task that generates new samples of any length, determined by the state of the generator. It is a dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     @property
     def vocabulary(self) -> int: ...

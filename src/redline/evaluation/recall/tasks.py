@@ -47,7 +47,7 @@ def name_of(task: Recall) -> str:
 
 def describe(task: Recall) -> dict[str, Any]:
     """Returns the entry of the task in config.json."""
-    options = asdict(task)  # pyright: ignore[reportArgumentType]
+    options = asdict(task)
     options.pop("kind", None)
     return {"task": name_of(task), **options}
 

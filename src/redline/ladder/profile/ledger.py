@@ -108,7 +108,7 @@ class Ledger(TorchDispatchMode):
 def storage_parts(tensor: Tensor) -> list[Tensor]:
     """Returns the tensors that own storage; a quantized tensor wraps several of them."""
     if is_traceable_wrapper_subclass(tensor):
-        names, _ = tensor.__tensor_flatten__()  # pyright: ignore[reportAttributeAccessIssue]
+        names, _ = tensor.__tensor_flatten__()
         return [part for name in names for part in storage_parts(getattr(tensor, name))]
     if tensor.layout is not torch.strided or tensor.device.type == "meta":
         return []

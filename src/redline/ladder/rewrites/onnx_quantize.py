@@ -74,7 +74,7 @@ def quantize_static(
             def __init__(self) -> None:
                 self.rest = iter(batches)
 
-            def get_next(self) -> dict[str, Any] | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+            def get_next(self) -> dict[str, Any] | None:  # pyrefly: ignore[bad-override]
                 return next(self.rest, None)
 
         methods = quantization.CalibrationMethod

@@ -106,7 +106,7 @@ def stored_bytes(tensor: Tensor) -> int:
     """Returns the bytes that a tensor occupies; `nbytes` of a torchao tensor is its unquantized size."""
     if not is_quantized(tensor):
         return tensor.nbytes
-    names, _ = tensor.__tensor_flatten__()  # pyright: ignore[reportAttributeAccessIssue]
+    names, _ = tensor.__tensor_flatten__()  # pyrefly: ignore[missing-attribute]
     return sum(stored_bytes(part) for name in names if isinstance(part := getattr(tensor, name), Tensor))
 
 

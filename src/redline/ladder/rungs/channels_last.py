@@ -48,7 +48,7 @@ class ChannelsLast(Rung):
 
     def apply(self, job: Job) -> Job:
         converted = sum(not _is_channels_last(weight) for weight in _kernels(job.model))
-        model = job.model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        model = job.model.to(memory_format=torch.channels_last)  # pyrefly: ignore[no-matching-overload]
         boundary = Boundary(model, memory_format=torch.channels_last)
         return replace(job.with_evidence(self.name, converted), model=boundary)
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
-from torch.optim.optimizer import _default_to_fused_or_foreach  # pyright: ignore[reportPrivateUsage]
+from torch.optim.optimizer import _default_to_fused_or_foreach
 
 from redline.errors import RungError, first_line
 from redline.ladder.job import Job

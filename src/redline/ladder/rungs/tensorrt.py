@@ -105,7 +105,7 @@ class Tensorrt(Rung):
         flat = FlatModel(self.name, model, args, kwargs)
         try:
             with quiet(), torch.no_grad():
-                import torch_tensorrt  # pyright: ignore[reportMissingImports]
+                import torch_tensorrt
 
                 inputs = flat_tensors(args, kwargs)
                 compiled = torch_tensorrt.compile(flat, ir="dynamo", arg_inputs=inputs, **settings)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from typing import Any
 
 from redline.errors import WorkloadError
 from redline.ladder.measurement import Measurement
@@ -61,7 +62,9 @@ def run_race(
         winner = _winner(arms, taken, allowed, spec.objective, plan, verified)
         # The winner's row is written last, so that the last line of a file is the result of the climb.
         for index in sorted(range(len(arms)), key=lambda index: index == winner):
-            about = {"load": load} | ({"against": "eager", "against_samples": taken[0]} if index else {})
+            about: dict[str, Any] = {"load": load} | (
+                {"against": "eager", "against_samples": taken[0]} if index else {}
+            )
             verdict, reason, row_notes = "baseline", "raced against the final plan", ()
             if index == winner:
                 gain = spec.objective.gain(compare_arms(arms[0], arms[index], taken[0], taken[index]))

@@ -109,7 +109,7 @@ class Conversion:
             if pads[:rank] == pads[rank:]:
                 kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[rank - 1]
                 group = attributes.get("group", 1)
-                options = {"stride": attributes.get("strides"), "dilation": attributes.get("dilations")}
+                options: dict[str, Any] = {"stride": attributes.get("strides"), "dilation": attributes.get("dilations")}
                 options = {name: tuple(value) for name, value in options.items() if value}
                 sizes: tuple[Any, ...] = (weight.shape[1] * group, weight.shape[0], tuple(weight.shape[2:]))
                 padding = tuple(pads[:rank]) or 0
@@ -223,7 +223,7 @@ def _find_function(path: str) -> Callable[..., Workload]:
         return Workload(build, inputs, items=int(batch), unit="sample", name=Path(path).name)
 
     parameters = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=size) for name, size in sizes.items()]
-    model.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
+    model.__signature__ = inspect.Signature(parameters)  # pyrefly: ignore[missing-attribute]
     return model
 
 

@@ -69,7 +69,7 @@ class WindowedGroup(nn.Module):
         super().__init__()
         self.share = share
         self.blocks = nn.ModuleList(
-            WindowedBlock(group.get_submodule(f"swin{index}"), group.get_submodule(f"adjust{index}"))  # pyright: ignore[reportArgumentType]
+            WindowedBlock(group.get_submodule(f"swin{index}"), group.get_submodule(f"adjust{index}"))  # pyrefly: ignore[bad-argument-type]
             for index in range(1, 6)
         )
 
@@ -86,7 +86,7 @@ class WindowedBody(nn.Module):
     def __init__(self, groups: nn.ModuleList, window: int, share: float) -> None:
         super().__init__()
         self.window = window
-        self.groups = nn.ModuleList(WindowedGroup(group, share) for group in groups)  # pyright: ignore[reportArgumentType]
+        self.groups = nn.ModuleList(WindowedGroup(group, share) for group in groups)  # pyrefly: ignore[bad-argument-type]
 
     def active_implementation(self) -> str:
         return "sdpa"

@@ -168,7 +168,7 @@ class PackedGroup(nn.Module):
             block, adjust = group.get_submodule(f"swin{index}"), group.get_submodule(f"adjust{index}")
             outputs = torch.arange(growth if index < 5 else width)
             widths = [width] + [growth] * (index - 1)
-            blocks.append(PackedBlock(block, adjust, widths, outputs))  # pyright: ignore[reportArgumentType]
+            blocks.append(PackedBlock(block, adjust, widths, outputs))  # pyrefly: ignore[bad-argument-type]
         self.blocks = nn.ModuleList(blocks)
 
     def forward(
@@ -196,7 +196,7 @@ class PackedBody(nn.Module):
         super().__init__()
         self.width, self.growth = width, growth
         self.groups = nn.ModuleList(
-            PackedGroup(group, width, growth, share)  # pyright: ignore[reportArgumentType]
+            PackedGroup(group, width, growth, share)  # pyrefly: ignore[bad-argument-type]
             for group in groups
         )
 

@@ -69,7 +69,7 @@ class Drct(SwitchableModule):
         self.upsample = pack_upsampling(self.upsample)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
-                module.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+                module.to(memory_format=torch.channels_last)  # pyrefly: ignore[no-matching-overload]
 
     def active_implementation(self) -> str:
         body = self.layers[0]

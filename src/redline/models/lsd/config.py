@@ -60,7 +60,8 @@ class LsdConfig:
                 f"{origin!r} is not the config of an LSD: its settings must be {', '.join(sorted(types))}."
             )
         check_types(values, types, repr(origin), ModelError)
-        return cls(**{**values, "multipliers": tuple(values["multipliers"])})
+        settings: dict[str, Any] = {**values, "multipliers": tuple(values["multipliers"])}
+        return cls(**settings)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -271,7 +271,7 @@ def _mapped(prefix: str, value: Any, change: Callable[[str, Tensor], Tensor]) ->
         parts = {
             f.name: _mapped(f"{prefix}.{f.name}".lstrip("."), getattr(value, f.name), change) for f in fields(value)
         }
-        return type(value)(**parts)  # pyright: ignore[reportCallIssue]
+        return type(value)(**parts)
     if isinstance(value, tuple):
         parts = [_mapped(f"{prefix}.{index}", one, change) for index, one in enumerate(value)]
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)

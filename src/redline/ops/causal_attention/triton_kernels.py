@@ -90,7 +90,7 @@ def _attend_span(
     scale, D: tl.constexpr, N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Accumulates the softmax of a query tile over its keys. Masks only keys that some of the queries do not see."""
-    total, maximum, sums = _attend_keys(  # pyright: ignore[reportGeneralTypeIssues]
+    total, maximum, sums = _attend_keys(
         total, maximum, sums, q_MD, low_M, high_M, k, v, bias, begin, common, tokens, k_stride, v_stride, scale,
         D, N, True, PRECISION,
     )  # fmt: skip

@@ -57,7 +57,7 @@ def _convolve(
 ):  # fmt: skip
     """Returns the convolution of each channel over a token and the TAPS - 1 tokens before it."""
     total = tl.zeros((BLOCK_S, BLOCK_D), tl.float32)
-    for tap in tl.static_range(0, TAPS):  # pyright: ignore[reportGeneralTypeIssues]
+    for tap in tl.static_range(0, TAPS):
         weight = tl.load(taps + tap * channels + channel, mask=inside, other=0.0).to(tl.float32)
         total += weight[None, :] * _load_earlier(
             x, recent, documents, row, own, TAPS - 1 - tap, channel, inside, tokens, channels, token_stride,
@@ -202,7 +202,7 @@ def convolved_heads_inputs_kernel(
         values += tl.load(recent + held, mask=before, other=0.0).to(tl.float32)
     own = tl.load(documents + tl.maximum(row, 0), mask=exists, other=0) if HAS_DOCUMENTS else row
     total = tl.zeros((BLOCK_S, BLOCK_C), tl.float32)
-    for back in tl.static_range(0, TAPS):  # pyright: ignore[reportGeneralTypeIssues]
+    for back in tl.static_range(0, TAPS):
         later = row + back
         in_document = (later >= 0) & (later < tokens)
         if HAS_DOCUMENTS:

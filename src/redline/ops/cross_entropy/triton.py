@@ -11,8 +11,6 @@ the gradient of each row's loss to backward.
 N: rows, V: classes.
 """
 
-# pyright: reportGeneralTypeIssues=false
-# The type checker wrongly infers that a kernel never returns if another kernel calls it.
 from dataclasses import dataclass
 
 import torch

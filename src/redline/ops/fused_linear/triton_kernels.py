@@ -59,7 +59,7 @@ def mean_and_scale(moments, row_offset, row_mask, rows, parts, channels, eps):
 @triton.jit
 def normalized(total, place, weight_sums, moments, rows, parts, channels, eps):
     column, column_mask, row_offset, row_mask = place
-    mean, scale = mean_and_scale(moments, row_offset, row_mask, rows, parts, channels, eps)  # pyright: ignore[reportGeneralTypeIssues]
+    mean, scale = mean_and_scale(moments, row_offset, row_mask, rows, parts, channels, eps)
     weight_sum = tl.load(weight_sums + column, mask=column_mask, other=0.0)
     return (total - mean[:, None] * weight_sum[None, :]) * scale[:, None]
 

@@ -83,7 +83,7 @@ def mlp_kernel(
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     row_mask = row < rows
     row_offset = row.to(tl.int64)
-    mean, scale = mean_and_scale(moments, row_offset, row_mask, rows, parts, channels, eps)  # pyright: ignore[reportGeneralTypeIssues]
+    mean, scale = mean_and_scale(moments, row_offset, row_mask, rows, parts, channels, eps)
     first = _load_rows(x, x_steps, row_offset, row_mask, 0, K, FIRST)
     column = tl.arange(0, OUT)
     column_mask = column < N

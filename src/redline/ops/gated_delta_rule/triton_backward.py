@@ -19,8 +19,6 @@ no kernel multiplies by the transpose of a tile that it has computed.
 C: tokens per chunk, K and V: channels of a key and a value.
 """
 
-# pyright: reportGeneralTypeIssues=false
-# The type checker wrongly infers that a kernel never returns if another kernel calls it.
 import triton
 import triton.language as tl
 

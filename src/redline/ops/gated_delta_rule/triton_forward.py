@@ -15,8 +15,6 @@ B: sequences, H: heads, N: chunks, C: tokens per chunk, S: tokens, K and V: chan
 (B, H, N, C, C), c is (B, H, S), states are (B, H, N, K, V); W, U and V′ have the layouts of k and v.
 """
 
-# pyright: reportGeneralTypeIssues=false
-# The type checker wrongly infers that a kernel never returns if another kernel calls it.
 import triton
 import triton.language as tl
 

@@ -77,7 +77,7 @@ def forward_kernel(
     value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
     weights = tl.load(weight + column, mask=column < WIDTH, other=0.0).to(tl.float32)
     biases = tl.load(bias + column, mask=column < WIDTH, other=0.0).to(tl.float32)
-    normed, _ = _normalised(value, column, eps, WIDTH)  # pyright: ignore[reportGeneralTypeIssues]
+    normed, _ = _normalised(value, column, eps, WIDTH)
     result = normed * weights + biases
     if DROP:
         result = tl.where(_kept(tl.load(seed), row, threshold, BLOCK, ROWS), result * scale, 0.0)
@@ -159,4 +159,4 @@ def _constants(choices: dict[int, Tiles], width: int, p: float) -> tuple[dict[st
     block = kernel.padded(width)
     tiles = kernel.tiles_up_to(choices, block)
     constants = {"WIDTH": width, "BLOCK": block, "ROWS": tiles.rows, "DROP": p > 0, "num_warps": tiles.warps}
-    return constants, tiles
+    return constants, tiles  # pyrefly: ignore[bad-return]

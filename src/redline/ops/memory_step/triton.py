@@ -49,7 +49,7 @@ def _convolved(mixed, taps, recent, new_recent, at, mask, channels, TAPS: tl.con
     """Returns these channels after the convolution and SiLU, and writes the recent inputs for the next token."""
     token = tl.load(mixed + at, mask=mask, other=0.0)
     total = token.to(tl.float32) * tl.load(taps + (TAPS - 1) * channels + at, mask=mask, other=0.0).to(tl.float32)
-    for tap in tl.static_range(0, TAPS - 1):  # pyright: ignore[reportGeneralTypeIssues]
+    for tap in tl.static_range(0, TAPS - 1):
         before = tl.load(recent + tap * channels + at, mask=mask, other=0.0)
         total += before.to(tl.float32) * tl.load(taps + tap * channels + at, mask=mask, other=0.0).to(tl.float32)
         if tap > 0:

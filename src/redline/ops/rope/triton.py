@@ -31,7 +31,7 @@ def _rotate(
 ):
     """Rotates all heads of the token whose data starts at `x`."""
     channel = tl.arange(0, BLOCK_D)[None, :]
-    for start in tl.static_range(0, HEADS, BLOCK_H):  # pyright: ignore[reportGeneralTypeIssues]
+    for start in tl.static_range(0, HEADS, BLOCK_H):
         head = start + tl.arange(0, BLOCK_H)[:, None]
         inside = (head < HEADS) & (channel < HALF)
         source = x + head.to(tl.int64) * head_stride + channel

@@ -93,7 +93,7 @@ def write_kernel(
     for token in range(0, count):
         offered = row * count + token
         cosine = tl.load(cosines + offered * slots + m, mask=in_m, other=float("-inf"))
-        similar, nearest = tl.max(cosine, 0, return_indices=True)  # pyright: ignore[reportGeneralTypeIssues]
+        similar, nearest = tl.max(cosine, 0, return_indices=True)
         standing = tl.where(in_m, tl.where(mass > 0, score, float("-inf")), float("inf"))
         lowest, weakest = tl.min(standing, 0, return_indices=True)
         new_score = tl.load(new_scores + offered)

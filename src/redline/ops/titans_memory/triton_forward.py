@@ -22,8 +22,6 @@ chunks, C, C), `last` holds their last rows, `whole` a_C, f_C and m_C; states ar
 token and head are (B, H, S).
 """
 
-# pyright: reportGeneralTypeIssues=false
-# The type checker wrongly infers that a kernel never returns if another kernel calls it.
 import triton
 import triton.language as tl
 

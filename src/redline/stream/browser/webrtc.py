@@ -26,7 +26,7 @@ from redline.stream.browser.messages import MessageError, Offer
 from redline.stream.browser.source import CameraFeed
 
 # Raises aiortc's bitrates, because its defaults (0.5 to 1.5 Mbit/s) blur the image. A browser can still request less.
-vpx.DEFAULT_BITRATE, vpx.MAX_BITRATE = 3_000_000, 12_000_000
+vpx.DEFAULT_BITRATE, vpx.MAX_BITRATE = 3_000_000, 12_000_000  # pyrefly: ignore[bad-assignment]
 # Traffic from a machine to any of its own addresses uses this network device; traffic from outside does not.
 _LOOPBACK = b"lo"
 _CONNECT_TIMEOUT_S = 10.0

@@ -36,3 +36,6 @@ class NullSink(Sink):
 
     def write(self, frame: Frame) -> None:
         self.frames += 1
+
+    def close(self, complete: bool = True) -> None:
+        pass

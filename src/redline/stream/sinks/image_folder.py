@@ -29,3 +29,6 @@ class ImageFolderSink(Sink):
         data = io.BytesIO()
         Image.fromarray(frame.pixels.numpy()).save(data, "png", compress_level=_COMPRESSION)
         write_bytes(self.path / f"frame_{frame.index:08d}.png", data.getvalue())
+
+    def close(self, complete: bool = True) -> None:
+        pass

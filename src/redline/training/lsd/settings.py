@@ -93,10 +93,10 @@ class LsdLoopSettings(LoopSettings):
 
 @dataclass(frozen=True)
 class LsdTraining(PhotoTraining):
-    model: LsdSettings
-    data: ClipSettings
+    model: LsdSettings  # pyrefly: ignore[bad-override]
+    data: ClipSettings  # pyrefly: ignore[bad-override]
     stages: StageSettings
-    loop: LsdLoopSettings
+    loop: LsdLoopSettings  # pyrefly: ignore[bad-override]
 
     def __post_init__(self) -> None:
         multiple = self.model.config.multiple_px

@@ -95,7 +95,7 @@ class LsdTask(PhotoTask):
         _start_near_the_frame(student)
         student.recompute(settings.loop.checkpointing)
         self.networks = StudentTeacher(student, settings.stages.has_teacher).to(device)
-        self.model: nn.Module = self.networks.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        self.model: nn.Module = self.networks.to(memory_format=torch.channels_last)  # pyrefly: ignore[no-matching-overload]
         self._arithmetic = WorkingCopy(self.networks, "fp16") if self.precision == "fp16" else Arithmetic()
         computing = self._arithmetic.model if isinstance(self._arithmetic, WorkingCopy) else self.networks
         assert isinstance(computing, StudentTeacher)
@@ -285,4 +285,4 @@ class LsdTask(PhotoTask):
 def _start_near_the_frame(student: Lsd) -> None:
     """Scales down the output layer, so that the untrained model returns nearly the input frame."""
     student.head.weight.mul_(_START)
-    nn.init.zeros_(student.head.bias)  # pyright: ignore[reportArgumentType]
+    nn.init.zeros_(student.head.bias)  # pyrefly: ignore[bad-argument-type]

@@ -117,7 +117,8 @@ class MemorySettings(Architecture, TitanConfig):
 
     def config(self, vocabulary: int) -> TitanConfig:
         own = {field.name: getattr(self, field.name) for field in fields(TitanConfig)}
-        return TitanConfig(**{**own, "vocabulary": vocabulary})
+        own["vocabulary"] = vocabulary
+        return TitanConfig(**own)
 
     def build(self, vocabulary: int) -> nn.Module:
         return TitanModel(self.config(vocabulary))

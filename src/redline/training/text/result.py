@@ -52,7 +52,8 @@ def write_result(task: LanguageTask, outcome: Outcome, out: Path, active: list[s
 
 
 def _page(task: LanguageTask, outcome: Outcome, result: TextResult, active: list[str]) -> str:
-    settings, position, entries = asdict(task.training), outcome.position, outcome.entries
+    position, entries = outcome.position, outcome.entries
+    settings: dict[str, Any] = asdict(task.training)
     # The page shows only the names of files, not their paths.
     settings["data"]["sources"] = [Path(place).name for place in task.training.data.sources]
     settings["data"].pop("shards")

@@ -167,8 +167,8 @@ def _inside(folder: Path) -> tuple[list[Path], Counter[str]]:
 
 def _parquet() -> tuple[Any, Any]:
     try:
-        import pyarrow  # pyright: ignore[reportMissingImports]
-        import pyarrow.parquet  # pyright: ignore[reportMissingImports]
+        import pyarrow
+        import pyarrow.parquet
     except ImportError as error:
         raise RedlineError(_INSTALL_PYARROW) from error
     return pyarrow, pyarrow.parquet

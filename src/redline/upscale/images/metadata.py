@@ -127,7 +127,7 @@ def fit_metadata(metadata: Metadata, form: Format, width: int, height: int) -> t
         block = getattr(metadata, name)
         if form.name == "jpeg" and block is not None and len(block) > _JPEG_SEGMENT_BYTES:
             notes.append(f"{name.upper()} of {len(block):,} bytes is too long for JPEG and was left out")
-            metadata = replace(metadata, **{name: None})
+            metadata = replace(metadata, **{name: getattr(Metadata, name)})
     return metadata, tuple(notes)
 
 

@@ -133,7 +133,8 @@ class PartsFolder:
         try:
             record = read_json_object(self._record(number), "record of a part")
             check_types(record, field_types(Part), repr(str(self._record(number))))
-            part = Part(**{**record, "pts": tuple(record["pts"]), "notes": tuple(record["notes"])})
+            record |= {"pts": tuple(record["pts"]), "notes": tuple(record["notes"])}
+            part = Part(**record)
             if digest_file(path) != part.file_digest:
                 return None
             with opened(path) as container:
