@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map
 
 from redline.ops.window_attention import constant
 
-from .faster_interpreter import patch_language_once_per_launch
+from .faster_interpreter import patch_interpreter
 
 # If kernels can neither run nor be interpreted, their tests are not collected, unless they are named explicitly.
 _KERNELS_RUN = torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
@@ -122,7 +122,7 @@ def _with_gradients(function: Callable[..., Any], inputs: list[Tensor], exact: l
 def fast_interpreter() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if os.environ.get("TRITON_INTERPRET") == "1":
-            patch_language_once_per_launch(patch)
+            patch_interpreter(patch)
         yield
 
 

@@ -147,22 +147,43 @@ def test_samples_launch_all_kernels(package: str, on_card: OnCard) -> None:
     assert found and kernels_of(package) <= found
 
 
-# Compiling takes long: `make test` compiles each op for 9.0, whose kernels differ most, and for one other
-# capability, in turn; `make test-all` for all of them.
+# Compiling takes long: `make test` compiles each op for 9.0, whose kernels differ most, and the kernels of its forward
+# pass for one other capability, in turn; `make test-all` compiles all kernels for all of them.
 IN_TURN = [capability for capability in CAPABILITIES if capability != 90]
-ON_CARDS = [
-    pytest.param(op, capability, marks=() if capability in (90, IN_TURN[place % 4]) else pytest.mark.slow)
-    for place, op in enumerate(OPS)
-    for capability in CAPABILITIES
-]
 
 
-@pytest.mark.parametrize(("op", "capability"), ON_CARDS, ids=lambda value: str(getattr(value, "name", value)))
-def test_kernels_compile(op: Op, capability: int, on_card: OnCard) -> None:
+def name_of(value: object) -> str:
+    return str(getattr(value, "name", value))
+
+
+def sizes_to_compile(op: Op) -> tuple[Sizes, ...]:
     # The kernels of causal attention with far keys take three times as long: `make test-all` compiles them.
-    for sizes in ({"dim": 16},) if op.function is causal_attention else op.sizes:
+    return ({"dim": 16},) if op.function is causal_attention else op.sizes
+
+
+@pytest.mark.parametrize(
+    ("op", "capability"),
+    [
+        pytest.param(op, capability, marks=() if capability == 90 else pytest.mark.slow)
+        for op in OPS
+        for capability in CAPABILITIES
+    ],
+    ids=name_of,
+)
+def test_kernels_compile(op: Op, capability: int, on_card: OnCard) -> None:
+    for sizes in sizes_to_compile(op):
         with on_card(capability, compiling=True) as launched:
             run_forward_and_backward(op, torch.bfloat16, sizes)
+        assert launched
+
+
+@pytest.mark.parametrize(
+    ("op", "capability"), [(op, IN_TURN[place % len(IN_TURN)]) for place, op in enumerate(OPS)], ids=name_of
+)
+def test_forward_kernels_compile(op: Op, capability: int, on_card: OnCard) -> None:
+    for sizes in sizes_to_compile(op):
+        with on_card(capability, compiling=True) as launched:
+            run(op, op.sample(torch.bfloat16, **sizes), "triton")
         assert launched
 
 
