@@ -4,21 +4,25 @@ import contextlib
 import functools
 import gc
 import os
+import pickle
+import platform
 import signal
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from filelock import FileLock
 
 from forked_python import ForkedPython
-from redline.ladder.measuring.worker_pool import WorkerPool
+from patience import PATIENCE_S
+from redline.ladder.measuring.worker_pool import Worker, WorkerPool
 from redline.machine.compiler_files import prepare_compiler
 from redline.machine.machine import Machine
 
@@ -27,6 +31,10 @@ ONEDNN = torch._C._get_mkldnn_enabled()
 
 def pytest_configure() -> None:
     """Processes that test side by side share the cores, or each would take all of them."""
+    if platform.machine() == "x86_64":
+        # torch.compile asks the CPU which vector instructions it has, and then builds and loads a program for each set,
+        # which takes 10 s of CPU time once and 1 s in every process: it may skip these programs.
+        os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
     processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if processes > 1:
         share = max(1, (os.cpu_count() or 1) // processes)
@@ -169,25 +177,41 @@ def forked_python() -> Iterator[ForkedPython]:
 
 @pytest.fixture(scope="session")
 def pool(cache_of_its_own: str) -> Iterator[WorkerPool]:
-    with _session_pool(cache_of_its_own) as pool:
+    """Its cache is that of the session, also if the first test to use it has set another."""
+    with contextlib.ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("REDLINE_CACHE", cache_of_its_own)
+            patch.delenv("TORCH_COMPILE_DISABLE", raising=False)
+            pool = stack.enter_context(WorkerPool())
         yield pool
+
+
+class QuietPool:
+    """Starts workers of a pool in which torch.compile does nothing; a fork server of its own would take 4 CPU s."""
+
+    # The fork server read the environment variable when it imported torch.
+    _DISABLE = """
+import os
+import torch._dynamo
+os.environ["TORCH_COMPILE_DISABLE"] = "1"
+torch._dynamo.config.disable = True
+"""
+
+    def __init__(self, pool: WorkerPool) -> None:
+        self._pool = pool
+
+    def start(self) -> Worker:
+        worker = self._pool.start()
+        worker.ask("call", PATIENCE_S, function=pickle.dumps(partial(exec, self._DISABLE, {})), path=[])
+        return worker
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pool, name)
 
 
 @pytest.fixture(scope="session")
-def quiet_pool(cache_of_its_own: str) -> Iterator[WorkerPool]:
-    """Workers of a climb without torch.compile, which have to be born without it."""
-    with _session_pool(cache_of_its_own, TORCH_COMPILE_DISABLE="1") as pool:
-        yield pool
-
-
-@contextlib.contextmanager
-def _session_pool(cache: str, **environment: str) -> Iterator[WorkerPool]:
-    """Opens a pool whose cache is that of the session, also if the first test to use it has set another."""
-    with contextlib.ExitStack() as stack:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("REDLINE_CACHE", cache)
-            pool = stack.enter_context(WorkerPool(environment))
-        yield pool
+def quiet_pool(pool: WorkerPool) -> WorkerPool:
+    return cast(WorkerPool, QuietPool(pool))
 
 
 @pytest.fixture

@@ -45,8 +45,8 @@ class Waits(nn.Module):
         self.seconds = 0.008
         self.scale = 1.0
         self.layer = nn.Linear(6, 5)
-        # 256 MiB in pieces, because an allocator may hold on to the last piece that is freed.
-        self.ballast = [torch.ones(2**22) for _ in range(16)]
+        # 64 MiB in pieces, because an allocator may hold on to the last piece that is freed.
+        self.ballast = [torch.ones(2**20) for _ in range(16)]
 
     def forward(self, x: Tensor) -> Tensor:
         # Other load does not stretch a sleep as it does a busy loop. A compiler makes it half as long.

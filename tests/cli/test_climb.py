@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from forked_python import COMMAND_LINE, ForkedPython
 from patience import PATIENCE_S
 from redline.cli.climb import split_rungs
 from redline.ladder.measurement import load_measurements
@@ -33,12 +34,12 @@ class Ended:
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
-    """One real process, its output piped; without torch.compile, which others test."""
+def ended(tmp_path_factory: pytest.TempPathFactory, forked_python: ForkedPython) -> Ended:
+    """One process with workers of its own, its output piped; without torch.compile, which others test."""
     place = tmp_path_factory.mktemp("climb")
-    arguments = [sys.executable, "-m", "redline", *ARGUMENTS, "--out", "out", "--json"]
-    environment = {**os.environ, "TORCH_COMPILE_DISABLE": "1"}
-    seen = subprocess.run(arguments, capture_output=True, text=True, cwd=place, env=environment)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCH_COMPILE_DISABLE", "1")
+        seen = forked_python.run(COMMAND_LINE, *ARGUMENTS, "--out", "out", "--json", cwd=place)
     assert seen.returncode == 0, seen.stderr
     return Ended(place / "out", strict_json(seen.stdout), seen.stderr)
 
@@ -136,6 +137,7 @@ def test_ctrl_c_leaves_only_the_measurements(tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     arguments = [sys.executable, "-m", "redline", "climb", f"{TINY}:convolutions", "--device", "cpu", "--out", "out"]
+    arguments += ["--rungs", "compile", "--sampling", "300ms"]
     environment = {**os.environ, "TMPDIR": str(scratch), "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(arguments, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as climb:
         assert climb.stderr is not None

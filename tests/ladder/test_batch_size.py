@@ -38,7 +38,7 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def lent(monkeypatch: pytest.MonkeyPatch, pool: WorkerPool) -> None:
-    """The session's workers; `test_the_command` starts its own."""
+    """The session's workers."""
     monkeypatch.setattr(batch_size, "WorkerPool", lambda: contextlib.nullcontext(pool))
 
 
@@ -214,6 +214,7 @@ def test_a_workload_without_items_counts_its_batch(workload_file: Path) -> None:
     assert isinstance(output, Tensor) and output.shape == (5, 6) and (items, unit) == (5.0, "sample")
 
 
+@pytest.mark.usefixtures("lent")
 def test_the_command(workload_file: Path) -> None:
     from redline.cli import app
 

@@ -61,6 +61,15 @@ def test_the_header_is_built_although_the_user_has_disabled_compilation(
     assert prepare(tmp_path / "one") == [f"cache/{PROGRAM}", f"temporary/{HEADER}"]
 
 
+def test_a_header_without_programs_is_kept(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch builds no programs if TORCHINDUCTOR_VEC_ISA_OK is set and the CPU has only AVX2."""
+    builds = "import shutil" + BUILDS + "shutil.rmtree(cache / '5u')\n"
+    monkeypatch.setattr(compiler_files, "_BUILD", builds)
+    assert prepare(tmp_path / "one") == [f"temporary/{HEADER}"]
+    (known,) = prepared.iterdir()
+    assert files(known) == [f"temporary/{HEADER}"]
+
+
 def test_existing_files_are_not_overwritten(tmp_path: Path) -> None:
     open_files = [tmp_path / "one" / "cache" / PROGRAM, tmp_path / "one" / "temporary" / HEADER]
     for path in open_files:

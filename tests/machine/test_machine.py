@@ -79,6 +79,9 @@ def test_the_precision_to_start_from() -> None:
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     """The cache is this file's own: other processes of the tests may measure ceilings meanwhile."""
     with pytest.MonkeyPatch.context() as patch:
+        # A CPU may need seconds to emulate fp16.
+        patch.setattr("redline.machine.ceilings._FLOATS", {"fp32": torch.float32, "bf16": torch.bfloat16})
+        patch.setattr("redline.machine.ceilings._LONGEST_S", 0.0)  # one round; `test_ceilings` counts the rounds
         patch.setenv("REDLINE_CACHE", str(tmp_path_factory.mktemp("ceilings")))
         yield with_ceilings(CPU, again=True)
 
@@ -118,7 +121,8 @@ def test_cached_ceilings_need_not_have_the_dtypes_that_a_cpu_limit_hides(
 def test_an_exceeded_ceiling_is_measured_again(measured: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     assert measured.ceilings is not None
     monkeypatch.setattr("redline.machine.ceilings.current_load", lambda: Load(0.0))
-    low = replace(measured.ceilings, matmul_flops_per_s={"fp32": 1.0, "bf16": 1.0, "fp16": 1.0, "int8": 1.0})
+    rates = {"fp32": 1.0, "bf16": 1.0, "fp16": 1.0, "int8": 1.0}
+    low = replace(measured.ceilings, matmul_flops_per_s=rates, spread={})
     calls = []
     monkeypatch.setattr("redline.machine.ceilings.measure_ceilings", lambda m: calls.append(m) or measured.ceilings)
     assert with_ceilings(replace(measured, ceilings=low)).ceilings != low and calls

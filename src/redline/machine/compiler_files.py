@@ -44,6 +44,7 @@ def prepare_compiler(machine: Machine, cache: Path, temporary: Path) -> None:
             built = Path(folder) / "built"
             environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(built / "cache"), "TMPDIR": folder}
             environment["TORCH_COMPILE_DISABLE"] = "0"  # otherwise the folder would be kept without a header
+            (built / "cache").mkdir(parents=True)  # stays empty if torch is told not to test the instruction sets
             subprocess.run(
                 [sys.executable, "-c", _BUILD], env=environment, check=True, capture_output=True, timeout=_TIMEOUT_S
             )

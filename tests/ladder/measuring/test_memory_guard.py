@@ -1,10 +1,11 @@
 """The memory guard: a trial that would exhaust the machine is ended with its compilers, and the climb goes on."""
 
+import functools
+import pickle
 import subprocess
 import sys
-import time
+from pathlib import Path
 
-import cloudpickle
 import pytest
 
 from patience import PATIENCE_S
@@ -52,27 +53,22 @@ def test_the_memory_of_a_session_includes_its_children() -> None:
         process.communicate()
 
 
-def test_a_trial_that_exhausts_the_memory_fails_and_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    with WorkerPool() as pool:
-        small, large = pool.start(), pool.start()
-        assert small.ask("machine", PATIENCE_S, device="cpu", measure=False)["device"] == "cpu"
-        function = cloudpickle.dumps(_hold_and_sleep)
-        short_s = time.monotonic() + 2.0  # until then the large one has allocated its memory
-        monkeypatch.setattr(
-            memory_guard,
-            "available_host_bytes",
-            lambda: 0 if time.monotonic() > short_s and not large.ended else 100 * GIB,
-        )
-        with pytest.raises(WorkerFailed, match="of host memory .with its compilers") as failure:
-            large.ask("call", PATIENCE_S, function=function, path=[])
-        assert failure.value.kind == "oom"
-        assert small.ask("machine", PATIENCE_S, device="cpu", measure=False)["device"] == "cpu"
-
-
-def _hold_and_sleep() -> None:
-    held = bytearray(2**28)
-    time.sleep(600 if held is not None else 0)
+def test_a_trial_that_exhausts_the_memory_fails_and_others_go_on(
+    pool: WorkerPool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    small, large = pool.start(), pool.start()
+    assert small.ask("machine", PATIENCE_S, device="cpu", measure=False)["device"] == "cpu"
+    allocated = tmp_path / "allocated"
+    monkeypatch.setattr(
+        memory_guard, "available_host_bytes", lambda: 0 if allocated.exists() and not large.ended else 100 * GIB
+    )
+    code = "import pathlib, time; held = bytearray(2**28); pathlib.Path(path).touch(); time.sleep(600)"
+    function = pickle.dumps(functools.partial(exec, code, {"path": str(allocated)}))
+    with pytest.raises(WorkerFailed, match="of host memory .with its compilers") as failure:
+        large.ask("call", PATIENCE_S, function=function, path=[])
+    assert failure.value.kind == "oom"
+    assert small.ask("machine", PATIENCE_S, device="cpu", measure=False)["device"] == "cpu"
+    small.stop()
 
 
 @pytest.mark.parametrize(("free", "count"), [(64 * GIB, 8), (16 * GIB, 4), (GIB, 1)])

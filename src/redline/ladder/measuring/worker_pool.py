@@ -79,8 +79,7 @@ class Worker(Child):
 class WorkerPool:
     """A context manager around the fork server; on exit it ends all workers and deletes their files."""
 
-    def __init__(self, environment: dict[str, str] | None = None) -> None:
-        self._environment = environment or {}
+    def __init__(self) -> None:
         self._exit_codes: dict[int, int] = {}
         self._workers: list[Worker] = []
         self._requests = 0
@@ -102,7 +101,6 @@ class WorkerPool:
             "TRITON_CACHE_DIR": str(compiled / "triton"),
             # A killed worker leaves temporary files, which are deleted with this folder.
             "TMPDIR": str(self.scratch),
-            **self._environment,
         }
         log_path = self.scratch / "fork-server.log"
         with log_path.open("wb") as log:
