@@ -10,7 +10,7 @@ import pytest
 
 import redline
 
-HEAVY = ("torchao", "onnxruntime", "onnx", "transformers", "torch_tensorrt", "typer", "rich", "jinja2")
+HEAVY = ("torchao", "onnxruntime", "onnx", "openvino", "transformers", "torch_tensorrt", "typer", "rich", "jinja2")
 
 
 def test_all_lists_every_public_name() -> None:

@@ -88,7 +88,8 @@ def test_set_ups_are_estimated_from_operations_and_history() -> None:
         history.records += records
         return Estimates(history, digest, operations, False).setup_s(Plan.parse(plan))
 
-    assert estimate("bf16") < estimate("onnxruntime") < estimate("compile") < estimate("compile(mode=max-autotune)")
+    assert estimate("bf16") < estimate("openvino") < estimate("onnxruntime") < estimate("compile")
+    assert estimate("compile") < estimate("compile(mode=max-autotune)")
     assert estimate("compile", 1000) > 3 * estimate("compile", 100)
     slow = [record("compile", setup_s=90.0) for _ in range(8)]
     assert estimate("compile", 100, *slow) > 3 * estimate("compile", 100)

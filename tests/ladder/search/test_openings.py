@@ -1,5 +1,6 @@
 """The openings: whole plans for this machine, without the rungs that it or the settings exclude."""
 
+import importlib.util
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,8 @@ from redline.ladder.search.openings import openings
 from redline.ladder.search.settings import Settings, read_rungs
 from redline.machine.machine import Ceilings, Machine
 
+# The extras install OpenVINO on x86 only.
+ENGINES = [name for name in ("onnxruntime", "openvino") if importlib.util.find_spec(name) is not None]
 CPU = replace(Machine.detect("cpu"), ceilings=None, hardware_dtypes=("fp32",))
 GPU = replace(
     CPU,
@@ -40,16 +43,16 @@ def test_on_a_cpu_the_fastest_dtype_of_the_hardware_is_compiled() -> None:
         rates = {"fp32": 1.0, "bf16": times}
         return replace(CPU, hardware_dtypes=("fp32", "bf16"), ceilings=Ceilings(1.0, rates, rates))
 
-    assert opened(CPU) == ["onnxruntime", "compile(freeze=true)"]
-    assert opened(with_bf16(3.0)) == ["onnxruntime", "bf16 + compile(freeze=true)"]
-    assert opened(with_bf16(0.5)) == ["onnxruntime", "compile(freeze=true)"]
+    assert opened(CPU) == [*ENGINES, "compile(freeze=true)"]
+    assert opened(with_bf16(3.0)) == [*ENGINES, "bf16 + compile(freeze=true)"]
+    assert opened(with_bf16(0.5)) == [*ENGINES, "compile(freeze=true)"]
     assert opened(with_bf16(3.0), training=True) == ["fused_optimizer + bf16 + compile"]
     assert opened(CPU, only=("compile(dynamic=true)",)) == []
 
 
 @pytest.mark.usefixtures("without_compiler")
 def test_an_engine_that_cannot_run_here_opens_nothing() -> None:
-    assert opened(CPU) == ["onnxruntime"]
+    assert opened(CPU) == [*ENGINES]
 
 
 def test_every_opening_parses_and_has_an_engine(monkeypatch: Any) -> None:

@@ -21,6 +21,7 @@ from redline.ladder.rungs.grad_scaler import GradScaler
 from redline.ladder.rungs.int8 import Int8
 from redline.ladder.rungs.keep_memory import KeepMemory
 from redline.ladder.rungs.onnxruntime import Onnxruntime
+from redline.ladder.rungs.openvino import Openvino
 from redline.ladder.rungs.sdpa import Sdpa
 from redline.ladder.rungs.streams import Streams
 from redline.ladder.rungs.tensorrt import Tensorrt
@@ -49,6 +50,7 @@ _ALL: tuple[type[Rung], ...] = (
     Threads,
     Compile,
     Onnxruntime,
+    Openvino,
     Tensorrt,
     CudaGraph,
     Streams,

@@ -8,7 +8,13 @@ from redline.ladder.search.history import History, Record
 
 # The time of a set-up by kind: a constant in seconds, and seconds per operation of the model. The values were measured
 # on a few models and machines; the set-ups that ran on this machine correct them.
-_SETUP_S = {"plain": (0.5, 0.001), "onnxruntime": (4.0, 0.04), "compile": (8.0, 0.1), "search": (30.0, 0.6)}
+_SETUP_S = {
+    "plain": (0.5, 0.001),
+    "onnxruntime": (4.0, 0.04),
+    "openvino": (4.0, 0.02),
+    "compile": (8.0, 0.1),
+    "search": (30.0, 0.6),
+}
 # An estimate is this many times the earlier set-up that it is based on, because set-up times vary.
 _MARGIN = 1.3
 # A set-up that was stopped at its time limit is assumed to need this many times the limit.
@@ -83,10 +89,10 @@ def kind_of(plan: Plan) -> str:
 
 
 def kind_of_text(plan: str) -> str:
-    """Returns the slowest part of a plan's set-up: "search" (of kernels), "compile", "onnxruntime", or else "plain"."""
+    """Returns the slowest part of a plan's set-up: "search" (of kernels), a compiler's name, or else "plain"."""
     if "max-autotune" in plan or "tensorrt" in plan:
         return "search"
-    return next((kind for kind in ("compile", "onnxruntime") if kind in plan), "plain")
+    return next((kind for kind in ("compile", "onnxruntime", "openvino") if kind in plan), "plain")
 
 
 def _constant_s(kind: str, operations: int) -> float:

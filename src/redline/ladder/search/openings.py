@@ -10,7 +10,7 @@ from redline.ladder.search.settings import Settings
 from redline.machine.machine import Machine
 
 # A plan is an opening only if it contains one of these rungs; otherwise its rungs are tried one by one.
-ENGINES = ("compile", "onnxruntime", "tensorrt", "cuda_graph")
+ENGINES = ("compile", "onnxruntime", "openvino", "tensorrt", "cuda_graph")
 _GPU = (
     "bf16 + compile(mode=reduce-overhead)",
     "fp16 + compile(mode=reduce-overhead)",
@@ -23,7 +23,7 @@ _GPU_TRAINING = (
     "fused_optimizer + autocast + compile",
     "fused_optimizer + bf16 + channels_last + compile(mode=reduce-overhead)",
 )
-_CPU = ("onnxruntime", "bf16 + compile(freeze=true)")
+_CPU = ("onnxruntime", "openvino", "bf16 + compile(freeze=true)")
 _CPU_TRAINING = ("fused_optimizer + bf16 + compile",)
 
 
