@@ -22,7 +22,18 @@ from redline.machine.cores import cores, proc_field
 from redline.machine.cpu_features import cpu_flags, cpu_limit
 from redline.machine.host_memory import host_bytes
 
-LIBRARIES = ("torch", "triton", "torchao", "onnxruntime", "onnxruntime-gpu", "onnx", "openvino", "torch-tensorrt", "apex", "numpy")
+LIBRARIES = (
+    "torch",
+    "triton",
+    "torchao",
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "onnx",
+    "openvino",
+    "torch-tensorrt",
+    "apex",
+    "numpy",
+)
 # A dtype counts as emulated if its rate is below this share of the fp32 rate.
 _EMULATED = 0.25
 
