@@ -25,7 +25,7 @@ def taking(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 def test_a_copy_reads_and_writes(taking: Callable[[float], None]) -> None:
     taking(0.5)
-    assert ceilings._copy_rate(1000, CPU) == 2 * 4 * 1000 / 0.5
+    assert ceilings._copy_rate(1024, CPU) == 2 * 4 * 1024 / 0.5
 
 
 @pytest.mark.parametrize(("seconds", "side"), [(0.0005, 1024), (0.5 / 512, 1024), (0.00098, 128)])
