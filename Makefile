@@ -9,8 +9,8 @@ READY := $(VENV)/.ready
 demo: $(READY)
 	$(BIN)/redline climb resnet --budget 150s --sampling 3s --out redline-out/demo
 
-# Targets that run in parallel with the main tests.
-BESIDE := test-interpreted
+# Targets that run one after the other beside the main tests, which leave the cores idle for a tenth of the time.
+BESIDE := test-interpreted test-cpu-avx512 test-cpu-avx2
 
 # All checks and tests.
 ci: $(READY)
@@ -24,7 +24,6 @@ test: $(READY)
 	$(MAKE) --no-print-directory --keep-going $(BESIDE) > $(VENV)/beside.txt 2>&1 & beside=$$!; \
 	$(MAKE) --no-print-directory test-main; main=$$?; \
 	wait $$beside; code=$$?; cat $(VENV)/beside.txt; exit $$((main || code))
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-cpu-avx512 test-cpu-avx2
 # These tests measure time. They are repeated twice on failure, because other load on the machine can make them fail.
 	$(BIN)/pytest -m "not gpu and not slow and alone" --durations=25 --reruns 2 $(shell grep -rl "mark.alone" tests)
 
