@@ -1,4 +1,4 @@
-"""Common parts of int8 and fp8: choosing linear layers, quantizing a layer, and measuring the stored bytes.
+"""Common parts of int8, fp8 and int4: choosing linear layers, quantizing a layer, and measuring the stored bytes.
 
 torchao is imported inside functions, because the import takes seconds and most plans do not need it.
 """
@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from redline.errors import RungError
 from redline.ladder.job import Job
@@ -88,22 +89,26 @@ def why_no_layers(chosen: Mapping[str, nn.Linear], model: nn.Module, otherwise: 
 
 
 def quantize_layer(rung: str, name: str, layer: nn.Linear, config: Any) -> None:
-    """Quantizes the weight of one layer; raises if it is not finite, because quantization would hide a NaN."""
-    if not bool(torch.isfinite(layer.weight).all()):
-        raise RungError(f"{rung}: the weight of layer {name!r} contains NaN or infinity.")
+    check_finite(rung, name, layer)
     with quiet():
         torchao_quantization().quantize_(layer, config, filter_fn=lambda module, _: module is layer)
     if not is_quantized(layer.weight):
         raise RungError(f"{rung}: torchao did not quantize layer {name!r} of shape {tuple(layer.weight.shape)}.")
 
 
+def check_finite(rung: str, name: str, layer: nn.Linear) -> None:
+    """Raises if the weight of a layer is not finite, because quantization would hide a NaN."""
+    if not bool(torch.isfinite(layer.weight).all()):
+        raise RungError(f"{rung}: the weight of layer {name!r} contains NaN or infinity.")
+
+
 def is_quantized(weight: Tensor) -> bool:
-    """Returns whether a weight is a quantized tensor of torchao."""
-    return type(weight).__module__.partition(".")[0] == "torchao"
+    """Returns whether a weight is a quantized tensor, of torchao or of the rung int4."""
+    return is_traceable_wrapper_subclass(weight)
 
 
 def stored_bytes(tensor: Tensor) -> int:
-    """Returns the bytes that a tensor occupies; `nbytes` of a torchao tensor is its unquantized size."""
+    """Returns the bytes that a tensor occupies; `nbytes` of a quantized tensor is its unquantized size."""
     if not is_quantized(tensor):
         return tensor.nbytes
     names, _ = tensor.__tensor_flatten__()  # pyrefly: ignore[missing-attribute]
@@ -115,7 +120,7 @@ def weights_before(model: nn.Module) -> int:
 
 
 def quantized_job(job: Job, dtype: str, mode: str, bytes_before: int, remarks: Iterable[str]) -> Job:
-    """Returns the job after the model was quantized to `dtype` ("int8" or "fp8"), with the evidence for the proof."""
+    """Returns the job after the model was quantized to `dtype` ("int8", "fp8", "int4"), with evidence for the proof."""
     job = job.with_evidence(dtype, (mode, bytes_before, tuple(remarks)))
     # Drops the parameters that the model no longer has, so that their memory is freed.
     alive = {id(p) for p in job.model.parameters()}

@@ -18,6 +18,7 @@ from redline.ladder.rungs.fp32_attention import Fp32Attention
 from redline.ladder.rungs.fused_ops import FusedOps
 from redline.ladder.rungs.fused_optimizer import FusedOptimizer
 from redline.ladder.rungs.grad_scaler import GradScaler
+from redline.ladder.rungs.int4 import Int4
 from redline.ladder.rungs.int8 import Int8
 from redline.ladder.rungs.keep_memory import KeepMemory
 from redline.ladder.rungs.onnxruntime import Onnxruntime
@@ -42,6 +43,7 @@ _ALL: tuple[type[Rung], ...] = (
     GradScaler,
     Int8,
     Fp8,
+    Int4,
     ChannelsLast,
     Align,
     Tf32,

@@ -34,7 +34,7 @@ class Fp8(Rung):
     stage = Stage.PRECISION
     summary = "linear layers in 8-bit floats: weights only, or weights and inputs"
     training = False
-    excludes = frozenset({"int8", "onnxruntime", "tensorrt"})
+    excludes = frozenset({"int8", "onnxruntime", "tensorrt", "int4"})
 
     @classmethod
     def variants(cls, machine: Machine, training: bool = False) -> tuple[Rung, ...]:

@@ -51,7 +51,7 @@ class Int8(Rung):
     stage = Stage.PRECISION
     summary = "linear layers in int8: weights only, or weights and inputs (dynamic or calibrated)"
     training = False
-    excludes = frozenset({"fp8", "onnxruntime", "tensorrt"})
+    excludes = frozenset({"fp8", "onnxruntime", "tensorrt", "int4"})
 
     def __post_init__(self) -> None:
         super().__post_init__()

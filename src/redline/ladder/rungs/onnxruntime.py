@@ -65,7 +65,7 @@ class Onnxruntime(Rung):
     stage = Stage.COMPILE
     summary = "ONNX Runtime (CPU, CUDA or TensorRT), optionally in int8"
     training = False
-    excludes = frozenset({"compile", "tensorrt", "cuda_graph", "int8", "fp8"})
+    excludes = frozenset({"compile", "tensorrt", "cuda_graph", "int8", "fp8", "int4"})
 
     def __post_init__(self) -> None:
         super().__post_init__()

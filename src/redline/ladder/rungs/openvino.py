@@ -91,7 +91,7 @@ class Openvino(Rung):
     stage = Stage.COMPILE
     summary = "OpenVINO, which optimizes the whole graph for a CPU"
     training = False
-    excludes = frozenset({"compile", "onnxruntime", "tensorrt", "cuda_graph", "int8", "fp8"})
+    excludes = frozenset({"compile", "onnxruntime", "tensorrt", "cuda_graph", "int8", "fp8", "int4"})
 
     @classmethod
     def variants(cls, machine: Machine, training: bool = False) -> tuple[Rung, ...]:

@@ -52,7 +52,7 @@ class Tensorrt(Rung):
     stage = Stage.COMPILE
     summary = "TensorRT engines, compiled with torch-tensorrt"
     training = False
-    excludes = frozenset({"compile", "onnxruntime", "int8", "fp8"})
+    excludes = frozenset({"compile", "onnxruntime", "int8", "fp8", "int4"})
 
     @classmethod
     def variants(cls, machine: Machine, training: bool = False) -> tuple[Rung, ...]:
