@@ -8,6 +8,7 @@ from redline.errors import ModelError
 from redline.evaluation.recall import Mqar, Needle, Passkey, Recall, Sample, accuracy
 from redline.evaluation.recall.passkey import KINDS
 from redline.evaluation.recall.task import IGNORED
+from redline.evaluation.recall.tasks import make_task
 
 TASKS: list[Recall] = [Mqar(), Needle(), *[Passkey(kind) for kind in KINDS]]
 
@@ -25,6 +26,11 @@ def test_samples_have_their_size_and_repeat_by_seed(task: Recall) -> None:
         assert not torch.equal(one.tokens_BS, task.sample(seeded(4), 4, length).tokens_BS)
         assert one.tokens_BS.min() >= 0 and one.tokens_BS.max() < task.vocabulary
         assert ((one.targets_BS != IGNORED).sum(1) > 0).all()
+
+
+def test_options_go_down_to_one() -> None:
+    assert make_task("word", {"answer_bytes": 1}) == Passkey("word", answer_bytes=1)
+    assert make_task("mqar", {"pairs": 1}) == Mqar(pairs=1)
 
 
 def test_a_pair_precedes_its_query() -> None:

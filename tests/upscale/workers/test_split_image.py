@@ -17,7 +17,7 @@ from redline.upscale.settings import ImageSettings, UpscaleSettings
 from redline.upscale.tasks import Outcome, Task
 from redline.upscale.tile_runner import TileRunner
 from redline.upscale.tiling import Cut, TileShape, Tiling, cut_side
-from redline.upscale.workers.split_image import Split, even_ranges, first_needed, split
+from redline.upscale.workers.split_image import Split, even_ranges, first_needed, is_large, split
 
 
 class Smeared(nn.Module):
@@ -99,6 +99,8 @@ def test_which_images_are_not_split(tmp_path: Path) -> None:
     Image.fromarray(np.zeros((131, 37, 3), np.uint8)).save(tmp_path / "in.png")
     task, cut = Task(tmp_path / "in.png", tmp_path / "out" / "big.png"), Cut(32, 4, 4, 4)
     rows = len(cut_side(131, cut).starts)
+    assert not is_large(task, UpscaleSettings(split_pixels=131 * 37))
+    assert is_large(task, UpscaleSettings(split_pixels=131 * 37 - 1))
     assert split(task, 2, UpscaleSettings(split_pixels=131 * 37), Tiling.square(cut), 2) is None
     assert (
         split(Task(tmp_path / "gone.png", task.target), 2, UpscaleSettings(split_pixels=1), Tiling.square(cut), 2)
