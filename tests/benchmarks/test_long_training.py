@@ -1,7 +1,6 @@
 """A long training in pieces: a piece continues the one before it, ends in time, and stops when it is told to."""
 
 import json
-import os
 import signal
 import sys
 import threading
@@ -75,7 +74,7 @@ def stopped_after(script: ModuleType, monkeypatch: pytest.MonkeyPatch, step: int
     class Stopping:
         def __call__(self, seen: Any) -> None:
             if seen.step == step:
-                os.kill(os.getpid(), signal.SIGTERM)
+                signal.raise_signal(signal.SIGTERM)
 
     monkeypatch.setattr(script, "Lines", Stopping)
 

@@ -1,15 +1,13 @@
 """`redline.Stream`: whole streams, frame by frame, and what it refuses; its docstring runs as a test."""
 
 import doctest
-import os
-import signal
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import redline
+from forked_python import ForkedPython
 from patience import HANGS_S
 from redline.errors import RedlineError
 from redline.models.lsd import save_lsd
@@ -18,7 +16,7 @@ from redline.stream.endpoints import EndpointOptions
 from redline.stream.metrics_file import check_output_path
 from redline.stream.monitor import Sample
 from redline.stream.sources.video_file import VideoFile
-from redline.stream.stream import Stream, set_on_signals
+from redline.stream.stream import Stream
 from stream.small_models import small_lsd
 
 pytestmark = pytest.mark.timeout(HANGS_S)
@@ -115,18 +113,25 @@ def test_stream_is_a_public_name() -> None:
     assert redline.Stream is Stream
 
 
-@pytest.mark.parametrize("outlives", [True, False])
-def test_closing_the_terminal_ends_the_stream_unless_hang_ups_are_ignored(outlives: bool) -> None:
+# A hang-up that is not handled ends this process, and not the one that runs the tests.
+HANG_UPS = """
+import os, signal, threading
+from redline.stream.stream import set_on_signals
+
+for before in (signal.SIG_IGN, signal.SIG_DFL):
+    signal.signal(signal.SIGHUP, before)
+    stop = threading.Event()
+    with set_on_signals(stop):
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGHUP)
+    print(stop.is_set(), signal.getsignal(signal.SIGHUP) is before)
+"""
+
+
+def test_closing_the_terminal_ends_the_stream_unless_hang_ups_are_ignored(forked_python: ForkedPython) -> None:
     """A shell repeats the signal of the kernel."""
-    stop, met = threading.Event(), []
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if outlives else lambda *_: met.append("not handled"))
-    try:
-        with set_on_signals(stop):
-            for _ in range(2):
-                os.kill(os.getpid(), signal.SIGHUP)
-        assert stop.is_set() != outlives and not met
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    done = forked_python.run(HANG_UPS)
+    assert (done.returncode, done.stdout) == (0, "False True\nTrue True\n"), done.stderr
 
 
 @pytest.mark.parametrize("linked", [False, True])
