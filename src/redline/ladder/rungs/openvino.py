@@ -8,7 +8,7 @@ new shape compiles the model again, and therefore takes longer.
 import importlib.util
 from collections import Counter
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -63,7 +63,6 @@ class OpenvinoEngine:
 
 def _compile(model: nn.Module, tensors: list[Tensor], precision: str) -> Any:
     # Not openvino.convert_model, because that sends usage statistics.
-    import openvino
     from openvino.frontend import FrontEndManager
     from openvino.frontend.pytorch.fx_decoder import TorchFXPythonDecoder
 
@@ -80,7 +79,19 @@ def _compile(model: nn.Module, tensors: list[Tensor], precision: str) -> Any:
         "ENABLE_CPU_PINNING": False,
         "INFERENCE_NUM_THREADS": torch.get_num_threads(),
     }
-    return openvino.Core().compile_model(converted, "CPU", settings)
+    return _core().compile_model(converted, "CPU", settings)
+
+
+@cache
+def _core() -> Any:
+    """Returns the only core of this process, which is never freed.
+
+    The CPU plugin gives the thread that loads it a stack for signal handlers. If another thread unloaded the plugin, it
+    would free the memory while the first thread still uses it, and the next signal (Ctrl-C) would end the process.
+    """
+    import openvino
+
+    return openvino.Core()
 
 
 @dataclass(frozen=True)
