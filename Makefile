@@ -35,8 +35,9 @@ test-interpreted: $(READY)
 	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 $(BIN)/pytest -m "not gpu and not slow" --durations=25 $(wildcard tests/ops/*/test_triton.py)
 
 # The tests that depend on the CPU, limited to AVX-512 without bf16 and fp16, or to AVX2 (on ARM: see cpu_features.py).
+# They compile few programs, for which it does not pay to precompile the headers of torch.
 test-cpu-avx512 test-cpu-avx2: test-cpu-%: $(READY)
-	limits=$$($(BIN)/python -m redline.machine.cpu_features $*) && env $$limits OMP_NUM_THREADS=1 \
+	limits=$$($(BIN)/python -m redline.machine.cpu_features $*) && env $$limits OMP_NUM_THREADS=1 TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS=0 \
 		$(BIN)/pytest -m "cpu and not gpu and not slow" $(shell grep -rl --include=*.py "mark.cpu" tests)
 
 test-all: $(READY)
@@ -86,12 +87,16 @@ mutants: $(READY)
 
 # Not compiled to bytecode: tests of packages, and most models of transformers and diffusers, which are never imported.
 UNUSED := site-packages/(.*/tests/|transformers/models/(?!auto|clip|gpt2|llama)\w+/|diffusers/pipelines/(?!stable_diffusion/)\w+/)
+# Large packages that share no file and no dependency with torch: installed beside it, because pip uses one core.
+LARGE := av diffusers onnx onnxruntime "openvino; platform_machine == 'x86_64'" pyarrow pyrefly ruff transformers \
+	"triton; sys_platform == 'linux'"
 # A new pip resolves dependencies in half of the time. Bytecode is compiled on all cores, where pip would use one, and
 # that of torch while pip installs the other packages. Some packages contain files for other versions of Python.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --no-compile --quiet --upgrade pip || true
-	$(BIN)/pip install --no-compile --quiet --constraint constraints.txt torch "setuptools>=77" "pyvips[binary]"
+	$(BIN)/pip install --no-compile --quiet --constraint constraints.txt --no-deps $(LARGE) & \
+	$(BIN)/pip install --no-compile --quiet --constraint constraints.txt torch "setuptools>=77" "pyvips[binary]" && wait $$!
 	$(BIN)/python -m compileall -qq -x '$(UNUSED)' $(VENV)/lib & \
 	$(BIN)/pip install --no-compile --quiet --constraint constraints.txt --no-build-isolation --editable ".[dev]" && wait
 	$(BIN)/python -m compileall -qq -j 0 -x '$(UNUSED)' $(VENV)/lib src || true

@@ -52,7 +52,7 @@ def test_unfinished_kernel_search_is_not_repeated_with_less_time(
     monkeypatch.setattr("redline.ladder.search.budget._LEAST_S", 5.0)
     only = ("planted_search(mode=max-autotune)", "planted_search(mode=max-autotune, wide=true)")
     (_, first), (verdict, second) = verdicts(
-        climb(f"{PLANTED}:ticks", out=tmp_path, device="cpu", rungs=only, budget=12, sampling=1, progress=None)
+        climb(f"{PLANTED}:ticks", out=tmp_path, device="cpu", rungs=only, budget=16, sampling=1, progress=None)
     ).values()
     assert "to stay within the budget" in first
     assert verdict == "unmeasured" and re.fullmatch(r"it takes about \d+ s, and \d+ s of the budget are left", second)
