@@ -6,7 +6,7 @@ import pytest
 
 from redline.errors import MachineError
 from redline.machine import ceilings, cpu_features
-from redline.machine.cpu_features import LIMITS, cpu_flags, limited_environment
+from redline.machine.cpu_features import LIMITS, cpu_flags, hides_features, limited_environment
 from redline.machine.machine import Machine, _cpu_dtypes
 
 pytestmark = pytest.mark.cpu
@@ -60,6 +60,22 @@ def test_torch_is_limited_only_to_instructions_that_the_cpu_has(
     variables = limited_environment(limit, set(flags.split()), architecture)
     assert variables["REDLINE_CPU_LIMIT"] == limit and variables.get("ATEN_CPU_CAPABILITY") == capability
     assert ("ONEDNN_MAX_CPU_ISA" in variables) == (architecture == "x86_64")
+
+
+@pytest.mark.parametrize(
+    ("flags", "architecture", "hiding"),
+    [
+        (XEON, "x86_64", ["avx512", "avx2"]),
+        ("avx2 avx512f avx512_vnni", "x86_64", ["avx2"]),
+        ("avx2 avx_vnni", "x86_64", ["avx2"]),
+        ("avx2 avx512f amx_tile", "x86_64", ["avx512", "avx2"]),
+        ("avx2 fma", "x86_64", []),
+        # There, a limit also changes the BLAS.
+        ("asimd", "aarch64", ["avx512", "avx2"]),
+    ],
+)
+def test_a_limit_that_hides_nothing_need_not_be_tested(flags: str, architecture: str, hiding: list[str]) -> None:
+    assert [limit for limit in LIMITS if hides_features(limit, set(flags.split()), architecture)] == hiding
 
 
 def test_a_limited_machine_has_its_own_cache_without_hidden_dtypes(

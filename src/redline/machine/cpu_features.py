@@ -4,7 +4,8 @@
 `avx512` leaves Neon and its int8 dot products, `avx2` only Neon. A limit does not add features that the CPU lacks.
 
 The variable changes only what Redline detects. The libraries have variables of their own, which must be set before
-torch is imported, to values that depend on the CPU. This module prints all of them, for `env`:
+torch is imported, to values that depend on the CPU. This module prints all of them, for `env`, or nothing if the CPU
+has no feature that the limit hides:
 
     env $(python -m redline.machine.cpu_features avx2) pytest -m cpu
 """
@@ -23,6 +24,9 @@ LIMITS: Mapping[str, Set[str]] = {
     "avx512": frozenset({"avx2", "avx512f", "avx512_vnni", "avx_vnni", "asimd", "asimddp"}),
     "avx2": frozenset({"avx2", "asimd"}),
 }
+_HIDDEN_BY_AVX512 = ("amx_", "avx512_bf16", "avx512_fp16")
+# The beginnings of the names of x86 features that change what Redline or its libraries do, and that a limit hides.
+_HIDDEN = {"avx512": _HIDDEN_BY_AVX512, "avx2": (*_HIDDEN_BY_AVX512, "avx512f", "avx_vnni")}
 _NEEDED = {"avx512": "avx512f", "avx2": "avx2"}
 _ONEDNN = {"avx512": "AVX512_CORE_VNNI", "avx2": "AVX2"}
 _MKL = {"avx512": "AVX512_E1", "avx2": "AVX2"}
@@ -50,6 +54,7 @@ def cpu_limit() -> str:
 def limited_environment(limit: str, flags: Set[str], architecture: str) -> dict[str, str]:
     """Returns the environment variables that limit Redline, and torch and its libraries as far as possible.
 
+    Without features to hide on x86, there are none: tests under this limit would be those of the whole machine again.
     Torch does not check whether the CPU supports the value of `ATEN_CPU_CAPABILITY`, and warns about values for other
     architectures, so it is set only if the CPU supports it. On ARM the BLAS has no such limit,
     so a variable makes it use the kernels for an older core.
@@ -66,8 +71,14 @@ def limited_environment(limit: str, flags: Set[str], architecture: str) -> dict[
     return variables
 
 
+def hides_features(limit: str, flags: Set[str], architecture: str) -> bool:
+    """Returns whether the CPU has features that the limit hides; otherwise it is the same CPU under the limit."""
+    return architecture not in ("x86_64", "AMD64") or any(flag.startswith(_HIDDEN[limit]) for flag in flags)
+
+
 if __name__ == "__main__":
     if len(sys.argv) != 2 or sys.argv[1] not in LIMITS:
         sys.exit(f"usage: python -m redline.machine.cpu_features {'|'.join(LIMITS)}")
-    limited = limited_environment(sys.argv[1], hardware_flags(), platform.machine())
+    given = (sys.argv[1], hardware_flags(), platform.machine())
+    limited = limited_environment(*given) if hides_features(*given) else {}
     print(*(f"{name}={value}" for name, value in limited.items()))
