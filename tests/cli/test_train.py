@@ -307,6 +307,8 @@ def test_emulated_dtypes_print_warnings(
     assert "emulates fp16 in matrix products: measured at 0.1% of the fp32 rate" in said
     assert "muon always computes in bf16" in said and "adamw is faster here" in said
     assert "Warning" not in said and ".py:" not in said and "frame #" not in said
+    change(here, 'precision = "fp32"', 'precision = "fp16"')
+    assert "muon" not in train(command, "--steps", "2", "--out", "y").err
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ class Net(nn.Module):
 
 
 def test_observe_sees_forms_and_largest_values() -> None:
-    job = Job.of(Net(), samples=(torch.randn(3, 6), torch.full((2, 6), -9.0)))
+    job = Job.of(Net(), samples=(torch.full((2, 6), -9.0), torch.randn(3, 6)))
     layers = linear_layers(job.model)
     seen = observe(job, layers)
     assert set(seen) == {"first", "zeros"}

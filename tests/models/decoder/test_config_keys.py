@@ -183,6 +183,8 @@ def test_configs_of_transformers_are_read_without_warnings(family: str) -> None:
 def test_a_window_that_hides_nothing() -> None:
     for more in ({"sliding_window": 8, "use_sliding_window": False}, {"sliding_window": 160}, {"sliding_window": None}):
         assert reading(more) == reading({})
+    without = {"model_type": "qwen2", "use_sliding_window": False, "sliding_window": 8}
+    assert reading(without | {"max_window_layers": 1}).windows == reading(without).windows
     mistral = {"model_type": "mistral", "sliding_window": 8, "layer_types": ["sliding_attention"] * 3}
     assert reading(mistral).windows == (8, 8, 8)
     with pytest.raises(ModelError, match="'layer_types' that contradict its 'sliding_window'"):
