@@ -89,9 +89,8 @@ mutants: $(READY)
 
 # Not compiled to bytecode: tests of packages, and most models of transformers and diffusers, which are never imported.
 UNUSED := site-packages/(.*/tests/|transformers/models/(?!auto|clip|gpt2|llama)\w+/|diffusers/pipelines/(?!stable_diffusion/)\w+/)
-# Large packages that share no file and no dependency with torch: installed beside it, because pip uses one core.
-LARGE := av diffusers onnx onnxruntime "openvino; platform_machine == 'x86_64'" pyarrow pyrefly ruff transformers \
-	"triton; sys_platform == 'linux'"
+# Large packages that torch does not depend on: installed at the same time as torch, because one pip uses one core.
+LARGE := av diffusers onnx onnxruntime "openvino; platform_machine == 'x86_64'" pyarrow pyrefly ruff transformers
 # A new pip resolves dependencies in half of the time. Bytecode is compiled on all cores, where pip would use one, and
 # that of torch while pip installs the other packages. Some packages contain files for other versions of Python.
 $(READY): pyproject.toml constraints.txt

@@ -68,9 +68,10 @@ def test_torch_is_limited_only_to_instructions_that_the_cpu_has(
         (XEON, "x86_64", ["avx512", "avx2"]),
         ("avx2 avx512f avx512_vnni", "x86_64", ["avx2"]),
         ("avx2 avx_vnni", "x86_64", ["avx2"]),
+        ("avx2 avx512f avx512_bf16", "x86_64", ["avx512", "avx2"]),
         ("avx2 avx512f amx_tile", "x86_64", ["avx512", "avx2"]),
         ("avx2 fma", "x86_64", []),
-        # There, a limit also changes the BLAS.
+        # On ARM, a limit also changes the BLAS.
         ("asimd", "aarch64", ["avx512", "avx2"]),
     ],
 )

@@ -24,9 +24,8 @@ LIMITS: Mapping[str, Set[str]] = {
     "avx512": frozenset({"avx2", "avx512f", "avx512_vnni", "avx_vnni", "asimd", "asimddp"}),
     "avx2": frozenset({"avx2", "asimd"}),
 }
-_HIDDEN_BY_AVX512 = ("amx_", "avx512_bf16", "avx512_fp16")
-# The beginnings of the names of x86 features that change what Redline or its libraries do, and that a limit hides.
-_HIDDEN = {"avx512": _HIDDEN_BY_AVX512, "avx2": (*_HIDDEN_BY_AVX512, "avx512f", "avx_vnni")}
+# The beginnings of the names of the x86 features whose absence changes what Redline or its libraries do.
+_RELEVANT = ("avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_", "avx_vnni")
 _NEEDED = {"avx512": "avx512f", "avx2": "avx2"}
 _ONEDNN = {"avx512": "AVX512_CORE_VNNI", "avx2": "AVX2"}
 _MKL = {"avx512": "AVX512_E1", "avx2": "AVX2"}
@@ -54,7 +53,6 @@ def cpu_limit() -> str:
 def limited_environment(limit: str, flags: Set[str], architecture: str) -> dict[str, str]:
     """Returns the environment variables that limit Redline, and torch and its libraries as far as possible.
 
-    Without features to hide on x86, there are none: tests under this limit would be those of the whole machine again.
     Torch does not check whether the CPU supports the value of `ATEN_CPU_CAPABILITY`, and warns about values for other
     architectures, so it is set only if the CPU supports it. On ARM the BLAS has no such limit,
     so a variable makes it use the kernels for an older core.
@@ -72,8 +70,10 @@ def limited_environment(limit: str, flags: Set[str], architecture: str) -> dict[
 
 
 def hides_features(limit: str, flags: Set[str], architecture: str) -> bool:
-    """Returns whether the CPU has features that the limit hides; otherwise it is the same CPU under the limit."""
-    return architecture not in ("x86_64", "AMD64") or any(flag.startswith(_HIDDEN[limit]) for flag in flags)
+    """Returns whether the limit changes anything on this CPU. On ARM it always does: it also limits the BLAS."""
+    if architecture not in ("x86_64", "AMD64"):
+        return True
+    return any(flag.startswith(_RELEVANT) for flag in flags - LIMITS[limit])
 
 
 if __name__ == "__main__":
