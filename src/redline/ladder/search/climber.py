@@ -22,6 +22,7 @@ from redline.ladder.search.estimates import kind_of
 from redline.ladder.search.final_race import run_race
 from redline.ladder.search.openings import ENGINES, openings
 from redline.ladder.search.progress import Progress
+from redline.ladder.search.run_log import added_rungs, plan_of
 from redline.ladder.search.search_order import by_gain_per_second, candidates, check_asked, may_try, variants
 from redline.ladder.search.settings import Settings
 from redline.ladder.search.trials import Trials
@@ -113,7 +114,7 @@ class Climber:
     def _finish(self, final: Measurement) -> Climbed:
         target = self.settings.target
         return Climbed(
-            replace(Plan.parse(final.plan), objective=self.settings.objective.value),
+            replace(plan_of(final), objective=self.settings.objective.value),
             tuple(self.log.rows),
             self.trials.machine,
             target=target.sentence(final) if target else "",
@@ -158,7 +159,7 @@ class Climber:
         self._try_plans(plans)
         failed = [row for row in self.log.rows if row.role == "opening" and row.verdict != "kept"]
         for row in failed:
-            plan = Plan.parse(row.rung)
+            plan = added_rungs(row)
             for rungs in [group for rung in plan.rungs for group in rung.fallbacks(row.verdict, trials.training)]:
                 if any(name in self.plan for name in ENGINES):
                     break
@@ -278,7 +279,7 @@ class Climber:
     def _second_looks(self) -> list[tuple[str, Rung]]:
         asked = {row.rung for row in self.log.rows if row.role == "second look"}
         early = {
-            row.rung: Plan.parse(row.rung).rungs
+            row.rung: added_rungs(row).rungs
             for row in self.log.rows
             if row.role == "trial" and row.verdict == "dropped" and row.rung not in asked
         }
@@ -303,9 +304,9 @@ class Climber:
             return None if said else trials.record(role, candidate, "unmeasured", reason, rung=str(added))
         row = trials.measure(role, added, candidate)
         if row.verdict != "unmeasured":
-            self._tried |= {candidate, Plan.parse(row.plan)}
+            self._tried |= {candidate, plan_of(row)}
         if row.verdict == "kept":
-            trials.incumbent.replace_plan(Plan.parse(row.plan))
+            trials.incumbent.replace_plan(plan_of(row))
         if role in ("trial", "second look") and len(added.rungs) == 1:
             for rungs in added.rungs[0].fallbacks(row.verdict, trials.training):
                 if all(may_try(rung.name, self.settings, trials.training) for rung in rungs):
@@ -339,7 +340,7 @@ class Climber:
                 continue
             row = trials.ablate(rung, smaller)
             if row.verdict == "dropped":
-                trials.incumbent.replace_plan(Plan.parse(row.plan))
+                trials.incumbent.replace_plan(plan_of(row))
 
     # The remaining budget
 
@@ -351,7 +352,7 @@ class Climber:
         trials = self.trials
         trials.setups.discard()
         baseline = Plan.parse(_COMPILE_BASELINE[trials.machine.device.partition(":")[0]])
-        compiled = [row for row in self.log.rows if row.samples and "compile" in Plan.parse(row.plan)]
+        compiled = [row for row in self.log.rows if row.samples and "compile" in plan_of(row)]
         for plan in self._openings():
             if not compiled and "compile" in plan and not self._why_untried(plan, _START_SHARE):
                 self._try("opening", plan, plan, _START_SHARE)

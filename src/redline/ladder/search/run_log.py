@@ -136,6 +136,15 @@ class RunLog:
         )
 
 
+def plan_of(row: Measurement) -> Plan:
+    return Plan.parse(row.plan)
+
+
+def added_rungs(row: Measurement) -> Plan:
+    """Returns the rungs that a trial added to the incumbent, as a plan."""
+    return Plan.parse(row.rung)
+
+
 def command_line(words: Sequence[str]) -> str:
     """Returns the command as the user typed it, without the names of this machine's folders."""
     program, *others = (Path(word).name if word.startswith("/") else word for word in words or ("-c",))
