@@ -97,5 +97,5 @@ def test_a_later_run_against_an_earlier_one(seen: Comparison, speed: str, memory
 
 def test_names() -> None:
     assert Objective.named("memory") is Objective.MEMORY
-    with pytest.raises(RedlineError, match=r"unknown objective 'beauty': choose latency, throughput, memory\."):
+    with pytest.raises(RedlineError, match=r"unknown objective 'beauty': choose latency, p99, throughput, requests, memory\."):
         Objective.named("beauty")

@@ -101,7 +101,7 @@ def test_geometric_mean_over_shapes() -> None:
     assert geometric_mean_s({"a": [1.0, 1.0, 9.0], "b": [4.0]}) == 2.0
     small, large = fake_arm("eager", peak_bytes=5), fake_arm("bf16", peak_bytes=7)
     small.peak_bytes, large.peak_bytes = 5, 7
-    comparison = compare_arms(small, large, {"": [0.2] * 9}, {"": [0.1] * 9})
+    comparison = compare_arms(SPEC, small, large, {"": [0.2] * 9}, {"": [0.1] * 9})
     assert comparison.ratio.middle == pytest.approx(2.0) and (
         comparison.candidate_bytes,
         comparison.incumbent_bytes,

@@ -13,6 +13,7 @@ from redline.files.atomic import check_can_write
 from redline.ladder.measurement import Measurement
 from redline.ladder.measuring.trial import geometric_mean_s
 from redline.ladder.measuring.worker_pool import WorkerPool
+from redline.ladder.objective import above_limit, is_within
 from redline.ladder.plan import Plan
 from redline.ladder.rung import Rung, Stage
 from redline.ladder.rungs import RUNGS
@@ -37,8 +38,6 @@ _SAMPLING_SHARE, _RACE_SHARE = 0.04, 0.06
 _START_SHARE = 0.6
 # The budget reserves these seconds to end all processes and write the files, and this share of itself for delays.
 _END_S, _END_SHARE = 1.5, 0.02
-# Even a slow model runs at least this many steps in the final race, half of them untimed.
-_LEAST_TURNS = 8
 
 
 class Climber:
@@ -107,18 +106,20 @@ class Climber:
         open_s = sum(map(estimates.trial_s, missing))
         judging_s = racers * estimates.open_s / 2
         # The untouched model is usually the slowest by far, so its time determines how long the race takes.
-        sampling_s = max(racers * self._race_sampling_s / 2, _LEAST_TURNS * geometric_mean_s(self.log.rows[0].samples))
+        step_s = geometric_mean_s(self.log.rows[0].samples)
+        sampling_s = max(racers * self._race_sampling_s / 2, self.trials.spec.least_steps * step_s)
         end_s = _END_S + _END_SHARE * (self.budget.total_s or 0.0)
         self.budget.reserved_s = end_s + open_s + judging_s + sampling_s
 
     def _finish(self, final: Measurement) -> Climbed:
-        target = self.settings.target
+        target, limit_bytes = self.settings.target, self.settings.max_bytes
         return Climbed(
             replace(plan_of(final), objective=self.settings.objective.value),
             tuple(self.log.rows),
             self.trials.machine,
             target=target.sentence(final) if target else "",
             missed_target=target is not None and not target.reached(final),
+            missed_limit="" if is_within(final.peak_bytes, limit_bytes) else final.reason,
             resumed=self.resumed,
         )
 
@@ -141,7 +142,14 @@ class Climber:
             return
         about: dict[str, Any] = {}
         (samples,) = trials.take_turns([arm], about)
-        trials.record("baseline", self.plan, "baseline", "the model as it is", arm, samples, **about)
+        over = not is_within(arm.peak_bytes, self.settings.max_bytes)
+        reason = above_limit(arm.peak_bytes, self.settings.max_bytes) if over else "the model as it is"
+        trials.record("baseline", self.plan, "baseline", reason, arm, samples, **about)
+        if trials.least_timing_s > self.settings.sampling_s:
+            calls = f"{trials.spec.least_steps:,} calls of each plan"
+            trials.announce(
+                f"{self.settings.objective} needs {calls}, about {trials.least_timing_s:.0f} s a comparison"
+            )
 
     # Openings
 
