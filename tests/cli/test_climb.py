@@ -23,7 +23,7 @@ from .conftest import TINY, Seen, strict_json
 
 ARGUMENTS = ["climb", f"{TINY}:convolutions", "--device", "cpu", "--rungs", "fold_batchnorm", "--sampling", "300ms"]
 ARGUMENTS += ["--target", "1us"]  # out of reach, so that it stops nothing
-WRITTEN = {"plan.toml", "measurements.jsonl", "report.html", "report.md"}
+WRITTEN = {"plan.toml", "measurements.jsonl", "report.html", "report.md", "front"}
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,11 @@ def ended(tmp_path_factory: pytest.TempPathFactory, forked_python: ForkedPython)
 
 def test_the_files_are_written_and_named(ended: Ended) -> None:
     assert {path.name for path in ended.folder.iterdir()} == WRITTEN
-    assert {Path(path).name for path in ended.said["files"].values()} == WRITTEN
+    fronts = {path.name for path in (ended.folder / "front").iterdir()}
+    assert {Path(path).name for path in ended.said["files"].values()} == (WRITTEN - {"front"}) | fronts
+    assert {Path(point["file"]).name: point["plan"] for point in ended.said["front"]} == {
+        name: str(Plan.load(ended.folder / "front" / name)) for name in fronts
+    }
     assert str(Plan.load(ended.folder / "plan.toml")) == ended.said["plan"]
     assert Plan.load(ended.folder / "plan.toml").objective == "latency"
     assert "# workload: " in (ended.folder / "plan.toml").read_text()

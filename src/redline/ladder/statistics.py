@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 
@@ -75,7 +76,8 @@ def percentile_99_interval(values: Sequence[float]) -> Interval:
     if len(values) < LEAST_CALLS:
         return Interval(middle, median(values), float("inf"))
     turns = _in_turns(values)
-    return Interval(middle, *bounds(_resampled_percentiles(turns, _resampled_turns(len(turns)))))
+    logs = np.log(_resampled_percentiles(turns, _resampled_turns(len(turns)))) - np.log(middle)
+    return Interval(middle, *bounds(middle * np.exp(_few_turns(len(turns)) * logs)))
 
 
 def unpaired_ratio(old: Sequence[float], new: Sequence[float], tail: bool = False) -> Interval:
@@ -89,7 +91,8 @@ def unpaired_ratio(old: Sequence[float], new: Sequence[float], tail: bool = Fals
             return Interval(percentile_99(old) / percentile_99(new), 0.0, float("inf"))
         runs = [_in_turns(values) for values in (old, new)]
         first, second = (_resampled_percentiles(turns, _resampled_turns(len(turns), rng)) for turns in runs)
-        return Interval(percentile_99(old) / percentile_99(new), *bounds(first / second))
+        ratio, wider = percentile_99(old) / percentile_99(new), _few_turns(min(map(len, runs)))
+        return Interval(ratio, *bounds(ratio * (first / second / ratio) ** wider))
     a, b = np.asarray(old), np.asarray(new)
     ratios = np.median(a[rng.integers(0, len(a), (_RESAMPLES, len(a)))], axis=1) / np.median(
         b[rng.integers(0, len(b), (_RESAMPLES, len(b)))], axis=1
@@ -149,17 +152,28 @@ def _percentile_ratio(pairs: tuple[tuple[tuple[float, ...], tuple[float, ...]], 
             return Interval(percentile_99(old) / percentile_99(new), 0.0, float("inf"))
         both = [_in_turns(values[:count]) for values in (old, new)]
         first, second = (np.log(percentile_99(values[:count])) for values in (old, new))
-        logs = np.subtract(*(np.log([percentile_99(turn) for turn in turns]) for turns in both))
         middle += first - second
         if count < LEAST_CALLS:
+            logs = np.subtract(*(np.log([percentile_99(turn) for turn in turns]) for turns in both))
             half = (logs.max() - logs.min()) / 2
             ends += np.where(np.arange(_RESAMPLES) % 2, logs.min() - half, logs.max() + half)
             continue
-        picks = _resampled_turns(len(logs))
+        turns = len(both[0])
+        picks = _resampled_turns(turns)
         old_logs, new_logs = (np.log(_resampled_percentiles(turns, picks)) for turns in both)
-        ends += first - second + _excess_variation(logs) * (old_logs - new_logs - (first - second))
+        ends += first - second + _few_turns(turns) * (old_logs - new_logs - (first - second))
     scale = 1 / len(pairs)
     return Interval(float(np.exp(middle * scale)), *bounds(np.exp(ends * scale)))
+
+
+def _few_turns(turns: int) -> float:
+    """Returns how many times wider an interval must be because a bootstrap of few turns underestimates the variation.
+
+    It is the ratio of the quantiles of Student's t and of the normal distribution, by Cornish and Fisher's expansion.
+    """
+    z, free = NormalDist().inv_cdf((1 + CONFIDENCE) / 2), turns - 1
+    t = z + (z**3 + z) / (4 * free) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * free**2)
+    return float(t / z * np.sqrt(turns / free))
 
 
 def _in_turns(calls: Sequence[float]) -> np.ndarray:

@@ -43,7 +43,7 @@ class Table:
 
 def all_tables(climb: Climb) -> list[Table]:
     """Returns all tables that are not empty, in the order of the page."""
-    makers = (_ladder, _front, _rejected, _shapes, _ablation, _proof, _gates, _memory, _setup, _environment)
+    makers = (_front, _ladder, _rejected, _shapes, _ablation, _proof, _gates, _memory, _setup, _environment)
     return [table for make in makers if (table := make(climb)) is not None and table.rows]
 
 
@@ -95,7 +95,7 @@ def _front(climb: Climb) -> Table:
     rows = tuple(
         (
             point.plan,
-            point.name + (", the answer" if point.is_answer else ""),
+            f"{point.number} {point.name}" + (", the answer" if point.is_answer else ""),
             _ratio(point.speed) if point.plan != "eager" else format_ratio(1.0),
             format_bytes(point.peak_bytes),
             point.quality,
@@ -104,7 +104,7 @@ def _front(climb: Climb) -> Table:
     )
     note = (
         "The plans that no other plan beats in speed, peak memory and quality together, beyond the noise. Quality is "
-        "the score closest to the limit of its gate. The folder `front` of the climb has a file for each plan."
+        "the score closest to the limit of its gate. The output folder has a plan file for each, in front/."
     )
     columns = ("Plan", "Best at", "Over start", "Peak memory", "Quality")
     return Table("front", "The Pareto front of speed, memory and quality", columns, rows, note=note, words=2)
