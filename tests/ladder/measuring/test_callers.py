@@ -28,6 +28,14 @@ def test_calls_overlap_and_each_is_made_once() -> None:
     assert sorted(made) == list(range(12)) and seconds > 0
 
 
+def test_no_call_is_outside_the_time() -> None:
+    """Time passes only in calls: none of it may be lost before the clock is read."""
+    made: list[int] = []
+    for _ in range(50):
+        made.clear()
+        assert Callers(2, CPU).run(6, made.append, lambda: float(len(made))) == 6
+
+
 def test_an_error_of_a_call_is_raised() -> None:
     def call(number: int) -> None:
         raise ValueError("this call is broken")

@@ -146,7 +146,7 @@ class Climber:
         reason = above_limit(arm.peak_bytes, self.settings.max_bytes) if over else "the model as it is"
         trials.record("baseline", self.plan, "baseline", reason, arm, samples, **about)
         if trials.least_timing_s > self.settings.sampling_s:
-            calls = f"{trials.spec.least_steps:,} calls of each plan"
+            calls = f"at least {trials.spec.least_steps:,} calls of each plan"
             trials.announce(
                 f"{self.settings.objective} needs {calls}, about {trials.least_timing_s:.0f} s a comparison"
             )
