@@ -170,7 +170,7 @@ class _Verification:
         comparison = compare_arms(self.spec, eager, whole, old, new)
         better, gain = self.spec.objective.judge(comparison, ANY)
         reason = f"the plan is no better than eager: {gain}" if self.plan.rungs and not better else ""
-        return reason, comparison.ratio, geometric_mean_s(new, self.spec.is_tail)
+        return reason, comparison.ratio, geometric_mean_s(new)
 
     def _check_rung(self, name: str, whole: Arm | None) -> RungVerdict:
         """Compares the plan with the plan without this rung; `whole` is the plan's arm, or None if it does not run."""

@@ -36,6 +36,19 @@ def test_no_call_is_outside_the_time() -> None:
         assert Callers(2, CPU).run(6, made.append, lambda: float(len(made))) == 6
 
 
+@pytest.mark.gpu
+def test_each_caller_has_a_stream_of_its_own_on_cuda() -> None:
+    together = threading.Barrier(3, timeout=60)
+    streams: list[int] = []
+
+    def call(number: int) -> None:
+        together.wait()
+        streams.append(torch.cuda.current_stream().cuda_stream)
+
+    Callers(3, torch.device("cuda")).run(3, call, time.perf_counter)
+    assert len(set(streams)) == 3 and torch.cuda.default_stream().cuda_stream not in streams
+
+
 def test_an_error_of_a_call_is_raised() -> None:
     def call(number: int) -> None:
         raise ValueError("this call is broken")

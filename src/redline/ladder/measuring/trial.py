@@ -12,7 +12,7 @@ from redline.ladder.gate import Score
 from redline.ladder.measuring.worker_pool import Worker, WorkerFailed, WorkerPool
 from redline.ladder.objective import WORTHWHILE, Comparison, Objective
 from redline.ladder.plan import Plan
-from redline.ladder.statistics import CALLS_PER_TURN, LEAST_CALLS, Interval, median, percentile_99, ratio_interval
+from redline.ladder.statistics import CALLS_PER_TURN, LEAST_CALLS, Interval, median, ratio_interval
 
 JUDGE_SEEDS = (10, 11, 12)
 FRESH_SEEDS = (20, 21, 22)
@@ -242,9 +242,9 @@ def close(*arms: Arm | None) -> None:
             arm.stop()
 
 
-def geometric_mean_s(samples: Samples, tail: bool = False) -> float:
-    """Returns the geometric mean over all shapes of the median times or, with `tail`, of the 99th percentiles."""
+def geometric_mean_s(samples: Samples) -> float:
+    """Returns the geometric mean of the median times over all shapes."""
     product = 1.0
     for values in samples.values():
-        product *= percentile_99(values) if tail else median(values)
+        product *= median(values)
     return product ** (1 / len(samples))
