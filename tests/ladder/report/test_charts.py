@@ -15,7 +15,7 @@ from redline.ladder.report.climb import Climb
 
 def test_every_width_of_every_chart_is_drawn():
     charts = draw_all(Climb.of(h200_climb()))
-    assert list(charts) == ["ladder", "quality", "roofline", "distributions", "ablation"]
+    assert list(charts) == ["ladder", "front", "quality", "roofline", "distributions", "ablation"]
     for name, widths in (("ladder", FULL), ("quality", HALF)):
         assert re.findall(r'<svg class="w(\d+)"', charts[name]) == [str(w) for w in widths]
 
