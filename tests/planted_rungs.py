@@ -1,8 +1,10 @@
 """Rungs with known effects, planted into the registry of this process and, as a workload file, of every worker."""
 
+import itertools
 import os
 import random
 import signal
+import threading
 import time
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -23,17 +25,20 @@ class PlantedClock:
     def __init__(self) -> None:
         self.now_s = 0.0
         self.hair = random.Random(0)
+        self.lock = threading.Lock()  # concurrent callers wait at the same time
 
     def perf_counter(self) -> float:
-        self.now_s += 1e-6  # no step takes no time
-        return self.now_s
+        with self.lock:
+            self.now_s += 1e-6  # no step takes no time
+            return self.now_s
 
     def __deepcopy__(self, _: object) -> "PlantedClock":
         return self  # a copy of the model lives in the same time
 
     @torch.compiler.disable
     def sleep(self, seconds: float) -> None:
-        self.now_s += seconds * self.hair.uniform(0.999, 1.001)
+        with self.lock:
+            self.now_s += seconds * self.hair.uniform(0.999, 1.001)
 
 
 class Waits(nn.Module):
@@ -50,6 +55,8 @@ class Waits(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         # Other load does not stretch a sleep as it does a busy loop. A compiler makes it half as long.
+        if next(getattr(self, "spikes", None) or iter([1])) % 20 == 0:
+            self.clock.sleep(7 * self.seconds)
         self.clock.sleep(self.seconds / 2 if torch.compiler.is_compiling() else self.seconds)
         return self.layer(x) * self.scale
 
@@ -237,6 +244,18 @@ class PlantedEngine(Planted):
         return job
 
 
+@dataclass(frozen=True)
+class PlantedSpiky(Planted):
+    """Twice as fast, but one call in twenty takes eight times as long."""
+
+    name: ClassVar[str] = "planted_spiky"
+
+    def apply(self, job: Job) -> Job:
+        job.model.seconds /= 2
+        job.model.spikes = itertools.count()
+        return job
+
+
 PLANTED = (
     PlantedFast,
     PlantedUseless,
@@ -254,15 +273,16 @@ PLANTED = (
 
 RESCUED = (PlantedHasty, PlantedCareful)
 LATE = (PlantedLater, PlantedEngine)
+UNEVEN = (PlantedSpiky,)
 ENDLESS = (PlantedSearch,)
 
 
 def plant() -> None:
-    RUNGS.update({rung.name: rung for rung in (*PLANTED, *RESCUED, *LATE, *ENDLESS)})
+    RUNGS.update({rung.name: rung for rung in (*PLANTED, *RESCUED, *LATE, *UNEVEN, *ENDLESS)})
 
 
 def uproot() -> None:
-    for rung in (*PLANTED, *RESCUED, *LATE, *ENDLESS):
+    for rung in (*PLANTED, *RESCUED, *LATE, *UNEVEN, *ENDLESS):
         RUNGS.pop(rung.name, None)
 
 

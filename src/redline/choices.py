@@ -4,6 +4,8 @@ They are separate from the modules that implement them, so that help imports nei
 This module imports nothing.
 """
 
+# The default number of concurrent callers of the objective `requests`.
+CALLERS = 4
 BENCH_PRECISIONS = ("eager", "tf32", "autocast", "bf16", "fp16")
 GENERATION_PRECISIONS = ("auto", "fp32", "bf16", "fp16", "int8", "fp8")
 STREAM_PRECISIONS = ("auto", "fp32", "tf32", "bf16", "fp16")

@@ -23,7 +23,7 @@ from .conftest import TINY, Seen, strict_json
 
 ARGUMENTS = ["climb", f"{TINY}:convolutions", "--device", "cpu", "--rungs", "fold_batchnorm", "--sampling", "300ms"]
 ARGUMENTS += ["--target", "1us"]  # out of reach, so that it stops nothing
-WRITTEN = {"plan.toml", "measurements.jsonl", "report.html", "report.md"}
+WRITTEN = {"plan.toml", "measurements.jsonl", "report.html", "report.md", "front"}
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,11 @@ def ended(tmp_path_factory: pytest.TempPathFactory, forked_python: ForkedPython)
 
 def test_the_files_are_written_and_named(ended: Ended) -> None:
     assert {path.name for path in ended.folder.iterdir()} == WRITTEN
-    assert {Path(path).name for path in ended.said["files"].values()} == WRITTEN
+    fronts = {path.name for path in (ended.folder / "front").iterdir()}
+    assert {Path(path).name for path in ended.said["files"].values()} == (WRITTEN - {"front"}) | fronts
+    assert {Path(point["file"]).name: point["plan"] for point in ended.said["front"]} == {
+        name: str(Plan.load(ended.folder / "front" / name)) for name in fronts
+    }
     assert str(Plan.load(ended.folder / "plan.toml")) == ended.said["plan"]
     assert Plan.load(ended.folder / "plan.toml").objective == "latency"
     assert "# workload: " in (ended.folder / "plan.toml").read_text()
@@ -82,7 +86,7 @@ def test_every_ratio_has_the_median_it_was_measured_against(ended: Ended) -> Non
     for row in compared:
         assert row["against"]
         # Both from the same turns; the ratio itself is of pairs of turns, which two medians only come near to.
-        assert any((row["median_s"], row["against_s"]) == pytest.approx(pair, rel=1e-6) for pair in turns), row
+        assert any((row["time_s"], row["against_s"]) == pytest.approx(pair, rel=1e-6) for pair in turns), row
 
 
 def test_progress_goes_to_stderr_a_line_per_event(ended: Ended) -> None:

@@ -14,7 +14,7 @@ FASTER, BARELY, SAME, SLIGHTLY_SLOWER, SLOWER = (
     Interval(0.97, 0.95, 0.99),
     Interval(0.8, 0.7, 0.9),
 )
-SPEED = (Objective.LATENCY, Objective.THROUGHPUT)
+SPEED = (Objective.LATENCY, Objective.P99, Objective.THROUGHPUT, Objective.REQUESTS)
 
 
 def comparison(ratio: Interval, percent: float = 100, device: str = "cuda:0") -> Comparison:
@@ -91,11 +91,32 @@ def test_final_race_accepts_smaller_gains(objective: Objective) -> None:
     ],
 )
 def test_a_later_run_against_an_earlier_one(seen: Comparison, speed: str, memory: str) -> None:
-    assert [objective.change(seen) for objective in SPEED] == [speed, speed]
+    assert [objective.change(seen) for objective in SPEED] == [speed] * len(SPEED)
     assert Objective.MEMORY.change(seen) == memory
 
 
 def test_names() -> None:
     assert Objective.named("memory") is Objective.MEMORY
-    with pytest.raises(RedlineError, match=r"unknown objective 'beauty': choose latency, throughput, memory\."):
+    with pytest.raises(
+        RedlineError, match=r"unknown objective 'beauty': choose latency, p99, throughput, requests, memory\."
+    ):
         Objective.named("beauty")
+
+
+@pytest.mark.parametrize("objective", Objective)
+@pytest.mark.parametrize(
+    ("seen", "better", "words"),
+    [
+        # (incumbent 100 MiB)
+        (Comparison(SLOWER, 90 * MIB, 100 * MIB, "cuda", 95 * MIB), True, "within --max-memory 95 MiB"),
+        (Comparison(FASTER, 120 * MIB, 100 * MIB, "cuda", 110 * MIB), False, "above --max-memory 110 MiB: its peak is"),
+        (Comparison(SLOWER, 60 * MIB, 100 * MIB, "cuda", 50 * MIB), True, "closer to --max-memory 50 MiB"),
+        (Comparison(FASTER, 100 * MIB, 100 * MIB, "cuda", 50 * MIB), False, "above --max-memory 50 MiB"),
+        (Comparison(FASTER, 100 * MIB, 100 * MIB, "cuda", 100 * MIB), True, ""),
+    ],
+)
+def test_the_memory_limit_comes_before_every_objective(
+    objective: Objective, seen: Comparison, better: bool, words: str
+) -> None:
+    judged, reason = objective.judge(seen)
+    assert judged is better and reason.startswith(words)

@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 
 from redline.ladder.measuring.trial import WORTHWHILE
-from redline.ladder.statistics import median_interval, ratio_interval
+from redline.ladder.statistics import (
+    CALLS_PER_TURN,
+    LEAST_CALLS,
+    median_interval,
+    percentile_99,
+    percentile_99_interval,
+    ratio_interval,
+    unpaired_ratio,
+)
 
 
 def noisy(rng: np.random.Generator, mean: float, count: int, mood: np.ndarray) -> list[float]:
@@ -104,3 +112,45 @@ def test_one_arm_that_is_slow_for_half_of_the_time_decides_nothing() -> None:
     new = [(1.0 if turn < 11 else 1.5) * rng.lognormal(0, 0.01) for turn in range(24)]
     ratio = ratio_interval([(old, new)])
     assert not ratio.above(WORTHWHILE) and not ratio.below(1.0)
+
+
+def calls(rng: np.random.Generator, turns: int = 12, slow: float = 0.02) -> list[float]:
+    """Simulates calls of which a share is several times slower than the others."""
+    times = rng.lognormal(0, 0.05, turns * CALLS_PER_TURN)
+    return list(np.where(rng.random(len(times)) < slow, rng.uniform(2, 4, len(times)), 1) * times)
+
+
+def test_99th_percentile_is_exceeded_by_one_in_a_hundred() -> None:
+    assert percentile_99(range(1, 1001)) == 990 and percentile_99(range(1, 1200)) == 1188
+    assert percentile_99([3.0, 1.0, 2.0]) == 3.0
+
+
+def test_interval_of_a_99th_percentile_covers_it_and_needs_enough_calls() -> None:
+    rng = np.random.default_rng(3)
+    truth = percentile_99(calls(rng, 2000))
+    intervals = [percentile_99_interval(calls(rng)) for _ in range(100)]
+    assert sum(i.low <= truth <= i.high for i in intervals) >= 95
+    assert np.median([i.high / i.low for i in intervals]) < 2.5
+    assert percentile_99_interval(calls(rng, 9)).high == float("inf") and LEAST_CALLS == 1000
+
+
+def test_tail_ratio_finds_a_shorter_tail_and_no_other_difference() -> None:
+    rng = np.random.default_rng(4)
+    pairs = [(calls(rng), calls(rng)) for _ in range(50)]
+    ratios = [ratio_interval([pair], tail=True) for pair in pairs]
+    assert sum(r.above(WORTHWHILE) or r.below(1 / WORTHWHILE) for r in ratios) <= 3
+    # Equal medians, but only one plan has slow calls.
+    steady = ratio_interval([(calls(rng), calls(rng, slow=0.0))], tail=True)
+    assert steady.low > 1.5 and ratio_interval([(calls(rng)[:100], calls(rng, slow=0.0)[:100])]).low < 1.01
+    assert unpaired_ratio(calls(rng), calls(rng, slow=0.0), tail=True).low > 1.5
+    few = ratio_interval([(calls(rng)[:150], calls(rng)[:150])], tail=True)
+    assert (few.low, few.high) == (0.0, float("inf"))
+
+
+def test_a_stall_of_one_turn_makes_the_99th_percentile_uncertain() -> None:
+    """All of its slow calls are in one turn, so the bootstrap must resample turns, not calls."""
+    rng = np.random.default_rng(5)
+    quiet, stalled = calls(rng, slow=0.0), calls(rng, slow=0.0)
+    stalled[300:320] = [5.0] * 20
+    ratio = ratio_interval([(quiet, stalled)], tail=True)
+    assert ratio.middle < 0.3 and ratio.high > 0.9

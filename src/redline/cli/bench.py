@@ -11,13 +11,14 @@ import typer
 from rich.markup import escape
 from typer import Argument, Option
 
-from redline.choices import BENCH_PRECISIONS
+from redline.choices import BENCH_PRECISIONS, CALLERS
 from redline.cli.console import fail, plain_table, print_json, progress, results
 from redline.cli.live_line import LiveLine
 from redline.cli.options import (
     PLAN_HELP,
     WORKLOAD_HELP,
     AsJson,
+    Callers,
     Device,
     Objective,
     Sampling,
@@ -48,6 +49,7 @@ def bench(
     shapes: Shapes = None,
     device: Device = "auto",
     objective: Objective = "latency",
+    callers: Callers = CALLERS,
     timeout: Timeout = "5m",
     sampling: Sampling = "6s",
     as_json: AsJson = False,
@@ -75,6 +77,7 @@ def bench(
             workloads or ["resnet", "vit", "gpt"],
             BENCH_PRECISIONS if matrix else (plan or ["eager"]),
             objective=objective,
+            callers=callers,
             shapes=parse_shapes(shapes),
             device=device,
             timeout=timeout,
@@ -105,14 +108,23 @@ def bench(
 def _print_rows(rows: Sequence[Measurement]) -> None:
     from redline.ladder.plan import brief
 
-    eager = {(row.workload, shape): row.median_s(shape) for row in rows if row.plan == "eager" for shape in row.shapes}
-    table = plain_table("workload", "plan", "median", "99% interval", "× eager", "items/s", "peak", "quality")
+    eager = {(row.workload, shape): row.time_s(shape) for row in rows if row.plan == "eager" for shape in row.shapes}
+    table = plain_table(
+        "workload",
+        "plan",
+        rows[0].statistic if rows else "median",
+        "99% interval",
+        "× eager",
+        "items/s",
+        "peak",
+        "quality",
+    )
     for row in rows:
         if not row.samples:
             outcome = (f"[dim]{row.verdict}[/]", f"[dim]{escape(row.reason)}[/]")
             table.add_row(row.workload, escape(brief(row.plan)), *outcome)
         for shape in row.shapes:
-            interval = row.interval_s(shape)
+            interval = row.time_interval_s(shape)
             base = eager.get((row.workload, shape))
             table.add_row(
                 f"{row.workload} {shape}".strip(),
@@ -120,7 +132,7 @@ def _print_rows(rows: Sequence[Measurement]) -> None:
                 format_seconds(interval.middle),
                 f"{format_seconds(interval.low)} – {format_seconds(interval.high)}",
                 f"{base / interval.middle:.2f}" if base else "",
-                f"{row.throughput(shape):.4g} {row.unit}/s",
+                "" if row.is_tail else f"{row.throughput(shape):.4g} {row.unit}/s",
                 format_bytes(row.peak_bytes),
                 str(row.scores[0]) if row.scores else "",
             )

@@ -15,8 +15,9 @@ from rich.markup import escape
 from rich.spinner import Spinner
 from typer import Option
 
+from redline.choices import CALLERS
 from redline.cli.console import print_json, progress, results
-from redline.cli.options import AsJson, Device, Objective, Sampling, Shapes, Timeout, Workload, parse_shapes
+from redline.cli.options import AsJson, Callers, Device, Objective, Sampling, Shapes, Timeout, Workload, parse_shapes
 from redline.cli.signals import uninterrupted_imports
 from redline.errors import RedlineError
 from redline.notation import split_outside_brackets
@@ -28,6 +29,14 @@ if TYPE_CHECKING:
 def climb(
     workload: Workload,
     objective: Objective = "latency",
+    callers: Callers = CALLERS,
+    max_memory: Annotated[
+        str | None, Option(help="The largest peak memory that the answer may have (8GiB); larger plans are dropped.")
+    ] = None,
+    max_error: Annotated[
+        float | None,
+        Option(help="The largest error that the answer may have (0.005), by the first gate that measures an error."),
+    ] = None,
     target: Annotated[
         str | None, Option(help="Stop trying rungs when this time per step (16ms) or peak memory (8GiB) is reached.")
     ] = None,
@@ -54,11 +63,15 @@ def climb(
     """Make a model faster, one measured and proven rung at a time.
 
     Examples: redline climb resnet; redline climb model.py:workload --budget 10m --objective throughput;
-    redline climb resnet --shapes batch=1 --shapes batch=8
+    redline climb resnet --shapes batch=1 --shapes batch=8; redline climb resnet --objective requests --callers 8
+    --max-memory 500MB --max-error 0.005
+
+    The answer is one plan. The Pareto front, at the end of the table, lists the other plans that are best in speed,
+    memory or quality, and OUT/front has a plan file for each.
     """
     with uninterrupted_imports():
         from redline import climb as run_climb
-        from redline.cli.ladder_table import ladder_table
+        from redline.cli.ladder_table import front_table, ladder_table
         from redline.ladder.report import ladder_rows
     folder = workload.replace("/", "-").replace(":", "-").replace(".py", "").strip("-.")
     with _shown(workload) as show:
@@ -66,6 +79,9 @@ def climb(
             workload,
             budget=budget,
             objective=objective,
+            callers=callers,
+            max_memory=max_memory,
+            max_error=max_error,
             target=target,
             rungs=[rung for text in rungs or [] for rung in split_rungs(text)],
             without=[rung for text in without or [] for rung in split_rungs(text)],
@@ -79,6 +95,7 @@ def climb(
             out=out or Path("redline-out") / folder,
             progress=show,
         )
+    front = climbed.front
     if as_json:
         reached = {"asked": target, "reached": not climbed.missed_target, "sentence": climbed.target}
         print_json(
@@ -89,6 +106,7 @@ def climb(
                 "resumed": climbed.resumed or None,
                 "machine": climbed.machine.as_dict(),
                 "final": asdict(climbed.final),
+                "front": [{**asdict(point), "file": str(climbed.files[f"front {point.number}"])} for point in front],
                 "rows": [asdict(row) for row in ladder_rows(climbed.measurements)],
                 "measurements": [asdict(m) for m in climbed.measurements],
                 "files": {name: str(path) for name, path in climbed.files.items()},
@@ -96,6 +114,8 @@ def climb(
         )
         return
     results.print(ladder_table(climbed.measurements, results.width))
+    if front:
+        results.print("", front_table(front), sep="\n")
     lines = [("\nplan", escape(str(climbed.plan))), *(("note", escape(text)) for text in climbed.final.notes)]
     if climbed.resumed:
         lines.append(("resume", escape(climbed.resumed)))

@@ -27,7 +27,14 @@ Shapes = Annotated[
 WorkloadOptions = Annotated[
     list[str] | None, Option("--shape", "--shapes", help="Options of the workload, for example size=224; repeatable.")
 ]
-Objective = Annotated[str, Option(help="What to optimize: latency, throughput or memory.")]
+Objective = Annotated[
+    str,
+    Option(
+        help="What to optimize: latency (the time of a step), p99 (the time that 1% of the calls exceed), throughput "
+        "(steps in a row), requests (calls of concurrent callers) or memory (the peak)."
+    ),
+]
+Callers = Annotated[int, Option(min=1, help="Concurrent callers of the objective requests.")]
 Timeout = Annotated[str, Option(help="Time limit of one trial.")]
 Sampling = Annotated[str, Option(help="Duration of the timed runs of one comparison.")]
 Device = Annotated[str, Option(help="cpu, cuda, cuda:1 or auto (a GPU if there is one).")]

@@ -46,6 +46,7 @@ def report(
                 "run": climb.subject.run,
                 "workload": climb.subject.workload,
                 "headline": climb.headline(),
+                "front": [asdict(point) for point in climb.front],
                 "rows": [asdict(row) for row in rows],
             }
         )

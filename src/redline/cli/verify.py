@@ -7,9 +7,10 @@ import typer
 from rich.markup import escape
 from typer import Argument, Option
 
+from redline.choices import CALLERS
 from redline.cli.console import NO, YES, plain_table, print_json, results
 from redline.cli.live_line import LiveLine
-from redline.cli.options import PLAN_HELP, AsJson, Device, Sampling, Shapes, Timeout, Workload, parse_shapes
+from redline.cli.options import PLAN_HELP, AsJson, Callers, Device, Sampling, Shapes, Timeout, Workload, parse_shapes
 from redline.cli.signals import uninterrupted_imports
 from redline.notation import format_bytes, format_seconds
 
@@ -20,8 +21,10 @@ def verify(
     shapes: Shapes = None,
     device: Device = "auto",
     objective: Annotated[
-        str | None, Option(help="latency, throughput or memory (default: the objective in the plan, else latency).")
+        str | None,
+        Option(help="latency, p99, throughput, requests or memory (default: the objective in the plan, else latency)."),
     ] = None,
+    callers: Callers = CALLERS,
     timeout: Timeout = "5m",
     sampling: Sampling = "6s",
     as_json: AsJson = False,
@@ -37,6 +40,7 @@ def verify(
             plan,
             workload,
             objective=objective,
+            callers=callers,
             shapes=parse_shapes(shapes),
             device=device,
             timeout=timeout,

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from redline.choices import CALLERS
 from redline.errors import MachineError, MeasurementError
 from redline.files.atomic import write_text
 from redline.files.untrusted import read_json
@@ -22,7 +21,7 @@ from redline.ladder.search.progress import Progress, no_progress, print_progress
 from redline.ladder.search.run_log import RunLog
 from redline.ladder.search.settings import Settings, Shapes, read_duration, read_shapes
 from redline.ladder.search.source_digest import describe_change
-from redline.ladder.statistics import Interval, bounds
+from redline.ladder.statistics import Interval, unpaired_ratio
 from redline.ladder.workload import Workload
 from redline.ladder.workloads.addresses import check_file
 
@@ -85,6 +84,8 @@ class BenchRun:
             raise MeasurementError(
                 f"cannot compare the two runs: they have different objectives ({' and '.join(objectives)})."
             )
+        if len({row.callers for row in rows}) > 1:
+            raise MeasurementError("cannot compare the two runs: they have different numbers of concurrent callers.")
         if len({row.machine.get("fingerprint") for row in rows}) > 1 and not any_machine:
             machines = {(r.machine.get("name"), r.machine.get("versions", {}).get("torch")) for r in rows}
             names = " and ".join(sorted(f"{name} (torch {torch})" for name, torch in machines))
@@ -107,6 +108,7 @@ def bench(
     plans: Sequence[Plan | str | os.PathLike[str]] = ("eager",),
     *,
     objective: str = "latency",
+    callers: int = CALLERS,
     shapes: Shapes | None = None,
     device: str = "auto",
     timeout: str | float = "5m",
@@ -118,7 +120,8 @@ def bench(
     Args:
         workloads: `Workload`s, or addresses of functions that return one.
         plans: Each a `Plan`, a plan in one line (`"eager"` is the model as it is), or a plan file.
-        objective: `"latency"`, `"throughput"` or `"memory"`.
+        objective: `"latency"`, `"p99"`, `"throughput"`, `"requests"` or `"memory"`, as in `redline.climb`.
+        callers: The number of concurrent callers of the objective `"requests"`.
         shapes: Input shapes as options of the workloads' functions: `[{"batch": 1}, {"batch": 8}]`.
         device: `"cpu"`, `"cuda"`, `"cuda:1"`; `"auto"` uses a GPU if there is one.
         timeout: Time limit of one set-up.
@@ -140,6 +143,7 @@ def bench(
                 shapes=read_shapes(shapes),
                 device=device,
                 objective=Objective.named(objective),
+                callers=callers,
                 timeout_s=read_duration(timeout),
                 sampling_s=read_duration(sampling),
             )
@@ -199,7 +203,7 @@ def _bench_one(
 
 
 def _change(old: Measurement, new: Measurement, shape: str) -> Change:
-    ratio = unpaired_ratio(old.samples[shape], new.samples[shape])
+    ratio = unpaired_ratio(old.samples[shape], new.samples[shape], new.objective == Objective.P99)
     comparison = Comparison(ratio, new.peak_bytes, old.peak_bytes, str(new.machine.get("device", "cpu")))
     note = ""
     if old.digest != new.digest:
@@ -209,8 +213,8 @@ def _change(old: Measurement, new: Measurement, shape: str) -> Change:
         new.workload,
         new.plan,
         shape,
-        old.median_s(shape),
-        new.median_s(shape),
+        old.time_s(shape),
+        new.time_s(shape),
         ratio,
         old.peak_bytes,
         new.peak_bytes,
@@ -222,14 +226,4 @@ def _change(old: Measurement, new: Measurement, shape: str) -> Change:
 def _missing(old: Measurement, shape: str) -> Change:
     nan = float("nan")
     ratio = Interval(nan, nan, nan)
-    return Change(old.workload, old.plan, shape, old.median_s(shape), nan, ratio, old.peak_bytes, 0, "missing")
-
-
-def unpaired_ratio(old: Sequence[float], new: Sequence[float]) -> Interval:
-    """Returns the ratio of medians, old / new, of two separate runs: the bootstrap resamples each run on its own."""
-    rng = np.random.default_rng(0)
-    a, b = np.asarray(old), np.asarray(new)
-    ratios = np.median(a[rng.integers(0, len(a), (2000, len(a)))], axis=1) / np.median(
-        b[rng.integers(0, len(b), (2000, len(b)))], axis=1
-    )
-    return Interval(float(np.median(a) / np.median(b)), *bounds(ratios))
+    return Change(old.workload, old.plan, shape, old.time_s(shape), nan, ratio, old.peak_bytes, 0, "missing")

@@ -12,7 +12,14 @@ from typing import Any
 from redline.errors import MeasurementError
 from redline.files.untrusted import check_types, explain, field_types, parse_json, read_text, reading
 from redline.ladder.gate import Score
-from redline.ladder.statistics import Interval, median, median_interval, ratio_interval
+from redline.ladder.statistics import (
+    Interval,
+    median,
+    median_interval,
+    percentile_99,
+    percentile_99_interval,
+    ratio_interval,
+)
 
 SCHEMA = 1
 
@@ -51,7 +58,8 @@ class Measurement:
     machine: Mapping[str, Any]
     # The rung that this measurement is about ("" for a baseline).
     rung: str = ""
-    # Seconds per step by input shape; "" is the default shape of the workload.
+    # Seconds per step by input shape, one per turn; "" is the default shape of the workload. For the objective p99 the
+    # seconds of every call, `CALLS_PER_TURN` per turn; for requests those of a turn divided by its number of requests.
     samples: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     # The plan that was timed in turns with this plan, and the samples of that plan from the same turns.
     against: str = ""
@@ -73,6 +81,9 @@ class Measurement:
     items: Mapping[str, float] = field(default_factory=dict)
     unit: str = "call"
     objective: str = "latency"
+    # The concurrent callers of the objective requests, else 0; and the memory limit of the climb, 0 if it has none.
+    callers: int = 0
+    max_bytes: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
     training: bool = False
     created: float = field(default_factory=time.time)
@@ -99,10 +110,35 @@ class Measurement:
     def interval_s(self, shape: str | None = None) -> Interval:
         return median_interval(self.samples[self.shapes[0] if shape is None else shape])
 
+    @property
+    def is_tail(self) -> bool:
+        """Whether the samples are single calls, of which the 99th percentile counts."""
+        return self.objective == "p99"
+
+    @property
+    def statistic(self) -> str:
+        return "p99" if self.is_tail else "median"
+
+    def time_s(self, shape: str | None = None) -> float:
+        """Returns the time that the objective is about: the 99th percentile for p99, else the median."""
+        if not self.is_tail:
+            return self.median_s(shape)
+        values = self.samples.get(self.shapes[0] if shape is None else shape) if self.samples else None
+        return percentile_99(values) if values else float("nan")
+
+    def time_interval_s(self, shape: str | None = None) -> Interval:
+        values = self.samples[self.shapes[0] if shape is None else shape]
+        return percentile_99_interval(values) if self.is_tail else median_interval(values)
+
+    def against_s(self, shape: str | None = None) -> float:
+        """Returns the time of the plan that was timed in turns with this plan, like `time_s`."""
+        values = self.against_samples.get(self.shapes[0] if shape is None else shape)
+        return (percentile_99 if self.is_tail else median)(values) if values else float("nan")
+
     def speedup(self) -> Interval | None:
         """Returns the speed-up over the plan that was timed in turns with this plan (geometric mean over shapes)."""
         pairs = [(self.against_samples[s], self.samples[s]) for s in self.shapes if self.against_samples.get(s)]
-        return ratio_interval(pairs) if pairs else None
+        return ratio_interval(pairs, self.is_tail) if pairs else None
 
     @property
     def passed(self) -> bool:
@@ -112,6 +148,10 @@ class Measurement:
         """Returns the items per second."""
         key = self.shapes[0] if shape is None else shape
         return self.items.get(key, 1.0) / self.median_s(key)
+
+    def requests_per_s(self, shape: str | None = None) -> float:
+        """Returns the calls per second of all callers together, for the objective requests."""
+        return 1 / self.median_s(shape)
 
     def to_json(self) -> str:
         """Returns one line of JSON. NaN scores become null, because JSON has no NaN."""

@@ -1,8 +1,9 @@
 """Objectives: decide whether one plan is better than another, and say why.
 
-The climb, its ablation, the final race, `verify` and `bench --compare` all use these rules. Latency and throughput are
-sampled differently but judged in the same way: by speed first, then, among equally fast plans, by memory. The memory
-objective compares memory peaks first, and speed if the peaks are equal.
+The climb, its ablation, the final race, `verify` and `bench --compare` all use these rules. Latency, its 99th
+percentile, throughput and the rate of concurrent requests are sampled differently but judged in the same way: by speed
+first, then, among equally fast plans, by memory. The memory objective compares memory peaks first, and speed if the
+peaks are equal. With a memory limit, a plan within the limit is always better than one above it.
 """
 
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ ANY = 1.0
 NOT_SLOWER = 0.97
 # A peak below this share of the other plan's peak is smaller (much smaller). CUDA counts bytes exactly; on a CPU the
 # resident size of a process varies by up to 14% for the same plan.
-_SMALLER = {"cuda": 0.98, "cpu": 0.85}
+SMALLER = {"cuda": 0.98, "cpu": 0.85}
 _MUCH_SMALLER = {"cuda": 0.9, "cpu": 0.8}
 # Between two runs the machine drifts more than between turns of one run, so `change` ignores differences below this.
 _DRIFT = 0.05
@@ -35,18 +36,28 @@ class Comparison:
     candidate_bytes: int
     incumbent_bytes: int
     device: str  # "cpu", "cuda", "cuda:1" …
+    # The largest peak that the answer of a climb may have; 0 for no limit.
+    limit_bytes: int = 0
 
     @property
     def kind(self) -> str:
-        return "cuda" if self.device.startswith("cuda") else "cpu"
+        return kind_of_device(self.device)
+
+    @property
+    def fits(self) -> bool:
+        return is_within(self.candidate_bytes, self.limit_bytes)
+
+    @property
+    def incumbent_fits(self) -> bool:
+        return is_within(self.incumbent_bytes, self.limit_bytes)
 
     @property
     def smaller(self) -> bool:
-        return self.candidate_bytes < _SMALLER[self.kind] * self.incumbent_bytes
+        return self.candidate_bytes < SMALLER[self.kind] * self.incumbent_bytes
 
     @property
     def larger(self) -> bool:
-        return self.incumbent_bytes < _SMALLER[self.kind] * self.candidate_bytes
+        return self.incumbent_bytes < SMALLER[self.kind] * self.candidate_bytes
 
     @property
     def much_smaller(self) -> bool:
@@ -61,7 +72,9 @@ class Objective(StrEnum):
     """What a climb minimizes or maximizes."""
 
     LATENCY = "latency"
+    P99 = "p99"
     THROUGHPUT = "throughput"
+    REQUESTS = "requests"
     MEMORY = "memory"
 
     @classmethod
@@ -73,6 +86,8 @@ class Objective(StrEnum):
 
     def judge(self, comparison: Comparison, margin: float = WORTHWHILE) -> tuple[bool, str]:
         """Returns whether the candidate is better beyond the noise, and why; gains below `margin` do not count."""
+        if not (comparison.fits and comparison.incumbent_fits):
+            return _judge_by_limit(comparison)
         faster = comparison.ratio.above(margin)
         if self is Objective.MEMORY:
             if comparison.smaller:
@@ -106,3 +121,25 @@ class Objective(StrEnum):
         speed_first, memory_first = ("slower", "larger", "faster", "smaller"), ("larger", "smaller", "slower", "faster")
         order = memory_first if self is Objective.MEMORY else speed_first
         return next((word for word in order if word in seen), "same")
+
+
+def kind_of_device(device: str) -> str:
+    return "cuda" if device.startswith("cuda") else "cpu"
+
+
+def is_within(peak_bytes: int, limit_bytes: int) -> bool:
+    return not limit_bytes or peak_bytes <= limit_bytes
+
+
+def above_limit(peak_bytes: int, limit_bytes: int) -> str:
+    """Returns the reason for which a plan with this peak cannot be the answer."""
+    return f"above --max-memory {format_bytes(limit_bytes)}: its peak is {format_bytes(peak_bytes)}"
+
+
+def _judge_by_limit(comparison: Comparison) -> tuple[bool, str]:
+    """Judges a comparison in which at least one plan is above the memory limit."""
+    if comparison.fits:
+        return True, f"within --max-memory {format_bytes(comparison.limit_bytes)}: {comparison}"
+    if not comparison.incumbent_fits and comparison.smaller:
+        return True, f"closer to --max-memory {format_bytes(comparison.limit_bytes)}: {comparison}"
+    return False, above_limit(comparison.candidate_bytes, comparison.limit_bytes)

@@ -63,6 +63,9 @@ class ClimbOptions(TypedDict, total=False):
     """Further options of `redline.climb` that `redline.optimize` accepts."""
 
     objective: str
+    callers: int
+    max_memory: str | int | None
+    max_error: float | None
     target: str | None
     rungs: Sequence[Rung | str]
     without: Sequence[Rung | str]
@@ -134,8 +137,8 @@ def optimize(
         device: Where to run the copy; by default where the model is.
         progress: Called with each event's text and, for a measurement, with the measurement. By default a line per
             trial is printed to stderr; None prints nothing.
-        options: `objective`, `target`, `rungs`, `without`, `reference`, `timeout`, `sampling`, `ablation` and `out`, as
-            in `redline.climb`.
+        options: `objective`, `callers`, `max_memory`, `max_error`, `target`, `rungs`, `without`, `reference`,
+            `timeout`, `sampling`, `ablation` and `out`, as in `redline.climb`.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8)).eval()

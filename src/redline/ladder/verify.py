@@ -3,6 +3,7 @@
 import os
 from dataclasses import dataclass
 
+from redline.choices import CALLERS
 from redline.errors import WorkloadError
 from redline.ladder.measuring.trial import (
     FRESH_SEEDS,
@@ -60,6 +61,7 @@ def verify(
     workload: str | Workload,
     *,
     objective: str | None = None,
+    callers: int = CALLERS,
     shapes: Shapes | None = None,
     device: str = "auto",
     timeout: str | float = "5m",
@@ -71,7 +73,9 @@ def verify(
     Args:
         plan: A `Plan`, a plan in one line, or a plan file.
         workload: A `Workload`, or the address of a function that returns one.
-        objective: `"latency"`, `"throughput"` or `"memory"`; by default the one in the plan, or latency.
+        objective: `"latency"`, `"p99"`, `"throughput"`, `"requests"` or `"memory"`, as in `redline.climb`; by default
+            the one in the plan, or latency.
+        callers: The number of concurrent callers of the objective `"requests"`.
         shapes: Input shapes as options of the workload's function: `[{"batch": 1}, {"batch": 8}]`.
         device: `"cpu"`, `"cuda"`, `"cuda:1"`; `"auto"` uses a GPU if there is one.
         timeout: Time limit of one trial.
@@ -87,6 +91,7 @@ def verify(
             shapes=read_shapes(shapes),
             device=device,
             objective=Objective.named(objective or plan.objective or "latency"),
+            callers=callers,
             timeout_s=read_duration(timeout),
             sampling_s=read_duration(sampling),
         )
@@ -162,7 +167,7 @@ class _Verification:
             if failure.pid != whole.worker.pid:
                 raise WorkloadError(f"{self.spec.label}: the untouched model failed: {failure}.") from failure
             return f"the plan failed while it was timed: {failure}", None, float("nan")
-        comparison = compare_arms(eager, whole, old, new)
+        comparison = compare_arms(self.spec, eager, whole, old, new)
         better, gain = self.spec.objective.judge(comparison, ANY)
         reason = f"the plan is no better than eager: {gain}" if self.plan.rungs and not better else ""
         return reason, comparison.ratio, geometric_mean_s(new)
@@ -183,7 +188,7 @@ class _Verification:
                 return RungVerdict(name, True, "the gate fails without this rung")
             measure_peak(arm, self.spec)
             with_rung, without_rung = take_turns([whole, arm], self.spec)
-            comparison = compare_arms(arm, whole, without_rung, with_rung)
+            comparison = compare_arms(self.spec, arm, whole, without_rung, with_rung)
             return RungVerdict(name, *self.spec.objective.judge(comparison), comparison.ratio)
         except WorkerFailed as failure:
             if whole is None:

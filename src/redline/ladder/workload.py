@@ -8,7 +8,7 @@ plain `torch.randn(...)` creates tensors on the right device, and every process 
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -72,6 +72,14 @@ class Workload:
     @property
     def training(self) -> bool:
         return self.loss is not None
+
+    def with_max_error(self, max_error: float) -> "Workload":
+        """Returns this workload with a lower limit on its first gate whose metric is an error; 0 changes nothing."""
+        first = next((gate for gate in self.gates if gate.direction == "lower"), None)
+        if not max_error or first is None:
+            return self
+        lower = replace(first, limit=min(first.limit, max_error))
+        return replace(self, gates=tuple(lower if gate is first else gate for gate in self.gates))
 
     def fresh_model(self, device: str) -> nn.Module:
         """Builds the model, always with the same random seed."""

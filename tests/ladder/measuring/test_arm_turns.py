@@ -17,6 +17,7 @@ from redline.ladder.measuring.trial import (
     take_turns,
 )
 from redline.ladder.objective import Objective
+from redline.ladder.statistics import LEAST_CALLS
 
 SPEC = TrialSpec("a workload", {"": {}}, "cpu", {}, sampling_s=1000.0)
 
@@ -40,13 +41,16 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         (Objective.LATENCY, 1e-5, 2e-5, 50, 20, 20),
         (Objective.THROUGHPUT, 0.002, 0.2, 25, 3, 1),
         (Objective.THROUGHPUT, 1e-6, 0.2, 1000, 20, 1),
+        (Objective.REQUESTS, 0.002, 0.003, 50, 3, 1),
+        (Objective.REQUESTS, 0.2, 0.2, 8, 1, 1),  # two requests of each of four callers
     ],
 )
 def test_all_arms_take_the_same_number_of_steps(
     objective: Objective, quickest_s: float, slowest_s: float, steps: int, warm: int, repeats: int
 ) -> None:
     arms = [fake_arm("eager", slowest_s), fake_arm("bf16", quickest_s)]
-    assert _steps_per_sample(arms, replace(SPEC, objective=objective)) == ({"": steps}, {"": warm}, {"": repeats})
+    spec = replace(SPEC, objective=objective, callers=4 if objective is Objective.REQUESTS else 0)
+    assert _steps_per_sample(arms, spec) == ({"": steps}, {"": warm}, {"": repeats})
 
 
 def test_the_order_is_random_and_all_arms_are_sampled_equally(clock: list[float]) -> None:
@@ -59,6 +63,20 @@ def test_the_order_is_random_and_all_arms_are_sampled_equally(clock: list[float]
     turns = list(zip(order[::2], order[1::2], strict=True))
     assert set(turns) == {(1, 2), (2, 1)}  # every turn has both arms, and either may come first
     assert len(taken[0][""]) == len(taken[1][""]) >= 4
+
+
+def test_p99_takes_a_thousand_calls_even_after_the_deadline(clock: list[float]) -> None:
+    arms: Any = [fake_arm("eager", 0.01), fake_arm("bf16", 0.01)]
+
+    def calls(request: str, timeout_s: float, count: int, warm: dict[str, int]) -> dict[str, list[float]]:
+        clock[0] += 1000.0
+        return {"": [0.01] * count}
+
+    for one in arms:
+        one.worker.ask = calls
+    taken = take_turns(arms, replace(SPEC, objective=Objective.P99, sampling_s=1.0))
+    assert [len(samples[""]) for samples in taken] == [LEAST_CALLS, LEAST_CALLS]
+    assert replace(SPEC, objective=Objective.P99).least_steps == LEAST_CALLS
 
 
 def test_three_turns_suffice_for_a_much_slower_arm(clock: list[float]) -> None:
@@ -101,7 +119,7 @@ def test_geometric_mean_over_shapes() -> None:
     assert geometric_mean_s({"a": [1.0, 1.0, 9.0], "b": [4.0]}) == 2.0
     small, large = fake_arm("eager", peak_bytes=5), fake_arm("bf16", peak_bytes=7)
     small.peak_bytes, large.peak_bytes = 5, 7
-    comparison = compare_arms(small, large, {"": [0.2] * 9}, {"": [0.1] * 9})
+    comparison = compare_arms(SPEC, small, large, {"": [0.2] * 9}, {"": [0.1] * 9})
     assert comparison.ratio.middle == pytest.approx(2.0) and (
         comparison.candidate_bytes,
         comparison.incumbent_bytes,

@@ -62,9 +62,8 @@ def test_a_planted_ten_percent_slow_down_is_found(arms: list[Arm]) -> None:
     """Uses as many turns as a climb, because on a noisy machine 24 may not be enough to decide."""
     found = 0
     for _ in range(10):
-        comparison = compare_arms(
-            arms[0], arms[2], *take_turns([arms[0], arms[2]], TrialSpec("sleeper", {"": {}}, "cpu", {}))
-        )
+        spec = TrialSpec("sleeper", {"": {}}, "cpu", {})
+        comparison = compare_arms(spec, arms[0], arms[2], *take_turns([arms[0], arms[2]], spec))
         better, why = Objective.LATENCY.judge(comparison)
         found += not better and why.startswith("slower")
     assert found >= 9

@@ -35,7 +35,7 @@ def trial(**changes):
 def test_a_row_has_every_figure():
     base, row = ladder_rows([BASELINE, trial(proof={"bf16": "3 weights"}, peak_bytes=50)])
     assert (base.over_start, base.over_last, base.break_even) == (1.0, None, None)
-    assert row.median_s == row.low_s == row.high_s == 0.5
+    assert row.time_s == row.low_s == row.high_s == 0.5
     assert row.over_last is not None and row.over_last.middle == pytest.approx(2.0)
     assert row.over_start == pytest.approx(2.0)
     assert row.peak_bytes == 50
@@ -59,13 +59,13 @@ def test_a_red_gate_has_no_speed():
     row = ladder_rows(
         [BASELINE, trial(verdict="refused", scores=(Score("relative_error", 0.5, 0.02, "lower", False),))]
     )[-1]
-    assert (row.median_s, row.low_s, row.over_last, row.over_start, row.share, row.break_even) == (None,) * 6
+    assert (row.time_s, row.low_s, row.over_last, row.over_start, row.share, row.break_even) == (None,) * 6
     assert row.quality == "relative error 0.5 > 0.02"
 
 
 def test_a_failure_without_samples_is_a_row():
     row = ladder_rows([BASELINE, measured("bf16", "trial", "failed", rung="bf16")])[-1]
-    assert (row.verdict, row.reason, row.median_s, row.setup_s, row.peak_bytes) == (
+    assert (row.verdict, row.reason, row.time_s, row.setup_s, row.peak_bytes) == (
         "failed",
         "why",
         None,
@@ -87,7 +87,7 @@ def test_a_slower_plan_never_breaks_even():
 
 def test_a_single_sample_has_no_interval():
     row = ladder_rows([BASELINE, trial(samples={"": (0.5,)}, against_samples={"": (1.0,)})])[-1]
-    assert (row.median_s, row.low_s, row.high_s) == (0.5, None, None)
+    assert (row.time_s, row.low_s, row.high_s) == (0.5, None, None)
     assert row.over_start == pytest.approx(2.0)
 
 

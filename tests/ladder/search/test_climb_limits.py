@@ -3,6 +3,7 @@
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -166,6 +167,67 @@ def test_the_memory_objective_judges_by_bytes(tmp_path: Path) -> None:
     assert "MiB" in trial.reason or "KiB" in trial.reason
 
 
+@pytest.mark.usefixtures("without_compiler")
+def test_p99_keeps_no_plan_with_a_longer_tail(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"device": "cpu", "sampling": 1, "ablation": False, "progress": None}
+    rungs = ("planted_fast", "planted_spiky")
+    result = climb(f"{PLANTED}:ticks", out=tmp_path, objective="p99", rungs=rungs, **options)
+    seen = verdicts(result)
+    assert seen["planted_fast"][0] == "kept" and seen["planted_spiky"][0] == "dropped"
+    assert str(result.plan) == "planted_fast" and result.plan.objective == "p99"
+    assert all(len(m.samples[""]) >= 1000 and m.time_s() > 0 for m in result.measurements if m.samples)
+    page = (tmp_path / "report.md").read_text()
+    assert "99th percentile of a call" in page and "| Calls |" in page
+    # By the median it is a good plan.
+    assert str(climb(f"{PLANTED}:ticks", rungs=rungs[1:], **options).plan) == "planted_spiky"
+
+
+@pytest.mark.usefixtures("without_compiler")
+def test_requests_of_concurrent_callers_within_limits(tmp_path: Path) -> None:
+    """The climb, its front and their files; the planted time of concurrent calls adds up, so rates are those of one."""
+    result = climb(
+        f"{PLANTED}:ticks",
+        out=tmp_path,
+        device="cpu",
+        objective="requests",
+        callers=3,
+        max_error=1e-6,
+        rungs=("planted_fast", "planted_small", "planted_wrong"),
+        sampling=1,
+        ablation=False,
+        progress=None,
+    )
+    assert str(result.plan) == "planted_fast + planted_small" and {m.callers for m in result.measurements} == {3}
+    assert result.final.requests_per_s() == pytest.approx(250, rel=0.01)
+    assert all(m.scores[0].limit == 1e-6 for m in result.measurements if m.scores)
+    assert verdicts(result)["planted_wrong"][0] == "refused" and "≤ 1e-06" in verdicts(result)["planted_wrong"][1]
+    (point,) = result.front
+    (path,) = (tmp_path / "front").iterdir()
+    assert path.name == "1-fastest-smallest-most-exact.toml" and path == result.files["front 1"]
+    assert Plan.load(path) == result.plan and Plan.load(path).objective == "requests" and point.is_answer
+
+
+@pytest.mark.usefixtures("without_compiler")
+def test_no_plan_within_the_memory_limit_raises_and_leaves_no_plan(tmp_path: Path) -> None:
+    (tmp_path / "front").mkdir()
+    for old in ("plan.toml", "front/1-fastest.toml"):
+        (tmp_path / old).write_text("schema = 1\n")  # of an earlier climb
+    with pytest.raises(RedlineError, match=r"no plan is an answer; .* above --max-memory 1 KiB: .* raise --max-memory"):
+        climb(
+            f"{PLANTED}:ticks",
+            out=tmp_path,
+            device="cpu",
+            max_memory="1KiB",
+            rungs=("planted_fast",),
+            sampling=0.2,
+            ablation=False,
+            progress=None,
+        )
+    assert {path.name for path in tmp_path.iterdir()} == {"front", "measurements.jsonl", "report.html", "report.md"}
+    assert list((tmp_path / "front").iterdir()) == []
+    assert "**No plan is an answer; the best one is above" in (tmp_path / "report.md").read_text()
+
+
 @pytest.mark.parametrize(
     ("workload", "sentence"),
     [
@@ -184,6 +246,9 @@ def test_invalid_workloads_raise(workload: str, sentence: str, tmp_path: Path) -
 def test_bad_settings(tmp_path: Path) -> None:
     for values, sentence in (
         ({"objective": "beauty"}, "unknown objective"),
+        ({"objective": "requests", "callers": 0}, "at least one caller"),
+        ({"max_memory": 0}, "maximum memory must be above zero"),
+        ({"max_error": -1.0}, "maximum error must be above zero"),
         ({"rungs": ("warp",)}, "unknown rung"),
         ({"reference": "fp8"}, "choose fp32 or fp64"),
         ({"rungs": ("tf32",), "without": ("tf32",)}, "both in the rungs to try and in those to leave out"),

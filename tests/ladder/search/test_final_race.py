@@ -160,3 +160,35 @@ def test_a_running_plan_that_fails_on_fresh_inputs_is_set_up_again() -> None:
     won = run_race(setups, spec, log, Plan.parse("bf16"), {Plan.parse("bf16"): stale})
     assert won.plan == "bf16" and setups.opened == ["eager", "bf16"]
     assert stale.worker.stopped and anew.worker.stopped
+
+
+def with_peaks(**mib: int) -> dict[str, Any]:
+    return {
+        name: fake_arm(name, seconds, pid=number, peak_bytes=mib[name] * 2**20)
+        for number, (name, seconds) in enumerate((("eager", 0.03), ("bf16", 0.02), ("compile", 0.01)), 1)
+    }
+
+
+def limited_race(mib: dict[str, int], limit_mib: int) -> tuple[Any, Any]:
+    log: Any = Log()
+    spec = replace(SPEC, references={FRESH_SEEDS: "fresh.pt"}, max_bytes=limit_mib * 2**20)
+    arms = with_peaks(**mib)
+    alive = {Plan.parse("compile"): arms["compile"]}
+    arms["compile"].peak_bytes = mib["compile"] * 2**20
+    setups: Any = ParallelSetups(arms)
+    return run_race(setups, spec, log, Plan.parse("bf16"), alive), log
+
+
+def test_a_plan_above_the_memory_limit_does_not_win() -> None:
+    won, log = limited_race({"eager": 100, "bf16": 60, "compile": 150}, 120)
+    assert (won.plan, won.verdict) == ("bf16", "kept")
+    reasons = {row.plan: (row.verdict, row.reason) for row in log.rows}
+    assert reasons["compile"] == ("dropped", "above --max-memory 120 MiB: its peak is 150 MiB")
+    # Eager is above the limit, and a slower plan is within it.
+    assert limited_race({"eager": 100, "bf16": 60, "compile": 150}, 80)[0].plan == "bf16"
+
+
+def test_no_plan_within_the_memory_limit_is_no_answer() -> None:
+    won, _ = limited_race({"eager": 100, "bf16": 60, "compile": 150}, 50)
+    assert (won.plan, won.verdict) == ("bf16", "dropped")
+    assert won.reason == "no plan is an answer; the best one is above --max-memory 50 MiB: its peak is 60 MiB"

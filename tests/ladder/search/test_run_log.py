@@ -58,6 +58,8 @@ def test_a_change_in_an_imported_module_is_named(path: Path) -> None:
     ("change", "why"),
     [
         ({"spec": replace(SPEC, objective=Objective.MEMORY)}, "its objective was latency"),
+        ({"spec": replace(SPEC, callers=4)}, "it had 0 concurrent callers"),
+        ({"spec": replace(SPEC, max_bytes=2**30)}, "its memory limit was not set"),
         ({"spec": replace(SPEC, address="other.py:f")}, "it belongs to another workload (mine.py:f)"),
         ({"spec": replace(SPEC, shapes={"batch=2": {"batch": 2}})}, "its shapes were different"),
         ({"machine": replace(MACHINE, cores=MACHINE.cores + 1)}, "it was measured on another machine"),

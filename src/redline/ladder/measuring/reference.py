@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from redline.ladder.gate import Gate, values_of
+from redline.errors import WorkloadError
+from redline.ladder.gate import Gate, gates_for, values_of
 from redline.ladder.job import Job
 from redline.ladder.measuring.flops import OperationCounter, counting_flops
 from redline.ladder.measuring.judge import (
@@ -34,11 +35,12 @@ def run_reference(
     paths: Mapping[tuple[int, ...], str],
     dtype: str,
     threads: int = 0,
+    max_error: float = 0.0,
 ) -> dict[str, Any]:
     """Runs the untouched model in strict fp32 or fp64, and checks and saves its outputs for each set of seeds.
 
-    `threads` limits the CPU threads, because on a busy machine many threads wait long for each other. Returns facts
-    about the workload, such as its FLOPs and its digest.
+    `threads` limits the CPU threads, because on a busy machine many threads wait long for each other. `max_error`
+    lowers the limit of the first error gate. Returns facts about the workload, such as its FLOPs and its digest.
     """
     if threads:
         torch.set_num_threads(min(threads, torch.get_num_threads()))
@@ -59,9 +61,11 @@ def run_reference(
             batches = [as_dtype(first.fresh_inputs(seed, device), dtype) for seed in seeds[:2]]
             state = check_state(first, job.model, run, batches)
         outputs = _outputs(workloads, run, device, seeds, dtype)
+        if max_error:
+            _check_error_gate(first, next(iter(outputs.values())))
         torch.save({label: [values_of(o) for o in results] for label, results in outputs.items()}, path)
     return {
-        "digest": _digest(address, first.gates, dtype, flops),
+        "digest": _digest(address, first.with_max_error(max_error).gates, dtype, flops),
         "flops": flops,
         "operations": operations,
         "training": first.training,
@@ -71,6 +75,17 @@ def run_reference(
         "items": {label: w.items for label, w in workloads.items()},
         "modules": [] if started_threads else _installed(name for name in sys.modules if name not in known),
     }
+
+
+def _check_error_gate(workload: Workload, outputs: Sequence[Any]) -> None:
+    """Raises WorkloadError if no gate of the workload measures an error, which a maximum could limit."""
+    gates = gates_for(workload.gates, outputs)
+    if not any(gate.direction == "lower" for gate in gates):
+        names = " and ".join(gate.metric for gate in gates)
+        raise WorkloadError(
+            f"{workload.label}: --max-error limits a metric of which lower values are better, but the output is judged "
+            f"by {names}: give the workload a gate such as Gate('relative_error', 0.02), or leave the option out"
+        )
 
 
 def _count_threads() -> int:

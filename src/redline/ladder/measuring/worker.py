@@ -21,6 +21,7 @@ from torch import nn
 from redline.errors import RedlineError, WorkloadError
 from redline.ladder.gate import Score, tensors_of
 from redline.ladder.job import Job, TrainingStep
+from redline.ladder.measuring.callers import Callers, judge_concurrent_calls
 from redline.ladder.measuring.judge import (
     TRAINING_STEPS,
     Refused,
@@ -45,6 +46,8 @@ TIMING_SEEDS = (0, 1, 2, 3)
 SAMPLE_SEEDS = (100, 101, 102, 103)
 # A turn starts no further repeat after this many seconds.
 _LONGEST_S = 0.05
+# The calls of each concurrent caller while the peak is measured.
+_PEAK_CALLS = 3
 
 
 def serve(channel: int) -> None:
@@ -103,11 +106,19 @@ class Bench:
         plan: str,
         reference: str,
         seeds: Sequence[int],
+        callers: int = 0,
+        max_error: float = 0.0,
     ) -> dict[str, Any]:
-        """Builds the model, applies the plan, runs the first calls, and judges the outputs."""
+        """Builds the model, applies the plan, runs the first calls, and judges the outputs.
+
+        With `callers`, judges also the outputs of concurrent calls, and later times these.
+        """
         self.device = torch.device(device)
+        self.callers = Callers(callers, self.device) if callers else None
         machine = Machine.detect(device)
-        self.workloads = {label: load_workload(address, options) for label, options in shapes.items()}
+        self.workloads = {
+            label: load_workload(address, options).with_max_error(max_error) for label, options in shapes.items()
+        }
         first = next(iter(self.workloads.values()))
         self.rss_before = resident_bytes()
         asked = Plan.parse(plan)
@@ -128,6 +139,9 @@ class Bench:
             self.run = self.job.finish()
             setup_s: dict[str, float] = {}
             scores, warmups = self._run_and_judge(reference, seeds, setup_s, start)
+            if self.callers is not None and all(score.passed for score in scores):
+                for label, workload in self.workloads.items():
+                    judge_concurrent_calls(self.callers, workload, self.run, self.batches[label])
             proof = {rung.name: rung.proof(self.job) for rung in self.plan.rungs}
             reasons = {rung.name: rung.why_no_proof(self.job) for rung in self.plan.rungs if not proof[rung.name]}
         # Frees the samples, which would otherwise count as memory of the plan.
@@ -214,6 +228,9 @@ class Bench:
         for label, workload in self.workloads.items():
             # Each turn starts with the next batch, so that samples cover all of them.
             batches = self.batches[label] = [*self.batches[label][1:], self.batches[label][0]]
+            if self.callers is not None:
+                seconds[label] = self._sample_requests(label, steps[label], warm[label])
+                continue
             for index in range(warm[label]):
                 workload_step(workload, self.run, batches[index % len(batches)])
             times = []
@@ -231,6 +248,42 @@ class Bench:
             finally:
                 gc.enable()
             seconds[label] = sorted(times)[len(times) // 4]
+        return seconds
+
+    def _sample_requests(self, label: str, requests: int, warm: int) -> float:
+        """Returns the seconds of these requests, which the callers make at the same time, divided by their number."""
+        assert self.callers is not None
+        workload, batches = self.workloads[label], self.batches[label]
+
+        def call(number: int) -> None:
+            workload_step(workload, self.run, batches[number % len(batches)])
+
+        self.callers.run(max(warm, self.callers.count), call, time.perf_counter)
+        self.wait()
+        gc.disable()
+        try:
+            return self.callers.run(requests, call, time.perf_counter) / requests
+        finally:
+            gc.enable()
+
+    def calls(self, count: int, warm: Mapping[str, int]) -> dict[str, list[float]]:
+        """Returns the seconds of `count` single calls for every shape in one turn, after a few untimed steps."""
+        seconds: dict[str, list[float]] = {}
+        for label, workload in self.workloads.items():
+            batches = self.batches[label]
+            for index in range(warm[label]):
+                workload_step(workload, self.run, batches[index % len(batches)])
+            taken = seconds[label] = []
+            gc.disable()
+            try:
+                self.wait()
+                for index in range(count):
+                    start = time.perf_counter()
+                    workload_step(workload, self.run, batches[index % len(batches)])
+                    self.wait()
+                    taken.append(round(time.perf_counter() - start, 9))
+            finally:
+                gc.enable()
         return seconds
 
     def peak(self) -> int:
@@ -251,6 +304,8 @@ class Bench:
         for label, workload in self.workloads.items():
             for batch in self.batches[label][:2]:
                 workload_step(workload, self.run, batch)
+            if self.callers is not None:
+                self._sample_requests(label, _PEAK_CALLS * self.callers.count, 0)
         self.wait()
 
     def _least_bytes(self, label: str) -> float:

@@ -9,6 +9,7 @@ from pathlib import Path
 from redline.files.atomic import write_text
 from redline.ladder.measurement import Measurement
 from redline.ladder.report.climb import Climb, choose_run
+from redline.ladder.report.front import Point, pareto_front
 from redline.ladder.report.html import render_html
 from redline.ladder.report.ladder import Row, ladder_rows
 from redline.ladder.report.ladder_svg import climb_svg
@@ -16,10 +17,12 @@ from redline.ladder.report.markdown import render_markdown
 
 __all__ = [
     "Climb",
+    "Point",
     "Row",
     "choose_run",
     "climb_svg",
     "ladder_rows",
+    "pareto_front",
     "render_html",
     "render_markdown",
     "write_report",

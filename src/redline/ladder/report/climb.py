@@ -2,16 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 
 from redline.errors import MeasurementError
 from redline.ladder.measurement import Measurement
+from redline.ladder.report.front import Point, pareto_front
 from redline.ladder.report.ladder import Row, ladder_rows, rung_names, timed
 from redline.ladder.report.roofline import RecordedMachine
 from redline.ladder.statistics import Interval, ratio_interval
 
 # Differences below this share are not mentioned in the headline.
 _SAME = 0.02
+_FASTER = ("as fast as", "faster than", "slower than")
+_MORE_REQUESTS = ("as many requests as", "more requests per second than", "fewer requests per second than")
 # Roles of rungs that were tried.
 TRIED = ("opening", "trial", "second look")
 # Verdicts of rungs that did not run.
@@ -113,6 +115,11 @@ class Climb:
         return tuple(e for e in steps if e is not None and e.timed)
 
     @property
+    def front(self) -> tuple[Point, ...]:
+        """The Pareto front of speed, memory and quality."""
+        return pareto_front([entry.measurement for entry in self.entries])
+
+    @property
     def has_compiled(self) -> bool:
         """Whether a plan with torch.compile was measured."""
         return any(e.timed and "compile" in rung_names(e.row.plan) for e in self.entries)
@@ -132,11 +139,15 @@ class Climb:
             return f"The final plan fails its gate on {' and '.join(red)}, so no speed is reported."
         if not result.timed:
             return f"The final plan was {result.row.verdict}: {result.row.reason.rstrip('.')}."
+        if self.final is not None and result.row.verdict == "dropped":
+            return f"{result.row.reason[0].upper()}{result.row.reason[1:]}."
         if self.final is not None and result.row.plan == self.baseline.row.plan:
             ran = _count(sum(e.row.verdict not in UNTRIED for e in self.tried), "trial")
             return f"No plan was better than the original model in {ran}{self._without_compile()}."
-        speed = [_faster(result.row.over_start, "eager")]
-        speed += [_faster(self.over_compiled, "torch.compile")] if self.over_compiled else []
+        faster = _MORE_REQUESTS if self.subject.callers else _FASTER
+        speed = [_faster(result.row.over_start, "eager", faster)]
+        speed += [_faster(self.over_compiled, "torch.compile", faster)] if self.over_compiled else []
+        speed[0] = f"at the 99th percentile {speed[0]}" if self.subject.is_tail else speed[0]
         memory = _memory(self.baseline, result)
         clauses = memory + speed if self.subject.objective == "memory" else speed + memory
         clauses += ["within all gates"] if result.measurement.scores else []
@@ -171,6 +182,8 @@ def find_final(rows: Sequence[Row]) -> int | None:
     finals = [index for index, row in enumerate(rows) if row.role == "final"]
     rivals = {row.plan for row in rows if row.role in ("baseline", "compile")}
     kept = [i for i in finals if rows[i].verdict == "kept"]
+    if finals and rows[finals[-1]].verdict == "dropped":
+        return finals[-1]  # even the best plan is above the memory limit
     return next(iter(kept or [i for i in finals if rows[i].plan not in rivals] or finals), None)
 
 
@@ -202,15 +215,16 @@ def _over_compiled(entries: Sequence[Entry], final: Entry | None, compiled: Entr
         return final.row.over_start / compiled.row.over_start if compiled.row.over_start else None
     ours, theirs = final.measurement, raced[0].measurement
     pairs = [(theirs.samples[s], ours.samples[s]) for s in ours.shapes if s in theirs.samples]
-    return ratio_interval(pairs).middle if pairs else None
+    return ratio_interval(pairs, ours.is_tail).middle if pairs else None
 
 
-def _faster(ratio: float | None, than: str) -> str:
+def _faster(ratio: float | None, than: str, words: tuple[str, str, str] = _FASTER) -> str:
     if ratio is None:
         return f"not compared with {than}"
+    same, more, fewer = words
     if abs(ratio - 1) < _SAME:
-        return f"as fast as {than}"
-    return f"{format_ratio(ratio)} faster than {than}" if ratio > 1 else f"{format_ratio(1 / ratio)} slower than {than}"
+        return f"{same} {than}"
+    return f"{format_ratio(ratio)} {more} {than}" if ratio > 1 else f"{format_ratio(1 / ratio)} {fewer} {than}"
 
 
 def format_ratio(ratio: float) -> str:
@@ -241,8 +255,8 @@ def interleaved_eager_s(climb: Climb, shape: str | None = None) -> float | None:
     result = climb.result
     if result is not None and result.timed:
         shape = result.measurement.shapes[0] if shape is None else shape
-        if samples := result.measurement.against_samples.get(shape):
-            return median(samples)
+        if result.measurement.against_samples.get(shape):
+            return result.measurement.against_s(shape)
         if result.measurement.plan == "eager":
-            return result.measurement.median_s(shape)
-    return climb.baseline.measurement.median_s(shape) if climb.baseline and climb.baseline.timed else None
+            return result.measurement.time_s(shape)
+    return climb.baseline.measurement.time_s(shape) if climb.baseline and climb.baseline.timed else None

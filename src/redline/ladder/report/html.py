@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from redline.ladder.report.charts import draw_all
 from redline.ladder.report.climb import Climb, format_ratio, interleaved_eager_s
-from redline.ladder.report.ladder import load_sentence, score_name, score_text, worst_score
+from redline.ladder.report.ladder import load_sentence, score_name, score_text, time_name, worst_score
 from redline.ladder.report.plan_text import plan_toml, python_lines
 from redline.ladder.report.tables import (
     Table,
@@ -39,6 +39,8 @@ def render_html(climb: Climb) -> str:
         toml=plan_toml(result.row.plan, climb.subject.objective),
         python=python_lines(climb.subject.training),
         memory=climb.subject.objective == "memory",
+        time_name=time_name(climb.subject),
+        statistics="99th percentiles" if climb.subject.is_tail else "medians",
     )
 
 
@@ -62,8 +64,13 @@ def _tiles(climb: Climb) -> list[Tile]:
         tiles.append(Tile("Over torch.compile", "not measured"))
     eager_s = interleaved_eager_s(climb) if before is not None else None
     was = f"from {format_seconds(eager_s)}" if eager_s else "original model"
-    tiles.append(Tile("Time per step", format_seconds(row.median_s or float("nan")), was))
-    if m.items or m.unit != "call":
+    if m.callers:
+        was = f"from {format_count(1 / eager_s)}" if eager_s else "original model"
+        tiles.append(Tile("Requests per second", format_count(m.requests_per_s()), f"{was}, {m.callers} callers"))
+    else:
+        calls = f", {row.calls:,} calls" if row.calls else ""
+        tiles.append(Tile(time_name(m), format_seconds(row.time_s or float("nan")), was + calls))
+    if (m.items or m.unit != "call") and not m.is_tail and not (m.callers and m.unit == "call"):
         old = f"from {format_count(m.throughput() * m.median_s() / eager_s)}" if eager_s else "original model"
         tiles.append(Tile(f"{m.unit.capitalize()}s per second", format_count(m.throughput()), old))
     if row.peak_bytes:

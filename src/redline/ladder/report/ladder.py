@@ -24,10 +24,15 @@ class Row:
     role: str
     verdict: str
     reason: str
-    median_s: float | None
+    # The time that the objective is about: "p99" or "median" in `statistic`; for p99, from so many `calls`.
+    time_s: float | None
     low_s: float | None
     high_s: float | None
-    # The plan that was measured alternately with this one, and its median from the same samples.
+    statistic: str
+    calls: int | None
+    # Requests per second of all concurrent callers, for the objective requests.
+    requests_per_s: float | None
+    # The plan that was measured alternately with this one, and its time from the same turns.
     against: str
     against_s: float | None
     # Speed-up over the plan `against`, and over the original model.
@@ -92,11 +97,18 @@ def speedup(measurement: Measurement) -> Interval | None:
 
 
 def against_s(measurement: Measurement, shape: str | None = None) -> float | None:
-    """Returns the median time of the plan that was measured alternately with this plan; None if `speedup` is None."""
+    """Returns the time of the plan that was measured alternately with this plan; None if `speedup` is None."""
     if speedup(measurement) is None:
         return None
-    samples = measurement.against_samples.get(measurement.shapes[0] if shape is None else shape)
-    return median(samples) if samples else None
+    seconds = measurement.against_s(shape)
+    return None if math.isnan(seconds) else seconds
+
+
+def time_name(measurement: Measurement) -> str:
+    """Returns what the times of a climb are: of a step, of the slowest calls, or of a request among concurrent ones."""
+    if measurement.callers:
+        return f"Time per request of {measurement.callers} concurrent callers"
+    return "99th percentile of a call" if measurement.is_tail else "Time per step"
 
 
 def shapes_sentence(measurement: Measurement) -> str:
@@ -133,14 +145,23 @@ def worst_score(scores: Sequence[Score]) -> Score | None:
     def badness(score: Score) -> tuple[bool, bool, float]:
         if math.isnan(score.value):
             return (True, True, 0.0)
-        spent, allowed = score.value, score.limit
-        if score.better == "higher":
-            # The perfect score of a similarity is 1, so distances from 1 are compared.
-            similarity = score.limit < 1
-            spent, allowed = (1 - spent, 1 - allowed) if similarity else (allowed, spent)
-        return (False, not score.passed, spent / allowed if allowed > 0 else 0.0)
+        return (False, not score.passed, _share_of_limit(score))
 
     return max(scores, key=badness, default=None)
+
+
+def error_share(scores: Sequence[Score]) -> float:
+    """Returns the share of its limit that the score closest to its limit uses: 0 is exact, 1 is the limit."""
+    return max((max(0.0, _share_of_limit(score)) for score in scores), default=0.0)
+
+
+def _share_of_limit(score: Score) -> float:
+    spent, allowed = score.value, score.limit
+    if score.better == "higher":
+        # The perfect score of a similarity is 1, so distances from 1 are compared.
+        similarity = score.limit < 1
+        spent, allowed = (1 - spent, 1 - allowed) if similarity else (allowed, spent)
+    return spent / allowed if allowed > 0 else 0.0
 
 
 def format_score(score: Score) -> str:
@@ -173,7 +194,7 @@ def _positive(values: Sequence[float]) -> bool:
 
 def _row(m: Measurement, over_start: float | None, baseline: Measurement | None, cold_s: Mapping[str, float]) -> Row:
     shown = timed(m)
-    interval = m.interval_s() if shown and len(m.samples[m.shapes[0]]) > 1 else None
+    interval = m.time_interval_s() if shown and len(m.samples[m.shapes[0]]) > 1 else None
     roofline = place(m) if shown else None
     worst = worst_score(m.scores)
     return Row(
@@ -182,9 +203,12 @@ def _row(m: Measurement, over_start: float | None, baseline: Measurement | None,
         role=m.role,
         verdict=m.verdict,
         reason=m.reason,
-        median_s=m.median_s() if shown else None,
+        time_s=m.time_s() if shown else None,
         low_s=interval.low if interval else None,
         high_s=interval.high if interval else None,
+        statistic=m.statistic,
+        calls=len(m.samples[m.shapes[0]]) if shown and m.is_tail else None,
+        requests_per_s=m.requests_per_s() if shown and m.callers else None,
         against=m.against,
         against_s=against_s(m),
         over_last=speedup(m),
@@ -202,8 +226,11 @@ def _row(m: Measurement, over_start: float | None, baseline: Measurement | None,
 def _break_even(
     m: Measurement, over_start: float | None, baseline: Measurement | None, cold_s: Mapping[str, float]
 ) -> float | None:
-    """Returns after how many calls the set-up has paid off; counts the time of a set-up without compiler cache."""
-    if baseline is None or over_start is None or over_start <= 1 or m.role == "baseline":
+    """Returns after how many calls the set-up has paid off; counts the time of a set-up without compiler cache.
+
+    Returns None for p99, because a gain of the slowest calls says little about the time of all calls.
+    """
+    if baseline is None or over_start is None or over_start <= 1 or m.role == "baseline" or m.is_tail:
         return None
     shape = m.shapes[0]
     setup_s = m.setup_s.get(shape) if not m.setup_cached else cold_s.get(m.plan)
@@ -216,5 +243,5 @@ def _break_even(
 
 def _ratio_of_medians(baseline: Measurement, m: Measurement) -> float | None:
     shared = [s for s in m.shapes if m.samples[s] and baseline.samples.get(s)]
-    logs = [math.log(baseline.median_s(s) / m.median_s(s)) for s in shared]
+    logs = [math.log(baseline.time_s(s) / m.time_s(s)) for s in shared]
     return math.exp(sum(logs) / len(logs)) if logs else None

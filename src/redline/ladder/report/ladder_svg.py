@@ -105,6 +105,6 @@ def _gain(row: Row, baseline: Entry | None, memory: bool) -> float | None:
 
 
 def _note(row: Row, gain: float | None, memory: bool) -> str:
-    cost = row.peak_bytes if memory else row.median_s
+    cost = row.peak_bytes if memory else row.time_s
     text = "" if cost is None else format_bytes(int(cost)) if memory else format_seconds(cost)
     return text if gain is None else f"{text} · {format_ratio(gain)}"

@@ -25,7 +25,7 @@ def render_notebook(measurements: Sequence[Measurement]) -> str:
             continue
         cells = (
             entry.label,
-            format_seconds(row.median_s) if row.median_s is not None else "",
+            format_seconds(row.time_s) if row.time_s is not None else "",
             f"{row.over_start:.2f}" if row.over_start is not None else "",
             format_bytes(row.peak_bytes) if row.peak_bytes else "",
             row.verdict,

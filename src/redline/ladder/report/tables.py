@@ -7,13 +7,24 @@ from datetime import UTC, datetime
 from typing import Any
 
 from redline.ladder.gate import Score
+from redline.ladder.measurement import Measurement
 from redline.ladder.report.climb import UNTRIED, Climb, Entry, format_change, format_ratio, interleaved_eager_s
-from redline.ladder.report.ladder import rung_names, score_name, score_text, shapes_sentence, speedup, worst_score
+from redline.ladder.report.ladder import (
+    Row,
+    rung_names,
+    score_name,
+    score_text,
+    shapes_sentence,
+    speedup,
+    time_name,
+    worst_score,
+)
 from redline.ladder.report.roofline import place
 from redline.ladder.statistics import Interval
 from redline.notation import format_bytes, format_rate, format_seconds
 
 NONE = "–"
+_KINDS = {"median": "Medians", "p99": "99th percentiles of the calls"}
 
 
 @dataclass(frozen=True)
@@ -32,7 +43,7 @@ class Table:
 
 def all_tables(climb: Climb) -> list[Table]:
     """Returns all tables that are not empty, in the order of the page."""
-    makers = (_ladder, _rejected, _shapes, _ablation, _proof, _gates, _memory, _setup, _environment)
+    makers = (_front, _ladder, _rejected, _shapes, _ablation, _proof, _gates, _memory, _setup, _environment)
     return [table for make in makers if (table := make(climb)) is not None and table.rows]
 
 
@@ -40,14 +51,17 @@ def _ladder(climb: Climb) -> Table:
     removed = {e.row.rung.partition("(")[0] for e in climb.ablations if e.row.verdict == "dropped"}
     entries = [e for e in climb.entries if e.row.role != "ablation" and e.row.verdict not in UNTRIED]
     rows, why = [], []
+    requests = bool(climb.subject.callers)
+    time_title = "Requests per second" if requests else time_name(climb.subject)
     for entry in entries:
         row = entry.row
         again = " (again)" if row.role == "second look" else ""
         cells = {
             "Rung": entry.label + again,
             "Verdict": row.verdict,
-            "Time per step": _or_none(row.median_s, format_seconds) + _span(row.low_s, row.high_s),
-            "Last plan": _or_none(row.against_s, format_seconds),
+            time_title: _rate(row) if requests else _or_none(row.time_s, format_seconds) + _span(row.low_s, row.high_s),
+            "Calls": _or_none(row.calls, "{:,}".format),
+            "Last plan": _or_none(row.against_s, _format_rate if requests else format_seconds),
             "Over last": NONE if row.role == "baseline" else _ratio(row.over_last),
             "Over start": _or_none(row.over_start, format_ratio),
             "Peak memory": _or_none(row.peak_bytes, format_bytes),
@@ -61,10 +75,12 @@ def _ladder(climb: Climb) -> Table:
         why.append(row.reason + ("; removed later by the ablation" if later else ""))
     hidden = sum(e.row.verdict in UNTRIED for e in climb.tried)
     note = (
-        "Medians with 99% intervals. Last plan: the median of the plan measured alternately with this one; over last: "
-        "the speed-up over that plan. Over start: the speed-up over the original model. Break-even: the calls "
-        "after which the set-up has paid off. No speed is shown if a gate fails."
+        f"{_KINDS[climb.subject.statistic]} with 99% intervals. Last plan: the {climb.subject.statistic} of the plan "
+        "measured alternately with this one; over last: the speed-up over that plan. Over start: the speed-up over the "
+        "original model. Break-even: the calls after which the set-up has paid off. No speed is shown if a gate fails."
     )
+    if requests:
+        note += f" Requests are made by {climb.subject.callers} concurrent callers."
     if shapes := shapes_sentence(climb.subject):
         note += f" {shapes}"
     if any(e.row.setup_cached for e in entries):
@@ -73,6 +89,25 @@ def _ladder(climb: Climb) -> Table:
         note += f" {hidden} more were not tried; the next table gives the reasons."
     cells = tuple(tuple(row.values()) for row in rows)
     return Table("ladder", "The ladder", tuple(rows[0]) if rows else (), cells, tuple(why), note, words=2)
+
+
+def _front(climb: Climb) -> Table:
+    rows = tuple(
+        (
+            point.plan,
+            f"{point.number} {point.name}" + (", the answer" if point.is_answer else ""),
+            _ratio(point.speed) if point.plan != "eager" else format_ratio(1.0),
+            format_bytes(point.peak_bytes),
+            point.quality,
+        )
+        for point in climb.front
+    )
+    note = (
+        "The plans that no other plan beats in speed, peak memory and quality together, beyond the noise. Quality is "
+        "the score closest to the limit of its gate. The output folder has a plan file for each, in front/."
+    )
+    columns = ("Plan", "Best at", "Over start", "Peak memory", "Quality")
+    return Table("front", "The Pareto front of speed, memory and quality", columns, rows, note=note, words=2)
 
 
 def _rejected(climb: Climb) -> Table:
@@ -128,7 +163,7 @@ def _memory(climb: Climb) -> Table:
 
 
 def _setup(climb: Climb) -> Table:
-    base = climb.baseline.row.median_s if climb.baseline else None
+    base = climb.baseline.row.time_s if climb.baseline else None
     rows, cached = [], False
     for entry in climb.milestones:
         if entry.row.setup_s is None:
@@ -150,8 +185,8 @@ def _shapes(climb: Climb) -> Table | None:
     rows = []
     for shape in m.shapes:
         before = interleaved_eager_s(climb, shape)
-        compiled = climb.compiled.measurement.median_s(shape) if climb.compiled else float("nan")
-        after, roofline = m.median_s(shape), place(m, shape)
+        compiled = climb.compiled.measurement.time_s(shape) if climb.compiled else float("nan")
+        after, roofline = m.time_s(shape), place(m, shape)
         rows.append(
             (
                 shape or "as given",
@@ -176,7 +211,7 @@ def _environment(climb: Climb) -> Table:
     matmul = (f"{dtype} {format_rate(rate, 'FLOP/s')}" for dtype, rate in machine.matmul_flops_per_s.items())
     rows = (
         ("Workload", m.workload),
-        ("Objective", m.objective + (", of a training step" if m.training else "")),
+        ("Objective", _objective(m)),
         ("Device", f"{device} ({machine.device})"),
         ("Host", f"{machine.system}, {machine.cores} cores, {host_memory}"),
         ("Copy ceiling", format_rate(copy, "B/s") if copy > 0 else ""),
@@ -192,6 +227,12 @@ def _environment(climb: Climb) -> Table:
         ("Notes", "; ".join(dict.fromkeys(note for e in climb.entries for note in e.measurement.notes))),
     )
     return Table("environment", "The environment", ("Property", "Value"), tuple(r for r in rows if r[1]), words=2)
+
+
+def _objective(m: Measurement) -> str:
+    limit = f", within --max-memory {format_bytes(m.max_bytes)}" if m.max_bytes else ""
+    callers = f" of {m.callers} concurrent callers" if m.callers else ""
+    return f"{m.objective}{callers}{', of a training step' if m.training else ''}{limit}"
 
 
 def format_count(number: float) -> str:
@@ -227,6 +268,18 @@ def _span(low: float | None, high: float | None) -> str:
     first, last = format_seconds(low), format_seconds(high)
     same = first.split()[-1] == last.split()[-1]
     return f"\n{first.split()[0]}–{last.split()[0]}" if same else f"\n{first} – {last}"
+
+
+def _rate(row: Row) -> str:
+    """Returns the requests per second with their interval as a second line."""
+    if row.requests_per_s is None:
+        return NONE
+    bounds = f"\n{_format_rate(row.high_s)}–{_format_rate(row.low_s)}" if row.low_s and row.high_s else ""
+    return format_count(row.requests_per_s) + bounds
+
+
+def _format_rate(seconds: float) -> str:
+    return format_count(1 / seconds)
 
 
 def _ratio(interval: Interval | None) -> str:

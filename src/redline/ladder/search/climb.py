@@ -7,19 +7,30 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from redline.choices import CALLERS
 from redline.errors import RedlineError
 from redline.ladder.measuring.worker_pool import WorkerPool
 from redline.ladder.objective import Objective
+from redline.ladder.plan import Plan
 from redline.ladder.rung import Rung
 from redline.ladder.search.climbed import Climbed
 from redline.ladder.search.climber import Climber
 from redline.ladder.search.output_lock import locked
 from redline.ladder.search.preparation import address_of
 from redline.ladder.search.progress import Progress, no_progress, print_progress
-from redline.ladder.search.settings import Settings, Shapes, read_duration, read_rungs, read_shapes
+from redline.ladder.search.settings import (
+    Settings,
+    Shapes,
+    read_duration,
+    read_max_error,
+    read_rungs,
+    read_shapes,
+    read_size,
+)
 from redline.ladder.search.target import Target
 from redline.ladder.workload import Workload
 from redline.ladder.workloads.addresses import check_file
+from redline.notation import format_bytes
 
 
 def climb(
@@ -27,6 +38,9 @@ def climb(
     *,
     budget: str | float | None = None,
     objective: str = "latency",
+    callers: int = CALLERS,
+    max_memory: str | int | None = None,
+    max_error: float | None = None,
     target: str | None = None,
     rungs: Sequence[Rung | str] = (),
     without: Sequence[Rung | str] = (),
@@ -47,7 +61,14 @@ def climb(
             `train:CONFIG` or a bundled name). A `Workload` is sent to the trial processes with cloudpickle.
         budget: Time for the whole climb with its final race, such as `"10m"` or a number of seconds. A trial that
             cannot end within this time is not started.
-        objective: `"latency"`, `"throughput"` or `"memory"`.
+        objective: `"latency"` (the time of one step), `"p99"` (the 99th percentile of the times of single calls, of at
+            least 1000 calls of each plan), `"throughput"` (the time of many steps in a row), `"requests"` (the calls
+            per second of concurrent callers) or `"memory"` (the peak).
+        callers: The number of concurrent callers of the objective `"requests"`: threads, on CUDA with a stream each.
+        max_memory: The largest peak that the answer may have, such as `"8GiB"` or a number of bytes. A plan above it is
+            dropped. If even the best plan is above it, the climb writes its report and raises RedlineError.
+        max_error: The largest score of the workload's first gate that measures an error, such as 0.005. A plan above
+            it is refused. The gate's own limit holds too.
         target: A time per step (`"16ms"`) or a peak size (`"8GiB"`); the climb stops trying when it is reached. A size
             sets the objective to memory.
         rungs: Only try these rungs, for example `["bf16", "compile(mode=max-autotune)"]`.
@@ -59,8 +80,8 @@ def climb(
         sampling: Duration of the timing of one comparison (both plans together).
         ablation: Whether to measure the plan without each of its rungs at the end. Rungs without a gain are removed.
         resume: Whether to continue the climb whose measurements are in `out`.
-        out: Folder for `measurements.jsonl` (written as the climb runs), `plan.toml`, `report.html` and `report.md`.
-            Nothing is written if `out` is None.
+        out: Folder for `measurements.jsonl` (written as the climb runs), `plan.toml`, `report.html`, `report.md`, and
+            `front` with a plan file for each plan of the Pareto front. Nothing is written if `out` is None.
         progress: Called with each event's text and, for a measurement, with the measurement. By default a line per
             trial is printed to stderr; None prints nothing.
     """
@@ -74,7 +95,10 @@ def climb(
         shapes=read_shapes(shapes),
         device=device,
         objective=Objective.MEMORY if aim is not None and aim.size_bytes else Objective.named(objective),
+        callers=callers,
         target=aim,
+        max_bytes=read_size(max_memory),
+        max_error=read_max_error(max_error),
         budget_s=None if budget is None else read_duration(budget),
         only=read_rungs(rungs),
         without=read_rungs(without),
@@ -88,7 +112,11 @@ def climb(
     with locked(settings.folder), WorkerPool() as pool:
         settings = replace(settings, workload=address_of(workload, pool))
         climbed = Climber(settings, pool, progress or no_progress, started_s).run()
-        return _write_files(climbed, settings.folder)
+        climbed = _write_files(climbed, settings.folder)
+    if climbed.missed_limit:
+        where = f" (see {climbed.files['report']})" if climbed.files else ""
+        raise RedlineError(f"{climbed.missed_limit}: raise --max-memory, or try more rungs{where}.")
+    return climbed
 
 
 def _write_files(climbed: Climbed, folder: Path | None) -> Climbed:
@@ -110,6 +138,20 @@ def _write_files(climbed: Climbed, folder: Path | None) -> Climbed:
         "made": datetime.now(UTC).strftime("%Y-%m-%d"),
         "result": climbed.final.reason,
     }
-    climbed.plan.save(files["plan file"], comment)
+    front = climbed.front
+    # Plan files of an earlier climb are not answers of this one.
+    for path in (files["plan file"], *(folder / "front").glob("*.toml")):
+        path.unlink(missing_ok=True)
+    for point in front:
+        about = {
+            **comment,
+            "result": f"{point.speed} over eager, peak {format_bytes(point.peak_bytes)}, {point.quality}",
+        }
+        path = files[f"front {point.number}"] = folder / "front" / point.file_name
+        replace(Plan.parse(point.plan), objective=climbed.plan.objective).save(path, about)
+    if climbed.missed_limit:
+        del files["plan file"]
+    else:
+        climbed.plan.save(files["plan file"], comment)
     write_report(climbed.measurements, files["report"], files["Markdown"])
     return replace(climbed, files=files)

@@ -4,11 +4,15 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from redline.files.atomic import write_text
 from redline.ladder.measurement import Measurement
 from redline.ladder.plan import Plan
 from redline.machine.machine import Machine
+
+if TYPE_CHECKING:
+    from redline.ladder.report import Point
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,8 @@ class Climbed:
     target: str = ""
     missed_target: bool = False
     resumed: str = ""
+    # The reason for which no plan is an answer, if even the best one is above the memory limit; else empty.
+    missed_limit: str = ""
     # The paths of the written files by their kind, such as "report".
     files: Mapping[str, Path] = field(default_factory=dict)
 
@@ -33,6 +39,13 @@ class Climbed:
     def final(self) -> Measurement:
         """The measurement of the winner in the final race, which is always the last measurement."""
         return self.measurements[-1]
+
+    @property
+    def front(self) -> "tuple[Point, ...]":
+        """The Pareto front: the plans that no other plan beats in speed, memory and quality together."""
+        from redline.ladder.report import pareto_front
+
+        return pareto_front(self.measurements)
 
     def report(self, path: str | os.PathLike[str]) -> Path:
         """Writes the report to `path`: Markdown if the name ends with .md, otherwise one HTML page."""

@@ -13,6 +13,7 @@ from redline.files.atomic import check_can_write
 from redline.ladder.measurement import Measurement
 from redline.ladder.measuring.trial import geometric_mean_s
 from redline.ladder.measuring.worker_pool import WorkerPool
+from redline.ladder.objective import above_limit, is_within
 from redline.ladder.plan import Plan
 from redline.ladder.rung import Rung, Stage
 from redline.ladder.rungs import RUNGS
@@ -22,6 +23,7 @@ from redline.ladder.search.estimates import kind_of
 from redline.ladder.search.final_race import run_race
 from redline.ladder.search.openings import ENGINES, openings
 from redline.ladder.search.progress import Progress
+from redline.ladder.search.run_log import added_rungs, plan_of
 from redline.ladder.search.search_order import by_gain_per_second, candidates, check_asked, may_try, variants
 from redline.ladder.search.settings import Settings
 from redline.ladder.search.trials import Trials
@@ -36,8 +38,6 @@ _SAMPLING_SHARE, _RACE_SHARE = 0.04, 0.06
 _START_SHARE = 0.6
 # The budget reserves these seconds to end all processes and write the files, and this share of itself for delays.
 _END_S, _END_SHARE = 1.5, 0.02
-# Even a slow model runs at least this many steps in the final race, half of them untimed.
-_LEAST_TURNS = 8
 
 
 class Climber:
@@ -106,18 +106,20 @@ class Climber:
         open_s = sum(map(estimates.trial_s, missing))
         judging_s = racers * estimates.open_s / 2
         # The untouched model is usually the slowest by far, so its time determines how long the race takes.
-        sampling_s = max(racers * self._race_sampling_s / 2, _LEAST_TURNS * geometric_mean_s(self.log.rows[0].samples))
+        step_s = geometric_mean_s(self.log.rows[0].samples)
+        sampling_s = max(racers * self._race_sampling_s / 2, self.trials.spec.least_steps * step_s)
         end_s = _END_S + _END_SHARE * (self.budget.total_s or 0.0)
         self.budget.reserved_s = end_s + open_s + judging_s + sampling_s
 
     def _finish(self, final: Measurement) -> Climbed:
-        target = self.settings.target
+        target, limit_bytes = self.settings.target, self.settings.max_bytes
         return Climbed(
-            replace(Plan.parse(final.plan), objective=self.settings.objective.value),
+            replace(plan_of(final), objective=self.settings.objective.value),
             tuple(self.log.rows),
             self.trials.machine,
             target=target.sentence(final) if target else "",
             missed_target=target is not None and not target.reached(final),
+            missed_limit="" if is_within(final.peak_bytes, limit_bytes) else final.reason,
             resumed=self.resumed,
         )
 
@@ -140,7 +142,14 @@ class Climber:
             return
         about: dict[str, Any] = {}
         (samples,) = trials.take_turns([arm], about)
-        trials.record("baseline", self.plan, "baseline", "the model as it is", arm, samples, **about)
+        over = not is_within(arm.peak_bytes, self.settings.max_bytes)
+        reason = above_limit(arm.peak_bytes, self.settings.max_bytes) if over else "the model as it is"
+        trials.record("baseline", self.plan, "baseline", reason, arm, samples, **about)
+        if trials.least_timing_s > self.settings.sampling_s:
+            calls = f"at least {trials.spec.least_steps:,} calls of each plan"
+            trials.announce(
+                f"{self.settings.objective} needs {calls}, about {trials.least_timing_s:.0f} s a comparison"
+            )
 
     # Openings
 
@@ -158,7 +167,7 @@ class Climber:
         self._try_plans(plans)
         failed = [row for row in self.log.rows if row.role == "opening" and row.verdict != "kept"]
         for row in failed:
-            plan = Plan.parse(row.rung)
+            plan = added_rungs(row)
             for rungs in [group for rung in plan.rungs for group in rung.fallbacks(row.verdict, trials.training)]:
                 if any(name in self.plan for name in ENGINES):
                     break
@@ -278,7 +287,7 @@ class Climber:
     def _second_looks(self) -> list[tuple[str, Rung]]:
         asked = {row.rung for row in self.log.rows if row.role == "second look"}
         early = {
-            row.rung: Plan.parse(row.rung).rungs
+            row.rung: added_rungs(row).rungs
             for row in self.log.rows
             if row.role == "trial" and row.verdict == "dropped" and row.rung not in asked
         }
@@ -303,9 +312,9 @@ class Climber:
             return None if said else trials.record(role, candidate, "unmeasured", reason, rung=str(added))
         row = trials.measure(role, added, candidate)
         if row.verdict != "unmeasured":
-            self._tried |= {candidate, Plan.parse(row.plan)}
+            self._tried |= {candidate, plan_of(row)}
         if row.verdict == "kept":
-            trials.incumbent.replace_plan(Plan.parse(row.plan))
+            trials.incumbent.replace_plan(plan_of(row))
         if role in ("trial", "second look") and len(added.rungs) == 1:
             for rungs in added.rungs[0].fallbacks(row.verdict, trials.training):
                 if all(may_try(rung.name, self.settings, trials.training) for rung in rungs):
@@ -339,7 +348,7 @@ class Climber:
                 continue
             row = trials.ablate(rung, smaller)
             if row.verdict == "dropped":
-                trials.incumbent.replace_plan(Plan.parse(row.plan))
+                trials.incumbent.replace_plan(plan_of(row))
 
     # The remaining budget
 
@@ -351,7 +360,7 @@ class Climber:
         trials = self.trials
         trials.setups.discard()
         baseline = Plan.parse(_COMPILE_BASELINE[trials.machine.device.partition(":")[0]])
-        compiled = [row for row in self.log.rows if row.samples and "compile" in Plan.parse(row.plan)]
+        compiled = [row for row in self.log.rows if row.samples and "compile" in plan_of(row)]
         for plan in self._openings():
             if not compiled and "compile" in plan and not self._why_untried(plan, _START_SHARE):
                 self._try("opening", plan, plan, _START_SHARE)

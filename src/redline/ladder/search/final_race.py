@@ -20,7 +20,7 @@ from redline.ladder.measuring.trial import (
     take_turns,
 )
 from redline.ladder.measuring.worker_pool import WorkerFailed
-from redline.ladder.objective import ANY, Objective
+from redline.ladder.objective import ANY, Objective, above_limit, is_within
 from redline.ladder.plan import Plan
 from redline.ladder.search.parallel_setups import ParallelSetups
 from redline.ladder.search.run_log import RunLog
@@ -59,15 +59,20 @@ def run_race(
         allowed = [not any(rung.name in barred or str(rung) in barred for rung in arm.plan.rungs) for arm in arms]
         gains = [row.speedup() for row in log.rows if row.plan == str(plan) and row.verdict == "kept"]
         verified = any(gain is not None and gain.low > 1 for gain in gains)
-        winner = _winner(arms, taken, allowed, spec.objective, plan, verified)
+        winner = _winner(arms, taken, allowed, spec, plan, verified)
         # The winner's row is written last, so that the last line of a file is the result of the climb.
         for index in sorted(range(len(arms)), key=lambda index: index == winner):
             about: dict[str, Any] = {"load": load} | (
                 {"against": "eager", "against_samples": taken[0]} if index else {}
             )
             verdict, reason, row_notes = "baseline", "raced against the final plan", ()
-            if index == winner:
-                gain = spec.objective.gain(compare_arms(arms[0], arms[index], taken[0], taken[index]))
+            over = not is_within(arms[index].peak_bytes, spec.max_bytes)
+            if over:
+                verdict, reason = "dropped", above_limit(arms[index].peak_bytes, spec.max_bytes)
+            if index == winner and over:
+                reason, row_notes = f"no plan is an answer; the best one is {reason}", notes
+            elif index == winner:
+                gain = spec.objective.gain(compare_arms(spec, arms[0], arms[index], taken[0], taken[index]))
                 reason = f"{gain} over eager" if arms[index].plan.rungs else "nothing beat the model as it is"
                 verdict, row_notes = "kept", notes
             row = log.row(
@@ -170,7 +175,7 @@ def _winner(
     arms: Sequence[Arm],
     taken: Sequence[Samples],
     allowed: Sequence[bool],
-    objective: Objective,
+    spec: TrialSpec,
     favourite: Plan,
     verified: bool,
 ) -> int:
@@ -183,9 +188,9 @@ def _winner(
     order = sorted(range(1, len(arms)), key=lambda i: arms[i].plan != favourite)
     best = 0
     for index in order:
-        comparison = compare_arms(arms[best], arms[index], taken[best], taken[index])
-        better = objective.judge(comparison, ANY)[0]
-        if verified and arms[index].plan == favourite and objective is not Objective.MEMORY:
+        comparison = compare_arms(spec, arms[best], arms[index], taken[best], taken[index])
+        better = spec.objective.judge(comparison, ANY)[0]
+        if verified and arms[index].plan == favourite and spec.objective is not Objective.MEMORY and comparison.fits:
             better = better or comparison.ratio.middle > 1
         if allowed[index] and better:
             best = index

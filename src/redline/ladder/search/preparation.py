@@ -10,6 +10,7 @@ from typing import Any
 from redline.errors import RedlineError, WorkloadError
 from redline.ladder.measuring.trial import FRESH_SEEDS, JUDGE_SEEDS, TrialSpec
 from redline.ladder.measuring.worker_pool import WorkerFailed, WorkerPool
+from redline.ladder.objective import Objective
 from redline.ladder.search.settings import Settings
 from redline.ladder.search.source_digest import digest_sources
 from redline.ladder.workload import Workload
@@ -72,6 +73,12 @@ def prepare_trials(
     `threads` limits the CPU threads of these runs.
     """
     references, facts = _run_references(pool, settings, machine.device, threads)
+    is_requests = settings.objective is Objective.REQUESTS
+    if is_requests and facts.training:
+        raise WorkloadError(
+            f"{facts.name}: the objective requests counts concurrent calls of a model, but this workload runs training "
+            "steps: choose throughput."
+        )
     spec = TrialSpec(
         settings.workload,
         settings.shapes,
@@ -80,6 +87,9 @@ def prepare_trials(
         settings.objective,
         settings.timeout_s,
         settings.sampling_s,
+        callers=settings.callers if is_requests else 0,
+        max_bytes=settings.max_bytes,
+        max_error=settings.max_error,
         name=facts.name if is_pickled(settings.workload) else settings.workload,
     )
     return spec, facts
@@ -104,6 +114,7 @@ def _run_references(
             paths=references,
             dtype=settings.reference,
             threads=threads,
+            max_error=settings.max_error,
         )
     except WorkerFailed as failure:
         subject = "" if is_pickled(settings.workload) else f"{settings.workload}: "

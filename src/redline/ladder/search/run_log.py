@@ -15,6 +15,7 @@ from redline.ladder.plan import Plan
 from redline.ladder.search.preparation import WorkloadFacts
 from redline.ladder.search.source_digest import describe_change
 from redline.machine.machine import Machine
+from redline.notation import format_bytes
 from redline.version import VERSION
 
 
@@ -68,6 +69,10 @@ class RunLog:
             return f"it belongs to another workload ({row.workload})"
         if row.objective != self.spec.objective:
             return f"its objective was {row.objective}"
+        if row.callers != self.spec.callers:
+            return f"it had {row.callers} concurrent callers"
+        if row.max_bytes != self.spec.max_bytes:
+            return f"its memory limit was {format_bytes(row.max_bytes) if row.max_bytes else 'not set'}"
         if row.options != {label: dict(options) for label, options in self.spec.shapes.items()}:
             return "its shapes were different"
         if row.redline != VERSION:
@@ -126,6 +131,8 @@ class RunLog:
             unit=self.facts.unit,
             training=self.facts.training,
             objective=self.spec.objective.value,
+            callers=self.spec.callers,
+            max_bytes=self.spec.max_bytes,
             options={label: dict(options) for label, options in self.spec.shapes.items()},
             digest=self.facts.digest,
             sources=self.facts.sources,
@@ -134,6 +141,15 @@ class RunLog:
             redline=VERSION,
             **values,
         )
+
+
+def plan_of(row: Measurement) -> Plan:
+    return Plan.parse(row.plan)
+
+
+def added_rungs(row: Measurement) -> Plan:
+    """Returns the rungs that a trial added to the incumbent, as a plan."""
+    return Plan.parse(row.rung)
 
 
 def command_line(words: Sequence[str]) -> str:

@@ -1,16 +1,18 @@
 """The settings of a climb, a verification and a benchmark."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from redline.choices import CALLERS
 from redline.errors import RedlineError
 from redline.ladder.objective import Objective
 from redline.ladder.plan import parse_rung
 from redline.ladder.rung import Rung
 from redline.ladder.search.target import Target
-from redline.notation import parse_seconds
+from redline.notation import parse_bytes, parse_seconds
 
 # Input shapes, each given as options of the workload's function such as {"batch": 8}: a list, or a mapping from labels.
 Shapes = Mapping[str, Mapping[str, Any]] | Sequence[Mapping[str, Any]]
@@ -18,14 +20,21 @@ Shapes = Mapping[str, Mapping[str, Any]] | Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Settings:
-    """What to measure and how; `only`, `without`, `target`, `budget_s`, `ablate` and `resume` apply only to a climb."""
+    """What to measure and how.
+
+    `only`, `without`, `target`, `max_bytes`, `max_error`, `budget_s`, `ablate` and `resume` apply only to a climb.
+    """
 
     workload: str
     folder: Path | None = None
     shapes: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"": {}})
     device: str = "auto"
     objective: Objective = Objective.LATENCY
+    callers: int = CALLERS
     target: Target | None = None
+    # Limits that the answer must keep: its peak, and its first error gate; 0 for none.
+    max_bytes: int = 0
+    max_error: float = 0.0
     budget_s: float | None = None
     only: tuple[Rung, ...] = ()
     without: tuple[Rung, ...] = ()
@@ -41,6 +50,11 @@ class Settings:
         if both := [rung for rung in self.only if rung in self.without]:
             raise RedlineError(f"{both[0]} is both in the rungs to try and in those to leave out: remove it from one.")
 
+        if self.callers < 1:
+            raise RedlineError(f"there must be at least one caller, not {self.callers}.")
+        if not (math.isfinite(self.max_error) and self.max_error >= 0):
+            raise RedlineError(f"the maximum error must be a finite number above zero, not {self.max_error}.")
+
     @property
     def measurements_path(self) -> Path | None:
         return self.folder / "measurements.jsonl" if self.folder is not None else None
@@ -53,6 +67,21 @@ def read_rungs(rungs: Sequence[Rung | str]) -> tuple[Rung, ...]:
 def read_duration(value: str | float) -> float:
     """Converts a duration such as `"5m"`, or a number of seconds, to seconds."""
     return parse_seconds(value) if isinstance(value, str) else float(value)
+
+
+def read_size(value: str | int | None) -> int:
+    """Converts a size such as `"8GiB"`, or a number of bytes, to bytes; None gives 0."""
+    size = parse_bytes(value) if isinstance(value, str) else value or 0
+    if size < 0 or (value is not None and not size):
+        raise RedlineError(f"the maximum memory must be above zero, not {value}.")
+    return size
+
+
+def read_max_error(value: float | None) -> float:
+    """Returns the maximum error; None, for no limit, gives 0."""
+    if value is not None and not value > 0:
+        raise RedlineError(f"the maximum error must be above zero, not {value}.")
+    return value or 0.0
 
 
 def read_shapes(shapes: Shapes | None) -> Mapping[str, Mapping[str, Any]]:

@@ -28,7 +28,7 @@ class Target:
         if not row.samples:
             return False
         if self.seconds is not None:
-            return all(row.interval_s(shape).high <= self.seconds for shape in row.shapes)
+            return all(row.time_interval_s(shape).high <= self.seconds for shape in row.shapes)
         return self.size_bytes is not None and row.peak_bytes <= self.size_bytes
 
     def sentence(self, row: Measurement) -> str:
@@ -37,8 +37,9 @@ class Target:
         if self.size_bytes is not None:
             return f"{format_bytes(self.size_bytes)} {verb} reached: the peak is {format_bytes(row.peak_bytes)}"
         # The slowest shape decides.
-        shape = max(row.shapes, key=lambda shape: row.interval_s(shape).high)
-        seen = row.interval_s(shape)
+        shape = max(row.shapes, key=lambda shape: row.time_interval_s(shape).high)
+        seen = row.time_interval_s(shape)
         span = f"{format_seconds(seen.low)} – {format_seconds(seen.high)}"
+        what = "the p99 is" if row.is_tail else "a step takes"
         where = f" with {shape}" if shape else ""
-        return f"{format_seconds(self.seconds or 0.0)} {verb} reached: a step takes {span}{where}"
+        return f"{format_seconds(self.seconds or 0.0)} {verb} reached: {what} {span}{where}"

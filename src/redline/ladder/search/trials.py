@@ -6,8 +6,9 @@ from dataclasses import asdict
 from typing import Any
 
 from redline.ladder.measurement import Measurement
-from redline.ladder.measuring.trial import Arm, close, compare_arms, measure_peak, take_turns
+from redline.ladder.measuring.trial import Arm, close, compare_arms, geometric_mean_s, measure_peak, take_turns
 from redline.ladder.measuring.worker_pool import WorkerFailed, WorkerPool
+from redline.ladder.objective import above_limit, is_within
 from redline.ladder.plan import Plan
 from redline.ladder.rung import Rung
 from redline.ladder.search.budget import Budget
@@ -98,7 +99,15 @@ class Trials:
     def expected_s(self, candidate: Plan) -> float:
         """Returns the time that a trial of this plan is expected to take."""
         # On average a comparison is decided after about half of the sampling time.
-        return self.estimates.trial_s(candidate) + self.spec.sampling_s / 2
+        return self.estimates.trial_s(candidate) + max(self.spec.sampling_s / 2, self.least_timing_s)
+
+    @property
+    def least_timing_s(self) -> float:
+        """The time of the calls that p99 and requests need in a comparison, as long as the untouched model's calls."""
+        needs_many = self.spec.is_tail or self.spec.callers
+        if not needs_many or not self.log.rows:
+            return 0.0
+        return 2 * self.spec.least_steps * geometric_mean_s(self.log.rows[0].samples)
 
     def why_too_long(self, candidate: Plan, start_share: float = 1.0) -> str:
         """Returns why the trial is not started if it cannot end within the budget, else "".
@@ -156,6 +165,8 @@ class Trials:
             measure_peak(arm, self.spec)
             if not prepared:
                 self.estimates.observe_open(time.monotonic() - start_s - setup_s)
+            if reason := self._why_not_the_answer(role, incumbent, arm):
+                return self.record(role, arm.plan, "dropped", reason, arm, **about)
             notes: tuple[str, ...] = ()
             if incumbent is not None:
                 old, new = self.take_turns([incumbent, arm], about)
@@ -165,9 +176,9 @@ class Trials:
                 incumbent = self.incumbent.arm()
                 (old,) = self.take_turns([incumbent], about)
                 notes = ("timed one after the other, because the two plans do not fit in memory together",)
-            comparison = compare_arms(incumbent, arm, old, new)
+            comparison = compare_arms(self.spec, incumbent, arm, old, new)
             better, reason = self.spec.objective.judge(comparison)
-            if not better and self._reduces_noise(added, comparison.ratio):
+            if not better and comparison.fits and self._reduces_noise(added, comparison.ratio):
                 better, reason = True, f"{reason}; kept because plans with more threads wait for other processes"
             verdict = "kept" if better else "dropped"
             self.estimates.record(
@@ -191,6 +202,13 @@ class Trials:
             return self.record(role, candidate, *_describe_failure(failure, out_of_budget), **about)
         finally:
             close(arm)
+
+    def _why_not_the_answer(self, role: str, incumbent: Arm | None, arm: Arm) -> str:
+        """Returns why a plan need not be timed: it is above the memory limit, and the incumbent is within it."""
+        limit_bytes = self.spec.max_bytes
+        if role == "compile" or incumbent is None or not is_within(incumbent.peak_bytes, limit_bytes):
+            return ""
+        return "" if is_within(arm.peak_bytes, limit_bytes) else above_limit(arm.peak_bytes, limit_bytes)
 
     def _reduces_noise(self, added: Plan, ratio: Interval) -> bool:
         """Returns whether only the number of threads changes, and the change is probably faster under the present load.
@@ -217,7 +235,7 @@ class Trials:
             measure_peak(arm, self.spec)
             old, new = self.take_turns([whole, arm], about)
             # The plan with the rung is the candidate: it has to be better than the plan without the rung.
-            worth, gain = self.spec.objective.judge(compare_arms(arm, whole, new, old))
+            worth, gain = self.spec.objective.judge(compare_arms(self.spec, arm, whole, new, old))
             reason = f"{'improves the whole plan' if worth else 'redundant beside the other rungs'}: {gain}"
             row = self.record("ablation", arm.plan, "kept" if worth else "dropped", reason, arm, new, old, **about)
             if not worth:

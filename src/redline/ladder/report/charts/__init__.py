@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from redline.ladder.report.charts.ablation import draw_ablation
 from redline.ladder.report.charts.distributions import draw_distributions
+from redline.ladder.report.charts.front import draw_front
 from redline.ladder.report.charts.ladder import draw_ladder
 from redline.ladder.report.charts.quality import draw_quality
 from redline.ladder.report.charts.rooflines import draw_roofline
@@ -24,6 +25,7 @@ def draw_all(climb: Climb) -> dict[str, Markup]:
     """Returns all charts that the climb has data for, by name."""
     charts: tuple[tuple[str, Draw, tuple[int, ...]], ...] = (
         ("ladder", draw_ladder, FULL),
+        ("front", draw_front, FULL),
         ("quality", draw_quality, HALF),
         ("roofline", draw_roofline, HALF),
         ("distributions", draw_distributions, FULL),

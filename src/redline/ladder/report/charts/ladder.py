@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from redline.ladder.report.charts.svg import Drawing, Scale, text_width
 from redline.ladder.report.climb import KINDS, TRIED, UNTRIED, Climb, Entry, format_change, format_ratio
+from redline.ladder.report.ladder import time_name
 from redline.ladder.report.roofline import place
-from redline.ladder.statistics import median
 from redline.notation import format_bytes, format_seconds
 
 
@@ -32,7 +32,7 @@ def draw_ladder(climb: Climb, width: int) -> Drawing | None:
     # On a narrow page, a row without a bar needs one line instead of two.
     rows = [22 if stacked and step.value is None else row for step in steps]
     height = top + sum(rows) + 6
-    what = "Peak memory" if memory else "Time per step"
+    what = "Peak memory" if memory else time_name(climb.subject)
     words = "; ".join(f"{step.label} {step.note}" for step in steps)
     drawing = Drawing(width, height, "The ladder", f"{what} after each rung: {words}.")
     scale = Scale(0.0, max(values), left, right)
@@ -64,7 +64,7 @@ def _draw_axis(drawing: Drawing, scale: Scale, memory: bool, top: float) -> None
 def _references(climb: Climb, scale: Scale, memory: bool) -> list[tuple[float, str]]:
     """Returns the reference lines: torch.compile (dashed) and the lower bound of the machine (red)."""
     compiled = climb.compiled.row if climb.compiled is not None else None
-    value = None if compiled is None else compiled.peak_bytes if memory else compiled.median_s
+    value = None if compiled is None else compiled.peak_bytes if memory else compiled.time_s
     lines = [(scale(value), "reference")] if value else []
     floor = place(climb.result.measurement) if climb.result and not memory else None
     if floor is not None and floor.floor_s <= scale.high:
@@ -105,12 +105,12 @@ def _step(entry: Entry, memory: bool, last_bytes: int | None) -> _Step:
     row, m = entry.row, entry.measurement
     kind = KINDS.get(row.role, "kept" if row.verdict == "kept" else "faint")
     # If a gate failed, neither speed nor memory is shown.
-    value = (row.peak_bytes if memory else row.median_s) if entry.timed else None
+    value = (row.peak_bytes if memory else row.time_s) if entry.timed else None
     before: float | None = None
     if memory:
         before = last_bytes if row.role in (*TRIED, "final") else None
     elif row.role in (*TRIED, "final") and m.shapes and m.against_samples.get(m.shapes[0]):
-        before = median(m.against_samples[m.shapes[0]])
+        before = m.against_s()
     figure = "" if value is None else format_bytes(value) if memory else format_seconds(value)
     ratio = row.over_last.middle if row.over_last and row.role not in ("baseline", "compile") else row.over_start
     gain = f" · {format_ratio(ratio)}" if ratio and row.role != "baseline" else ""
