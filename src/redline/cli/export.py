@@ -10,7 +10,7 @@ from typer import Argument, Option
 
 from redline.cli.console import print_json, results, warnings_as_sentences
 from redline.cli.live_line import LiveLine
-from redline.cli.options import WORKLOAD_HELP, AsJson, Device, Scale, WorkloadOptions, parse_workload_options
+from redline.cli.options import WORKLOAD_HELP, AsJson, Device, WorkloadOptions, parse_workload_options
 from redline.cli.signals import uninterrupted_imports
 from redline.errors import RedlineError
 from redline.notation import format_bytes, format_seconds
@@ -40,7 +40,15 @@ def export(
         Path | None,
         Option("--weights", "-w", help="A weight file (default: the bundled weights).", rich_help_panel=_DRCT),
     ] = None,
-    scale: Scale = None,
+    scale: Annotated[
+        int | None,
+        Option(
+            "--scale",
+            "-s",
+            help="Upscaling factor (default: the factor of the weights, or 4).",
+            rich_help_panel=_DRCT,
+        ),
+    ] = None,
     format: Annotated[str | None, Option(help="onnx.", rich_help_panel=_DRCT)] = None,
     tile: Annotated[
         int | None, Option(help="Side of the input tiles in pixels (default: 128).", rich_help_panel=_DRCT)

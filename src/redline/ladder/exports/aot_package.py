@@ -54,10 +54,10 @@ class AotPackage(ArtifactForm):
         resolved, job = source.build(inner)
         args, kwargs = as_call(source.samples[0], job.device)
         tensors = [tensor.detach().contiguous() for tensor in flat_tensors(args, kwargs)]
+        progress("compiling ahead of time")
         with entered(job.contexts), torch.no_grad(), compiler_cache(source.machine):
             inputs, outputs = describe_call(args, kwargs), describe(job.model(*args, **kwargs), "output")
             flat = FlatModel("compile", job.model, args, kwargs)
-            progress("compiling ahead of time")
             try:
                 with quiet():
                     # Imported here because the compiler is large.

@@ -77,12 +77,6 @@ def export(
         options: Options of the workload's function, such as `{"batch": 1}`.
         device: `"cpu"`, `"cuda"`, `"cuda:1"`; `"auto"` uses a GPU if there is one.
         progress: Called with the name of each step. By default steps are printed to stderr; None prints nothing.
-
-    Example:
-        >>> plan = "fold_batchnorm"
-        >>> made = redline.export(plan, "resnet", "resnet.onnx", options={"batch": 1, "size": 32}, progress=None)
-        >>> redline.load_exported(made.path)(torch.rand(1, 3, 32, 32)).shape
-        torch.Size([1, 1000])
     """
     plan, progress = read_plan(plan), progress or no_progress
     form, target = form_for(os.fspath(out)), Path(out)
@@ -105,7 +99,7 @@ def export(
     try:
         with torch.random.fork_rng(devices=[machine.device] if machine.is_cuda else []):
             made, manifest = _make(plan, workload, form, machine, beside, lambda text: progress(text, None))
-        _put_in_place(made, target, beside)
+        put_in_place(made, target, beside)
     except OSError as error:
         if isinstance(error, RedlineError):
             raise
@@ -214,9 +208,9 @@ def _check_target(target: Path, form: ArtifactForm) -> None:
     check_can_write(target.parent)
 
 
-def _put_in_place(made: Path, target: Path, beside: Path) -> None:
+def put_in_place(made: Path, target: Path, beside: Path) -> None:
     """Moves the artifact to its name. A folder cannot replace another, so the old one is moved aside until then."""
-    if made.is_file():
+    if not made.is_dir():
         os.chmod(made, 0o644)
         os.replace(made, target)
         return
