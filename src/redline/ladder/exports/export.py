@@ -33,11 +33,10 @@ from redline.ladder.gate import Score
 from redline.ladder.job import Job
 from redline.ladder.measuring.judge import as_dtype, check_reference, check_state, detached, judge
 from redline.ladder.measuring.trial import FRESH_SEEDS
-from redline.ladder.measuring.worker import SAMPLE_SEEDS
 from redline.ladder.plan import Plan, read_plan
 from redline.ladder.rungs.tf32 import strict_fp32
 from redline.ladder.search.progress import Progress, no_progress, print_progress
-from redline.ladder.workload import Inputs, Workload
+from redline.ladder.workload import SAMPLE_SEEDS, Inputs, Workload
 from redline.ladder.workloads.addresses import load_workload
 from redline.machine.machine import Machine, resolve_device
 

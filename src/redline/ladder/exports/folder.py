@@ -23,12 +23,11 @@ from redline.ladder.exports.artifact_form import ArtifactForm, Source, Written
 from redline.ladder.exports.call_form import describe, describe_call
 from redline.ladder.exports.manifest import Manifest
 from redline.ladder.job import Job
-from redline.ladder.measuring.worker import SAMPLE_SEEDS
 from redline.ladder.plan import Plan
 from redline.ladder.rewrites.per_shape import as_call
 from redline.ladder.rewrites.sample_run import state_preserved
 from redline.ladder.rungs.threads import Threads
-from redline.ladder.workload import call
+from redline.ladder.workload import SAMPLE_SEEDS, call
 from redline.ladder.workloads.addresses import load_workload
 from redline.machine.machine import Machine
 
