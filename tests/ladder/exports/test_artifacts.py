@@ -1,19 +1,23 @@
 """Artifacts are checked in a new process, are called like the model, and are refused where they cannot run."""
 
 import zipfile
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import redline
+from forked_python import ForkedPython
 from redline.errors import MachineError, ModelError, PlanError, RedlineError
 from redline.ladder.exports.export import Exported, put_in_place
 from redline.ladder.exports.forms import FORMS, form_for
 from redline.ladder.exports.load import read_artifact
 from redline.ladder.exports.manifest import check_machine, weights_fingerprint
 from redline.ladder.rungs import RUNGS
+from redline.machine import processes
 from redline.machine.machine import Machine
 
 TINY = Path(__file__).parents[2] / "tiny_workloads.py"
@@ -112,7 +116,13 @@ def test_other_versions_and_machines(made: Exported) -> None:
             check_machine(elsewhere, here, "model", form.compiled)
 
 
-def test_an_export_that_fails_its_gate_leaves_the_old_file(tmp_path: Path) -> None:
+def test_an_export_that_fails_its_gate_leaves_the_old_file(
+    tmp_path: Path, forked_python: ForkedPython, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(module: str, *arguments: str, environment: Mapping[str, str], **_: Any) -> Any:
+        return forked_python.start_module(module, *arguments, environment=environment)
+
+    monkeypatch.setattr(processes, "start_module", start)
     strict = replace(redline.load_workload(CONVOLUTIONS), gates=(redline.Gate("relative_error", 1e-12),))
     old = tmp_path / "model.onnx"
     old.write_text("old")

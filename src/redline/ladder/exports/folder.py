@@ -48,6 +48,7 @@ class Folder(ArtifactForm):
             raise WorkloadError("a folder is loaded with its workload's code, so the workload needs an address.")
         path.mkdir()
         save_model(source.model, str(path / _WEIGHTS))
+        (path / _WEIGHTS).chmod(0o644)
         batch = source.samples[0]
         with state_preserved(source.model), torch.no_grad():
             args, kwargs = as_call(batch, source.device)
