@@ -136,13 +136,12 @@ def _make(
         versions=version_facts(machine),
         session=written.session or {},
     )
-    environment = dict(os.environ)
     if isinstance(form, Folder):
         form.seal(sealed, replace(manifest, digests=form.digests(sealed)), sealed)
         if "compile" in plan:
             tell("compiling")
             with tempfile.TemporaryDirectory(prefix="redline-export-") as compiled:
-                _run(sealed, workload, batches[:1], folder, {**environment, **_compilers(Path(compiled))})
+                _run(sealed, workload, batches[:1], folder, _environment(Path(compiled)))
                 form.keep_compiled(sealed, Path(compiled))
     draft = sealed if isinstance(form, Folder) else draft
     manifest = replace(manifest, digests=form.digests(draft))
@@ -150,15 +149,18 @@ def _make(
     tell("loading the artifact in a new process")
     with tempfile.TemporaryDirectory(prefix="redline-export-") as empty:
         # With empty caches, as in a process on a machine that has never compiled.
-        outputs, load_s = _run(sealed, workload, batches, folder, {**environment, **_compilers(Path(empty))})
+        outputs, load_s = _run(sealed, workload, batches, folder, _environment(Path(empty)))
     scores = _judged(workload, expected, outputs)
     manifest = replace(manifest, scores=tuple(map(score_facts, scores)), load_s=round(load_s, 3))
     form.seal(draft, manifest, sealed)
     return sealed, manifest
 
 
-def _compilers(folder: Path) -> dict[str, str]:
-    return {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}
+def _environment(compiled: Path) -> dict[str, str]:
+    """Returns the environment of a process whose compilers use this folder as their cache."""
+    # Without its own variable, Triton's cache is a folder in the compiler's cache.
+    kept = {name: value for name, value in os.environ.items() if name != "TRITON_CACHE_DIR"}
+    return {**kept, "TORCHINDUCTOR_CACHE_DIR": str(compiled)}
 
 
 def _reference(workload: Workload, batches: Sequence[Inputs], form: ArtifactForm, machine: Machine) -> list[Any]:
