@@ -35,12 +35,12 @@ class Node:
 class OnnxSession:
     """An ONNX Runtime session that maps tensors to tensors on one device; `output_forms` are their shapes and dtypes.
 
-    `model` is a file, or its content. With `profile`, a file name, the first runs are profiled.
+    With `profile`, the beginning of a file name, the runs are profiled until `end_profiling`.
     """
 
     def __init__(
         self,
-        model: Path | bytes,
+        path: Path,
         device: torch.device,
         output_forms: Sequence[tuple[Sequence[int], torch.dtype]],
         providers: Sequence[tuple[str, dict[str, Any]]],
@@ -48,7 +48,7 @@ class OnnxSession:
         profile: Path | None = None,
     ) -> None:
         self._device, self._output_forms = device, output_forms
-        self._session = _session(model, providers, threads, profile)
+        self._session = _session(path, providers, threads, profile)
         self.inputs = [item.name for item in self._session.get_inputs()]
         self.outputs = [item.name for item in self._session.get_outputs()]
 
@@ -140,7 +140,7 @@ def _innermost(error: BaseException) -> str:
 
 
 def _session(
-    model: Path | bytes, providers: Sequence[tuple[str, dict[str, Any]]], threads: int, profile: Path | None
+    path: Path, providers: Sequence[tuple[str, dict[str, Any]]], threads: int, profile: Path | None = None
 ) -> Any:
     import onnxruntime
 
@@ -151,9 +151,8 @@ def _session(
     if profile is not None:
         options.enable_profiling = True
         options.profile_file_prefix = str(profile)
-    content = model if isinstance(model, bytes) else str(model)
     try:
-        return onnxruntime.InferenceSession(content, options, providers=list(providers))
+        return onnxruntime.InferenceSession(str(path), options, providers=list(providers))
     except Exception as error:
         raise RungError(f"onnxruntime: creating the session failed: {_innermost(error)}.") from error
 
