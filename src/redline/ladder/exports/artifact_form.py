@@ -1,5 +1,6 @@
 """The base class of the forms of an artifact: how each is written, sealed with its manifest, and loaded."""
 
+import tomllib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -13,7 +14,6 @@ from redline.errors import PlanError
 from redline.ladder.exports.manifest import Manifest
 from redline.ladder.job import Job
 from redline.ladder.plan import Plan, Unavailable
-from redline.ladder.rewrites.output_check import state_of
 from redline.ladder.workload import Inputs, Workload
 from redline.machine.machine import Machine
 
@@ -38,10 +38,6 @@ class Source:
     def build(self, plan: Plan) -> tuple[Plan, Job]:
         """Applies a plan to the model itself; returns the plan with its automatic choices resolved."""
         return plan.build(Job.of_workload(self.workload, self.model, self.samples), self.machine)
-
-    def state(self) -> str:
-        """Returns a sentence on the state that the model keeps between calls; empty if it keeps none."""
-        return str(state_of(Job.of_workload(self.workload, self.model, self.samples)))
 
 
 @dataclass(frozen=True)
@@ -106,8 +102,6 @@ def loaded_job(model: nn.Module, manifest: Manifest, machine: Machine) -> Job:
 
 
 def plan_of(manifest: Manifest) -> Plan:
-    import tomllib
-
     return Plan.from_document(tomllib.loads(manifest.plan), "the plan in the manifest")
 
 
