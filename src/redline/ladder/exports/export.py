@@ -119,7 +119,9 @@ def _make(
     expected = _reference(workload, batches, form, machine)
     samples = tuple(workload.fresh_inputs(seed, machine.device) for seed in SAMPLE_SEEDS)
     source = Source(workload, model, samples, plan, machine)
-    draft, sealed = folder / f"draft{form.suffix}", folder / f"model{form.suffix}"
+    # Both have the same name, because the paths in a package begin with it.
+    draft, sealed = folder / "draft" / f"model{form.suffix}", folder / f"model{form.suffix}"
+    draft.parent.mkdir()
     tell(f"applying {plan}")
     written = form.write(source, sealed if isinstance(form, Folder) else draft, tell)
     manifest = Manifest(
