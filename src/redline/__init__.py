@@ -14,6 +14,8 @@ if _TYPE_CHECKING:
     from redline.ladder.batch_size import find_optimal_batch_size as find_optimal_batch_size
     from redline.ladder.bench import BenchRun as BenchRun
     from redline.ladder.bench import bench as bench
+    from redline.ladder.exports.export import export as export
+    from redline.ladder.exports.load import load_exported as load_exported
     from redline.ladder.gate import Gate as Gate
     from redline.ladder.measurement import Measurement as Measurement
     from redline.ladder.optimize import optimize as optimize
@@ -52,7 +54,9 @@ _PLACES = {
     "bench": "ladder.bench",
     "climb": "ladder.search.climb",
     "evaluate_memory": "generation.memory_evaluation",
+    "export": "ladder.exports.export",
     "find_optimal_batch_size": "ladder.batch_size",
+    "load_exported": "ladder.exports.load",
     "load_workload": "ladder.workloads.addresses",
     "optimize": "ladder.optimize",
     "train": "training.run",

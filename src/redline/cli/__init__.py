@@ -38,7 +38,7 @@ COMMANDS = {
     "generate": "Generate text with a language model.",
     "train": "Train a model from a config file.",
     "eval": "Score a model with the metrics of its field.",
-    "export": "Export a network as an ONNX file, which is compared with the network before it is written.",
+    "export": "Export a model with its plan as a file or folder that loads in seconds, checked before it is written.",
 }
 
 

@@ -15,7 +15,6 @@ from redline.errors import RedlineError, WorkloadError
 from redline.ladder.gate import Gate
 from redline.ladder.job import Applied, Job, TrainingStep
 from redline.ladder.measurement import Measurement
-from redline.ladder.measuring.worker import SAMPLE_SEEDS
 from redline.ladder.plan import Plan, read_plan
 from redline.ladder.rewrites.output_check import OutputCheck
 from redline.ladder.rewrites.sample_run import on_device
@@ -23,7 +22,7 @@ from redline.ladder.rung import Rung
 from redline.ladder.search.climb import climb
 from redline.ladder.search.climbed import Climbed
 from redline.ladder.search.progress import Progress, print_progress
-from redline.ladder.workload import Inputs, LossFunction, OptimizerFactory, Workload, call
+from redline.ladder.workload import SAMPLE_SEEDS, Inputs, LossFunction, OptimizerFactory, Workload, call
 from redline.ladder.workloads.pickled import save_model
 from redline.ladder.workloads.samples import SampleInputs
 from redline.machine.machine import Machine, resolve_device

@@ -21,6 +21,8 @@ from redline.trees import tree_leaves
 Inputs = Any  # a tensor, a tuple (positional) or a dict (by name)
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 LossFunction = Callable[[Any, Inputs], Tensor]
+# The batches for calibration. Judging uses other seeds, so that no rung is judged on its calibration data.
+SAMPLE_SEEDS = (100, 101, 102, 103)
 
 
 def call(model: Callable[..., Any], inputs: Inputs) -> Any:

@@ -33,7 +33,7 @@ from redline.ladder.measuring.judge import (
 from redline.ladder.measuring.reference import run_reference
 from redline.ladder.plan import Plan, Unavailable
 from redline.ladder.rewrites.quantize import stored_bytes
-from redline.ladder.workload import Inputs, Workload
+from redline.ladder.workload import SAMPLE_SEEDS, Inputs, Workload
 from redline.ladder.workloads.addresses import load_workload
 from redline.machine.ceilings import with_ceilings
 from redline.machine.compiler_files import prepare_compiler
@@ -41,9 +41,7 @@ from redline.machine.host_memory import peak_resident_bytes, reset_peak_resident
 from redline.machine.machine import Machine
 from redline.machine.memory import is_out_of_memory
 
-# Calibration uses other seeds than judging, so that no rung is judged on its calibration data.
 TIMING_SEEDS = (0, 1, 2, 3)
-SAMPLE_SEEDS = (100, 101, 102, 103)
 # A turn starts no further repeat after this many seconds.
 _LONGEST_S = 0.05
 # The calls of each concurrent caller while the peak is measured.

@@ -32,6 +32,53 @@ class Node:
     provider: str
 
 
+class OnnxSession:
+    """An ONNX Runtime session that maps tensors to tensors on one device; `output_forms` are their shapes and dtypes.
+
+    With `profile`, the beginning of a file name, the runs are profiled until `end_profiling`.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        device: torch.device,
+        output_forms: Sequence[tuple[Sequence[int], torch.dtype]],
+        providers: Sequence[tuple[str, dict[str, Any]]],
+        threads: int = 0,
+        profile: Path | None = None,
+    ) -> None:
+        self._device, self._output_forms = device, output_forms
+        self._session = _session(path, providers, threads, profile)
+        self.inputs = [item.name for item in self._session.get_inputs()]
+        self.outputs = [item.name for item in self._session.get_outputs()]
+
+    def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return self._run_on_cpu(tensors) if self._device.type == "cpu" else self._run_on_cuda(tensors)
+
+    def end_profiling(self) -> Path:
+        return Path(self._session.end_profiling())
+
+    def _run_on_cpu(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        feeds = {n: t.detach().contiguous().numpy() for n, t in zip(self.inputs, tensors, strict=True)}
+        results = self._session.run(self.outputs, feeds)
+        # ONNX Runtime returns a 0-d result as a scalar and not as an array.
+        return [torch.from_numpy(r) if isinstance(r, np.ndarray) else torch.as_tensor(r) for r in results]
+
+    def _run_on_cuda(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        index = self._device.index or 0
+        inputs = [t.detach().contiguous() for t in tensors]
+        results = [torch.empty(shape, dtype=dtype, device=self._device) for shape, dtype in self._output_forms]
+        binding = self._session.io_binding()
+        for name, t in zip(self.inputs, inputs, strict=True):
+            binding.bind_input(name, "cuda", index, _onnx_type(t.dtype), tuple(t.shape), t.data_ptr())
+        for name, t in zip(self.outputs, results, strict=True):
+            binding.bind_output(name, "cuda", index, _onnx_type(t.dtype), tuple(t.shape), t.data_ptr())
+        # The session uses its own stream, so torch's kernels must finish first. `run` waits for the session's kernels.
+        torch.cuda.current_stream(self._device).synchronize()
+        self._session.run_with_iobinding(binding)
+        return results
+
+
 class OnnxEngine:
     """A session for one combination of input shapes; `args` and `kwargs` are used for the export and the first run."""
 
@@ -46,47 +93,30 @@ class OnnxEngine:
     ) -> None:
         self._flat = FlatModel("onnxruntime", model, args, kwargs)
         tensors = flat_tensors(args, kwargs)
-        self._device = tensors[0].device
         # The folder can be deleted once the session has opened the file, because mapped files stay readable.
         with tempfile.TemporaryDirectory(prefix="redline-onnx-") as folder:
-            path = Path(folder) / "model.onnx"
-            _export(self._flat, tensors, path)
-            if rewrite is not None:
-                rewritten = Path(folder) / "rewritten.onnx"
-                rewrite(path, rewritten, _input_names(path))
-                path = rewritten
+            path = write_graph(self._flat, tensors, Path(folder), rewrite)
             self.weight_bytes = weight_bytes(path)
-            self._session = _session(path, providers, threads)
-            self._inputs = [item.name for item in self._session.get_inputs()]
-            self._outputs = [item.name for item in self._session.get_outputs()]
-            if len(self._inputs) != len(tensors) or len(self._outputs) != len(self._flat.output_forms):
+            profile = path.with_name("profile")
+            self._run = OnnxSession(path, tensors[0].device, self._flat.output_forms, providers, threads, profile)
+            if len(self._run.inputs) != len(tensors) or len(self._run.outputs) != len(self._flat.output_forms):
                 raise RungError("onnxruntime: the exported graph lacks an input or an output of the model.")
             self(args, kwargs)
-            self.nodes = _profiled_nodes(Path(self._session.end_profiling()))
+            self.nodes = _profiled_nodes(self._run.end_profiling())
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        run = self._run_on_cpu if self._device.type == "cpu" else self._run_on_cuda
-        return self._flat.restore(run(flat_tensors(args, kwargs)))
+        return self._flat.restore(self._run(flat_tensors(args, kwargs)))
 
-    def _run_on_cpu(self, tensors: list[Tensor]) -> list[Tensor]:
-        feeds = {n: t.detach().contiguous().numpy() for n, t in zip(self._inputs, tensors, strict=True)}
-        results = self._session.run(self._outputs, feeds)
-        # ONNX Runtime returns a 0-d result as a scalar and not as an array.
-        return [torch.from_numpy(r) if isinstance(r, np.ndarray) else torch.as_tensor(r) for r in results]
 
-    def _run_on_cuda(self, tensors: list[Tensor]) -> list[Tensor]:
-        index = self._device.index or 0
-        inputs = [t.detach().contiguous() for t in tensors]
-        results = [torch.empty(shape, dtype=dtype, device=self._device) for shape, dtype in self._flat.output_forms]
-        binding = self._session.io_binding()
-        for name, t in zip(self._inputs, inputs, strict=True):
-            binding.bind_input(name, "cuda", index, _onnx_type(t.dtype), tuple(t.shape), t.data_ptr())
-        for name, t in zip(self._outputs, results, strict=True):
-            binding.bind_output(name, "cuda", index, _onnx_type(t.dtype), tuple(t.shape), t.data_ptr())
-        # The session uses its own stream, so torch's kernels must finish first. `run` waits for the session's kernels.
-        torch.cuda.current_stream(self._device).synchronize()
-        self._session.run_with_iobinding(binding)
-        return results
+def write_graph(model: nn.Module, tensors: Sequence[Tensor], folder: Path, rewrite: Rewrite | None = None) -> Path:
+    """Exports a function of tensors into the folder, rewrites it if asked to, and returns the file."""
+    path = folder / "model.onnx"
+    _export(model, tensors, path)
+    if rewrite is None:
+        return path
+    rewritten = folder / "rewritten.onnx"
+    rewrite(path, rewritten, _input_names(path))
+    return rewritten
 
 
 def _export(model: nn.Module, tensors: Sequence[Tensor], path: Path) -> None:
@@ -109,15 +139,18 @@ def _innermost(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0].rstrip('.') if lines else 'no message'}"
 
 
-def _session(path: Path, providers: Sequence[tuple[str, dict[str, Any]]], threads: int) -> Any:
+def _session(
+    path: Path, providers: Sequence[tuple[str, dict[str, Any]]], threads: int, profile: Path | None = None
+) -> Any:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.intra_op_num_threads = threads or torch.get_num_threads()
     options.log_severity_level = 3  # errors only; warnings would be printed to the terminal
-    options.enable_profiling = True
-    options.profile_file_prefix = str(path.with_name("profile"))
+    if profile is not None:
+        options.enable_profiling = True
+        options.profile_file_prefix = str(profile)
     try:
         return onnxruntime.InferenceSession(str(path), options, providers=list(providers))
     except Exception as error:

@@ -123,7 +123,7 @@ class Compile(Rung):
             region.compile(
                 fullgraph=self.fullgraph,
                 dynamic={"auto": None, "true": True, "false": False}[self.dynamic],
-                options=self._options(cuda),
+                options=self.compiler_options(cuda),
             )
         evidence = Compiled(cuda and self.uses_cuda_graphs, len(regions), _graphs(), _breaks())
         wrappers, contexts = job.wrappers, job.contexts
@@ -138,7 +138,8 @@ class Compile(Rung):
             wrappers = (*wrappers, _owning_outputs)
         return replace(job, wrappers=wrappers, contexts=contexts).with_evidence(self.name, evidence)
 
-    def _options(self, cuda: bool) -> dict[str, Any]:
+    def compiler_options(self, cuda: bool) -> dict[str, Any]:
+        """Returns the options of this rung for torch.compile and for the compiler that packages a model."""
         # torch.compile accepts either a mode or options; a mode is a set of options.
         options = dict(torch._inductor.list_mode_options(self.mode))
         if not cuda:

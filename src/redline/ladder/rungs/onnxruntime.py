@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from redline.errors import RungError
 from redline.ladder.gate import all_finite
 from redline.ladder.job import Job, entered
-from redline.ladder.rewrites.onnx_engine import OnnxEngine
+from redline.ladder.rewrites.onnx_engine import OnnxEngine, Rewrite
 from redline.ladder.rewrites.onnx_quantize import (
     METHODS,
     calibration_batches,
@@ -92,7 +92,7 @@ class Onnxruntime(Rung):
         return self.provider != "cpu"
 
     def why_not(self, machine: Machine, job: Job | None = None) -> str:
-        kind = self._kind(machine.is_cuda)
+        kind = self.kind(machine.is_cuda)
         missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]
         if missing:
             extra = "onnx" if kind == "cpu" else "onnx-gpu"
@@ -116,13 +116,13 @@ class Onnxruntime(Rung):
         return ""
 
     def resolve(self, job: Job) -> Rung:
-        return replace(self, provider=self._kind(job.device.type == "cuda"))
+        return replace(self, provider=self.kind(job.device.type == "cuda"))
 
     def apply(self, job: Job) -> Job:
         if not job.samples:
             raise RungError("onnxruntime: needs sample inputs to export the graph: pass samples=.")
         samples = [as_call(batch, job.device) for batch in job.samples]
-        kind = self._kind(job.device.type == "cuda")
+        kind = self.kind(job.device.type == "cuda")
         module = OnnxModule(job.model, partial(self._build_engine, kind=kind, samples=samples))
         with entered(job.contexts):
             module.prepare(*samples[0])
@@ -132,7 +132,7 @@ class Onnxruntime(Rung):
     def proof(self, job: Job) -> str:
         engines = list(job.evidence[self.name].engines.values())
         nodes = [node for engine in engines for node in engine.nodes]
-        wanted = PROVIDERS[self._kind(job.device.type == "cuda")]
+        wanted = PROVIDERS[self.kind(job.device.type == "cuda")]
         if not any(node.provider == wanted for node in nodes):
             return ""
         parts = [f"{count} nodes ran on {name}" for name, count in Counter(n.provider for n in nodes).most_common()]
@@ -147,25 +147,30 @@ class Onnxruntime(Rung):
         parts.append(f"{len(engines)} session{'s' if len(engines) > 1 else ''}, one per input shape")
         return "; ".join(parts)
 
-    def _kind(self, cuda: bool) -> str:
+    def kind(self, cuda: bool) -> str:
+        """Returns the execution provider: "cpu", "cuda" or "tensorrt"."""
         if self.provider != "auto":
             return self.provider
         return "cuda" if cuda else "cpu"
 
     def _build_engine(self, model: nn.Module, args: Any, kwargs: Any, kind: str, samples: Sequence[Call]) -> OnnxEngine:
         device = next((tensor.device for tensor in flat_tensors(args, kwargs)), torch.device("cpu"))
+        rewrite = self.rewriter(model, (args, kwargs), kind, samples)
+        return OnnxEngine(model, args, kwargs, provider_list(kind, device), self.threads, rewrite)
+
+    def rewriter(self, model: nn.Module, given: Call, kind: str, samples: Sequence[Call]) -> Rewrite | None:
+        """Returns the function that quantizes the exported graph of a call, or None without int8."""
         external = sum(p.nbytes for p in model.parameters()) > _EXTERNAL_BYTES
 
         def rewrite(source: Path, target: Path, names: Sequence[str]) -> None:
             if self.int8 == "dynamic":
                 quantize_dynamic(source, target, external)
                 return
-            batches = calibration_batches(_samples_of_form(model, (args, kwargs), samples), names)
+            batches = calibration_batches(_samples_of_form(model, given, samples), names)
             symmetric = kind == "tensorrt"
             quantize_static(source, target, batches, self.calibration, self.percentile, symmetric, external)
 
-        int8 = rewrite if self.int8 != "none" else None
-        return OnnxEngine(model, args, kwargs, provider_list(kind, device), self.threads, int8)
+        return rewrite if self.int8 != "none" else None
 
 
 def _samples_of_form(model: nn.Module, given: Call, samples: Sequence[Call]) -> list[list[Tensor]]:

@@ -39,7 +39,8 @@ def _find_function(path: str) -> Callable[..., Workload]:
         raise WorkloadError(f"there is no file {path!r}.")
     if zipfile.is_zipfile(path) and any("aotinductor" in name for name in zipfile.ZipFile(path).namelist()):
         raise WorkloadError(
-            f"{path!r} is compiled already (an AOTInductor package): give the file of torch.export.save."
+            f"{path!r} is compiled already (an AOTInductor package): give the file of torch.export.save, or load the "
+            "package with redline.load_exported."
         )
     try:
         program = torch.export.load(path)

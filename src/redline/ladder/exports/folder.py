@@ -1,0 +1,142 @@
+"""The form of a folder: weights, plan and compiled code, from which the workload's model is rebuilt without a search.
+
+A folder holds every kind of rung and models that keep state, but loading it needs the code of the workload.
+"""
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_model, save_model
+
+from redline.errors import ModelError, RedlineError, WorkloadError, first_line
+from redline.files.atomic import write_text
+from redline.files.untrusted import reading
+from redline.files.weights import open_safetensors
+from redline.ladder.exports.artifact_form import ArtifactForm, Source, Written
+from redline.ladder.exports.call_form import describe, describe_call
+from redline.ladder.exports.manifest import Manifest
+from redline.ladder.job import Job
+from redline.ladder.plan import Plan
+from redline.ladder.rewrites.per_shape import as_call
+from redline.ladder.rewrites.sample_run import state_preserved
+from redline.ladder.rungs.threads import Threads
+from redline.ladder.workload import SAMPLE_SEEDS, call
+from redline.ladder.workloads.addresses import load_workload
+from redline.machine.machine import Machine
+
+_MANIFEST, _WEIGHTS, _PLAN, _CACHE = "manifest.json", "weights.safetensors", "plan.toml", "cache"
+# A compiler's headers and locks, which are only needed to compile.
+_NOT_KEPT = ("precompiled_headers", "locks", "*.gch", "*.lock", "*.tmp")
+
+
+class Folder(ArtifactForm):
+    name = "folder"
+    title = "a folder"
+    short = "a folder"
+    suffix = ""
+    refused = frozenset({"onnxruntime"})
+
+    def write(self, source: Source, path: Path, progress: Callable[[str], None]) -> Written:
+        if not source.workload.address:
+            raise WorkloadError("a folder is loaded with its workload's code, so the workload needs an address.")
+        path.mkdir()
+        save_model(source.model, str(path / _WEIGHTS))
+        (path / _WEIGHTS).chmod(0o644)
+        batch = source.samples[0]
+        with state_preserved(source.model), torch.no_grad():
+            args, kwargs = as_call(batch, source.device)
+            inputs = describe_call(args, kwargs, strict=False)
+            outputs = describe(call(source.model, (*args,) if args else kwargs), "output", strict=False)
+        resolved = replace(source.build(source.plan)[0], objective=source.plan.objective)
+        write_text(path / _PLAN, resolved.to_toml())
+        return Written(resolved, inputs, outputs)
+
+    def keep_compiled(self, path: Path, compiled: Path) -> None:
+        """Adds a compiler's cache to the folder."""
+        shutil.copytree(compiled, path / _CACHE, ignore=shutil.ignore_patterns(*_NOT_KEPT), dirs_exist_ok=True)
+
+    def seal(self, path: Path, manifest: Manifest, target: Path) -> None:
+        write_text(path / _MANIFEST, manifest.to_json() + "\n")
+
+    def digests(self, path: Path) -> dict[str, str]:
+        found = sorted(file for file in path.rglob("*") if file.is_file() and file.name != _MANIFEST)
+        return {file.relative_to(path).as_posix(): _sha256(file) for file in found}
+
+    def read(self, path: Path) -> Manifest | None:
+        if not (path / _MANIFEST).is_file():
+            return None
+        with reading(path / _MANIFEST, "manifest", ModelError):
+            manifest = Manifest.from_json((path / _MANIFEST).read_bytes(), str(path))
+        if not {_WEIGHTS, _PLAN} <= manifest.digests.keys():
+            raise ModelError(f"the manifest of {str(path)!r} is damaged: it does not list {_WEIGHTS} and {_PLAN}.")
+        for name, digest in manifest.digests.items():
+            file = path / name
+            if not file.is_file():
+                raise ModelError(f"{str(path)!r} is incomplete: {name!r} is missing; export it again.")
+            if _sha256(file) != digest:
+                raise ModelError(f"{str(file)!r} has changed since it was exported: export it again.")
+        return manifest
+
+    def load(self, path: Path, manifest: Manifest, machine: Machine) -> Job:
+        plan = Plan.load(path / _PLAN)
+        workload = load_workload(manifest.workload, manifest.options)
+        with torch.random.fork_rng(devices=[machine.device] if machine.is_cuda else []):
+            model = workload.fresh_model(machine.device)
+            samples = tuple(workload.fresh_inputs(seed, machine.device) for seed in SAMPLE_SEEDS)
+        with open_safetensors(path / _WEIGHTS):
+            pass  # raises if the header is damaged
+        try:
+            load_model(model, path / _WEIGHTS, device=machine.device)
+        except RuntimeError as error:
+            raise ModelError(
+                f"{manifest.workload} no longer builds the model of {str(path)!r}: {first_line(error)}."
+            ) from error
+        use_compiled_code(path, [name for name in manifest.digests if name.startswith(f"{_CACHE}/")])
+        # A process that already has this number of threads needs no rung for it.
+        rungs = tuple(rung for rung in plan.rungs if not _is_set(rung))
+        return Plan(rungs).build(Job.of_workload(workload, model, samples), machine)[1]
+
+
+def use_compiled_code(folder: Path, names: list[str]) -> None:
+    """Copies compiled code into the compiler's cache, which finds it by the digest of the code that it would compile.
+
+    Files that the cache has already are kept, because a process may have them open.
+    """
+    if not names:
+        return
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    try:
+        for name in names:
+            target = Path(cache_dir(), *Path(name).parts[1:])
+            if not target.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                handle, temporary = tempfile.mkstemp(dir=target.parent)
+                os.close(handle)
+                try:
+                    shutil.copy2(folder / name, temporary)
+                    os.replace(temporary, target)
+                finally:
+                    with suppress(FileNotFoundError):
+                        os.unlink(temporary)
+    except OSError as error:
+        raise RedlineError(f"cannot write into the compiler's cache {cache_dir()!r}: {error.strerror}.") from error
+
+
+def _is_set(rung: object) -> bool:
+    return isinstance(rung, Threads) and rung.count == torch.get_num_threads() and not rung.pin
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
