@@ -1,6 +1,8 @@
 """The machine, and the decisions that its measured rates lead to."""
 
 import json
+import os
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -126,10 +128,14 @@ def test_an_exceeded_ceiling_is_measured_again(measured: Machine, monkeypatch: p
     calls = []
     monkeypatch.setattr("redline.machine.ceilings.measure_ceilings", lambda m: calls.append(m) or measured.ceilings)
     assert with_ceilings(replace(measured, ceilings=low)).ceilings != low and calls
-    # Ceilings that differed from round to round are measured again too, but never beside other load.
-    calls.clear()
+    # Ceilings that differed from round to round are measured again after an hour, but never beside other load.
     unsteady = replace(measured, ceilings=replace(measured.ceilings, spread={"fp32": 0.5}))
-    assert with_ceilings(unsteady) and calls
+    monkeypatch.setattr("redline.machine.ceilings._is_exceeded", lambda *_: False)
+    for age_s, again in ((3500, False), (3700, True)):
+        calls.clear()
+        os.utime(measured.cache_path, (time.time() - age_s, time.time() - age_s))
+        assert with_ceilings(unsteady) and bool(calls) is again
+    os.utime(measured.cache_path, (0, 0))
     calls.clear()
     monkeypatch.setattr("redline.machine.ceilings.current_load", lambda: Load(1e3))
     assert with_ceilings(unsteady) is unsteady and not calls

@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
+from math import inf
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +23,9 @@ from redline.machine.machine import Ceilings, Machine
 # than this share. Each round measures all dtypes, so that a busy moment does not make only one dtype look slow.
 _ROUNDS, _MOST_ROUNDS, _UNSTEADY = 3, 6, 0.15
 # No round starts after this time. A dtype below this share of the fp32 rate is measured only in the first round.
-_LONGEST_S, _SLOW_SHARE = 5.0, 0.05
+_LONGEST_S, _SLOW_SHARE = 6.0, 0.05
+# Ceilings whose rounds differed are measured again after this time, not by every command.
+_AGAIN_AFTER_S = 3600.0
 _FLOATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -34,7 +38,8 @@ def with_ceilings(machine: Machine, again: bool = False) -> Machine:
         if current_load().is_contended(machine.is_cuda):
             return machine
         unsteady = max(machine.ceilings.spread.values(), default=0.0) > _UNSTEADY
-        if not unsteady and not _is_exceeded(machine, machine.ceilings):
+        due = unsteady and _age_s(machine.cache_path) > _AGAIN_AFTER_S
+        if not due and not _is_exceeded(machine, machine.ceilings):
             return machine
     known, measured = machine.ceilings, measure_ceilings(machine)
     # Without `again`, keeps cached ceilings that are higher than the new ones, because the machine may be busy now.
@@ -43,6 +48,13 @@ def with_ceilings(machine: Machine, again: bool = False) -> Machine:
         assert machine.ceilings is not None
         write_text(machine.cache_path, json.dumps(asdict(machine.ceilings), indent=1))
     return machine
+
+
+def _age_s(path: Path) -> float:
+    """Returns the seconds since the file was written; infinity if there is none."""
+    with suppress(OSError):
+        return time.time() - path.stat().st_mtime
+    return inf
 
 
 def _higher(one: Ceilings, other: Ceilings) -> Ceilings:
@@ -237,6 +249,6 @@ def _convolution_rate(device: torch.device, dtype: torch.dtype) -> float:
         weight = torch.randn(channels, channels, 3, 3, device=device).to(dtype)
         seconds = _best_seconds(lambda x=image, w=weight: F.conv2d(x, w, padding=1), device)
         rate = max(rate, 2 * batch * side * side * channels * channels * 9 / seconds)
-        if seconds > 0.2:  # the dtype is emulated, and the larger shape would take seconds
+        if 12.25 * seconds > 0.5:  # the dtype is emulated: the larger shape has 12.25 times the operations
             break
     return rate
