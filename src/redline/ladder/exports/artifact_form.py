@@ -42,12 +42,16 @@ class Source:
 
 @dataclass(frozen=True)
 class Written:
-    """What a form wrote: the resolved plan, and the facts for the manifest that only the form knows."""
+    """What a form wrote: the resolved plan, and the facts for the manifest that only the form knows.
+
+    `traced` is the reason why a folder with `compile` has to trace its model again when it is loaded.
+    """
 
     plan: Plan
     inputs: Mapping[str, Any]
     outputs: Mapping[str, Any]
     session: Mapping[str, Any] | None = None
+    traced: str = ""
 
 
 class ArtifactForm(ABC):

@@ -7,6 +7,7 @@ time until its first output goes into the manifest.
 import os
 import shutil
 import tempfile
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -140,7 +141,7 @@ def _make(
     )
     if isinstance(form, Folder):
         form.seal(sealed, replace(manifest, digests=form.digests(sealed)), sealed)
-        if "compile" in plan:
+        if written.traced:
             tell("compiling")
             with tempfile.TemporaryDirectory(prefix="redline-export-") as compiled:
                 _run(sealed, workload, batches[:1], folder, _environment(Path(compiled)))
@@ -155,6 +156,12 @@ def _make(
     scores = _judged(workload, expected, outputs)
     manifest = replace(manifest, scores=tuple(map(score_facts, scores)), load_s=round(load_s, 3))
     form.seal(draft, manifest, sealed)
+    if written.traced:
+        warnings.warn(
+            f"{workload.label} cannot be compiled ahead of time: {written.traced}. A process that loads the folder "
+            f"traces the model again, which takes {load_s:.1f} s here.",
+            stacklevel=3,
+        )
     return sealed, manifest
 
 

@@ -21,15 +21,18 @@ from redline.files.untrusted import reading
 from redline.files.weights import open_safetensors
 from redline.ladder.exports.artifact_form import ArtifactForm, Source, Written
 from redline.ladder.exports.call_form import describe, describe_call
-from redline.ladder.exports.manifest import Manifest
+from redline.ladder.exports.compiled_part import PACKAGE, CompiledPart, warn_of_tracing, why_not
+from redline.ladder.exports.manifest import Manifest, why_code_cannot_run
 from redline.ladder.job import Job
-from redline.ladder.plan import Plan
+from redline.ladder.plan import Plan, Unavailable
 from redline.ladder.rewrites.per_shape import as_call
 from redline.ladder.rewrites.sample_run import state_preserved
+from redline.ladder.rungs.compile import Compile
 from redline.ladder.rungs.threads import Threads
 from redline.ladder.workload import SAMPLE_SEEDS, call
 from redline.ladder.workloads.addresses import load_workload
 from redline.machine.machine import Machine
+from redline.version import VERSION
 
 _MANIFEST, _WEIGHTS, _PLAN, _CACHE = "manifest.json", "weights.safetensors", "plan.toml", "cache"
 # A compiler's headers and locks, which are only needed to compile.
@@ -54,9 +57,10 @@ class Folder(ArtifactForm):
             args, kwargs = as_call(batch, source.device)
             inputs = describe_call(args, kwargs, strict=False)
             outputs = describe(call(source.model, (*args,) if args else kwargs), "output", strict=False)
-        resolved = replace(source.build(source.plan)[0], objective=source.plan.objective)
+        resolved, traced = _build(source, path, progress)
+        resolved = replace(resolved, objective=source.plan.objective)
         write_text(path / _PLAN, resolved.to_toml())
-        return Written(resolved, inputs, outputs)
+        return Written(resolved, inputs, outputs, traced=traced)
 
     def keep_compiled(self, path: Path, compiled: Path) -> None:
         """Adds a compiler's cache to the folder."""
@@ -101,7 +105,44 @@ class Folder(ArtifactForm):
         use_compiled_code(path, [name for name in manifest.digests if name.startswith(f"{_CACHE}/")])
         # A process that already has this number of threads needs no rung for it.
         rungs = tuple(rung for rung in plan.rungs if not _is_set(rung))
+        if (part := CompiledPart.read(path)) is not None:
+            if reason := _why_not_compiled(manifest, machine):
+                warn_of_tracing(path, reason)
+            else:
+                rungs = tuple(part.in_place_of(rung, path, plan, machine) for rung in rungs)
         return Plan(rungs).build(Job.of_workload(workload, model, samples), machine)[1]
+
+
+def _build(source: Source, path: Path, progress: Callable[[str], None]) -> tuple[Plan, str]:
+    """Applies the plan, and compiles the model ahead of time if the plan has `compile`.
+
+    Returns the plan with its automatic choices resolved, and the reason if the model cannot be compiled ahead of time.
+    """
+    compiled = next((index for index, rung in enumerate(source.plan.rungs) if isinstance(rung, Compile)), None)
+    if compiled is None:
+        return source.build(source.plan)[0], ""
+    before, job = source.build(Plan(source.plan.rungs[:compiled]))
+    rung = source.plan.rungs[compiled]
+    assert isinstance(rung, Compile)
+    if reason := rung.why_not(source.machine, job):
+        raise Unavailable(rung, reason)
+    if not (reason := why_not(rung, source.plan, source.machine)):
+        progress("compiling ahead of time")
+        try:
+            CompiledPart.compile(job, rung, source.samples[0], source.machine, path)
+        except RedlineError as error:
+            reason = str(error).rstrip(".")
+            (path / PACKAGE).unlink(missing_ok=True)
+    after, _ = Plan(source.plan.rungs[compiled:]).build(job, source.machine)
+    return Plan((*before.rungs, *after.rungs)), reason
+
+
+def _why_not_compiled(manifest: Manifest, machine: Machine) -> str:
+    """Returns why the compiled part cannot be used here: only the same Redline builds the same layout of weights."""
+    if manifest.versions.get("redline") != VERSION:
+        return f"it was exported with Redline {manifest.versions.get('redline')}, and this is {VERSION}"
+    reason = why_code_cannot_run(manifest, machine)
+    return f"it {reason.partition(':')[0]}" if reason else ""
 
 
 def use_compiled_code(folder: Path, names: list[str]) -> None:

@@ -106,28 +106,9 @@ def check_machine(manifest: Manifest, machine: Machine, origin: str, compiled: b
 
     `compiled` tells whether the artifact contains machine code, which only runs where its instructions exist.
     """
-    here, there = machine_facts(machine), manifest.machine
-    if compiled:
-        if there.get("system") != here["system"]:
-            raise MachineError(
-                f"{origin!r} contains code for {there.get('system')}, and this is {here['system']}: export it again."
-            )
-        lacking = [name for name in there.get("features", ()) if name not in here["features"]]
-        if lacking:
-            raise MachineError(
-                f"{origin!r} was compiled for a machine with {', '.join(lacking)} ({there.get('name')}), which "
-                f"{machine.name} lacks: export it again on this machine."
-            )
-        if list(there.get("capability", ())) != here["capability"]:
-            raise MachineError(
-                f"{origin!r} was compiled for {there.get('name')}, and this is {machine.name}: export it again here."
-            )
-        theirs, ours = _release(manifest.versions.get("torch", "")), _release(machine.versions["torch"])
-        if theirs != ours:
-            raise MachineError(
-                f"{origin!r} was compiled with torch {theirs}, and this is torch {ours}: export it again, or install "
-                f"torch {theirs}."
-            )
+    if compiled and (reason := why_code_cannot_run(manifest, machine)):
+        raise MachineError(f"{origin!r} {reason}.")
+    there = manifest.machine
     now = version_facts(machine)
     changes = [
         f"{name} {version} (here {now.get(name, 'not installed')})"
@@ -140,6 +121,25 @@ def check_machine(manifest: Manifest, machine: Machine, origin: str, compiled: b
             f"{origin!r} was exported with {', '.join(changes)}: its load time, speed and error were measured there.",
             stacklevel=3,
         )
+
+
+def why_code_cannot_run(manifest: Manifest, machine: Machine) -> str:
+    """Returns why the machine code in the artifact cannot run here, and what to do; empty if it can."""
+    here, there = machine_facts(machine), manifest.machine
+    if there.get("system") != here["system"]:
+        return f"contains code for {there.get('system')}, and this is {here['system']}: export it again"
+    lacking = [name for name in there.get("features", ()) if name not in here["features"]]
+    if lacking:
+        return (
+            f"was compiled for a machine with {', '.join(lacking)} ({there.get('name')}), which {machine.name} lacks: "
+            "export it again on this machine"
+        )
+    if list(there.get("capability", ())) != here["capability"]:
+        return f"was compiled for {there.get('name')}, and this is {machine.name}: export it again here"
+    theirs, ours = _release(manifest.versions.get("torch", "")), _release(machine.versions["torch"])
+    if theirs != ours:
+        return f"was compiled with torch {theirs}, and this is torch {ours}: export it again, or install torch {theirs}"
+    return ""
 
 
 def _relevant(manifest: Manifest) -> tuple[str, ...]:

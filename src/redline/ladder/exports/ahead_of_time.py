@@ -1,0 +1,87 @@
+"""Compiles a model ahead of time into an AOTInductor package, and runs such a package.
+
+A package is loaded with the C++ loader of torch, without torch.export, the compiler or the model's own code. torch
+offers that loader as `aoti_load_package`, which imports the compiler first, so it is called directly here.
+"""
+
+import importlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from redline.errors import ModelError, RungError, first_line
+from redline.ladder.exports.call_form import Form, describe, describe_call, restore, tensors_of_call
+from redline.ladder.exports.compiler_cache import compiler_cache
+from redline.ladder.job import Job, entered
+from redline.ladder.rewrites.per_shape import FlatModel, as_call, flat_tensors
+from redline.ladder.rungs.compile import Compile
+from redline.ladder.workload import Inputs
+from redline.machine.machine import Machine
+from redline.quiet import quiet
+
+_MODEL = "model"
+
+
+def compile_ahead(
+    job: Job, rung: Compile, sample: Inputs, machine: Machine, path: Path, options: Mapping[str, Any] | None = None
+) -> tuple[Form, Form, Any]:
+    """Writes the package for inputs like the sample; returns the forms of inputs and outputs, and the exported program.
+
+    `options` are further options of the compiler.
+    """
+    args, kwargs = as_call(sample, job.device)
+    tensors = [tensor.detach().contiguous() for tensor in flat_tensors(args, kwargs)]
+    with entered(job.contexts), torch.no_grad(), compiler_cache(machine):
+        inputs, outputs = describe_call(args, kwargs), describe(job.model(*args, **kwargs), "output")
+        flat = FlatModel("compile", job.model, args, kwargs)
+        try:
+            with quiet():
+                # Imported here because the compiler is large.
+                inductor = importlib.import_module("torch._inductor")
+                program = torch.export.export(flat.eval(), tuple(tensors), strict=False)
+                configs = {**rung.compiler_options(machine.is_cuda), **(options or {})}
+                inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=configs)
+        except Exception as error:  # the exporter and the compiler raise many types
+            raise RungError(f"compiling the model ahead of time failed: {first_line(error)}.") from error
+    return inputs, outputs, program
+
+
+class PackagedModel(nn.Module):
+    """Calls a package like the model from which it was compiled."""
+
+    home: Tensor
+
+    def __init__(self, path: Path, inputs: Form, outputs: Form, device: str, single_threaded: bool) -> None:
+        """Opens the package. `single_threaded` is for CUDA graphs, because the loader's locks cannot be captured."""
+        super().__init__()
+        self._inputs, self._outputs = inputs, outputs
+        index = torch.device(device).index
+        try:
+            self._loader: Any = torch._C._aoti.AOTIModelPackageLoader(
+                str(path), _MODEL, single_threaded, 1, -1 if index is None else index
+            )
+        except RuntimeError as error:
+            raise ModelError(f"torch cannot load {str(path)!r}: {first_line(error)}.") from error
+        # Tells rungs the device, because the weights are inside the package.
+        self.register_buffer("home", torch.empty(0, device=device), persistent=False)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.run(self.tensors(args, kwargs))
+
+    def tensors(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+        """Returns the tensors of a call; raises ModelError if the package does not take the call."""
+        return tensors_of_call(self._inputs, args, kwargs)
+
+    def run(self, tensors: Sequence[Tensor]) -> Any:
+        return restore(self._outputs, self._loader.boxed_run([tensor.contiguous() for tensor in tensors]))
+
+    def constants(self) -> list[str]:
+        """Returns the names of the weights and other constants of the package."""
+        return self._loader.get_constant_fqns()
+
+    def use_constants(self, tensors: dict[str, Tensor]) -> None:
+        """Makes the package compute with these tensors, without a copy, so that a model can share its weights."""
+        self._loader.load_constants(tensors, False, True, True)
