@@ -4,7 +4,6 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +11,14 @@ import pytest
 import torch
 
 import redline
+from artifact_stand_in import compilation_left_out
 from forked_python import ForkedPython
 from redline.errors import MachineError, ModelError, PlanError, RedlineError
-from redline.ladder.exports import aot_package
 from redline.ladder.exports.export import Exported, put_in_place
 from redline.ladder.exports.forms import FORMS, form_for
 from redline.ladder.exports.load import read_artifact
 from redline.ladder.exports.manifest import check_machine, weights_fingerprint
 from redline.ladder.rungs import RUNGS
-from redline.ladder.rungs.compile import Compile
 from redline.machine import processes
 from redline.machine.machine import Machine
 
@@ -44,44 +42,6 @@ def processes_forked(forked_python: ForkedPython) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(processes, "start_module", start)
         yield
-
-
-class StandIn:
-    """Runs the exported program of a package whose compilation was left out, which takes 30 CPU s."""
-
-    def __init__(self, path: str, *_: Any) -> None:
-        self.program = torch.export.load(path).module()
-
-    def boxed_run(self, tensors: list[torch.Tensor]) -> Any:
-        return list(self.program(*tensors))
-
-
-@contextmanager
-def compilation_left_out() -> Iterator[None]:
-    def package(program: Any, package_path: str, inductor_configs: dict[str, Any]) -> None:
-        assert inductor_configs == Compile().compiler_options(cuda=False)
-        torch.export.save(program, package_path)
-
-    @contextmanager
-    def here(artifact: Path, *_: Any) -> Iterator[Any]:
-        yield Here(redline.load_exported(artifact))
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch._inductor, "aoti_compile_and_package", package)
-        patch.setattr(torch._C._aoti, "AOTIModelPackageLoader", StandIn)
-        patch.setattr(aot_package, "compiler_cache", lambda machine: nullcontext())
-        patch.setattr(import_module("redline.ladder.exports.export"), "fresh_process", here)
-        yield
-
-
-class Here:
-    load_s = 0.5
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
-
-    def __call__(self, *args: Any) -> Any:
-        return self.model(*args)
 
 
 _FORMS = ("stand-in.pt2", pytest.param("model.pt2", marks=pytest.mark.slow), "model.onnx", "model")

@@ -139,7 +139,7 @@ class PackageFirst(nn.Module):
         except ModelError as error:
             return self._trace(first_line(error).partition(":")[0])(*args, **kwargs)
         if self._threads and self._threads != torch.get_num_threads():
-            return self._trace(f"its kernels run in {self._threads} threads")(*args, **kwargs)
+            return self._trace(f"it was compiled for {self._threads} threads")(*args, **kwargs)
         return self.package.run(tensors)
 
     def _trace(self, reason: str) -> Applied:

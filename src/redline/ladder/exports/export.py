@@ -139,29 +139,41 @@ def _make(
         versions=version_facts(machine),
         session=written.session or {},
     )
+    draft = sealed if isinstance(form, Folder) else draft
+
+    def checked() -> Manifest:
+        """Seals the artifact, loads it in a new process, and returns its manifest with the scores and the load time."""
+        ready = replace(manifest, digests=form.digests(draft))
+        form.seal(draft, ready, sealed)
+        tell("loading the artifact in a new process")
+        with tempfile.TemporaryDirectory(prefix="redline-export-") as empty:
+            # With empty caches, as in a process on a machine that has never compiled.
+            outputs, load_s = _run(sealed, workload, batches, folder, _environment(Path(empty)))
+        scores = _judged(workload, expected, outputs)
+        ready = replace(ready, scores=tuple(map(score_facts, scores)), load_s=round(load_s, 3))
+        form.seal(draft, ready, sealed)
+        return ready
+
+    traced = written.traced
+    if not traced:
+        try:
+            return sealed, checked()
+        except ModelError as error:
+            if not (isinstance(form, Folder) and form.drop_compiled_part(sealed)):
+                raise
+            traced = str(error).partition("; nothing was written")[0]
     if isinstance(form, Folder):
         form.seal(sealed, replace(manifest, digests=form.digests(sealed)), sealed)
-        if written.traced:
-            tell("compiling")
-            with tempfile.TemporaryDirectory(prefix="redline-export-") as compiled:
-                _run(sealed, workload, batches[:1], folder, _environment(Path(compiled)))
-                form.keep_compiled(sealed, Path(compiled))
-    draft = sealed if isinstance(form, Folder) else draft
-    manifest = replace(manifest, digests=form.digests(draft))
-    form.seal(draft, manifest, sealed)
-    tell("loading the artifact in a new process")
-    with tempfile.TemporaryDirectory(prefix="redline-export-") as empty:
-        # With empty caches, as in a process on a machine that has never compiled.
-        outputs, load_s = _run(sealed, workload, batches, folder, _environment(Path(empty)))
-    scores = _judged(workload, expected, outputs)
-    manifest = replace(manifest, scores=tuple(map(score_facts, scores)), load_s=round(load_s, 3))
-    form.seal(draft, manifest, sealed)
-    if written.traced:
-        warnings.warn(
-            f"{workload.label} cannot be compiled ahead of time: {written.traced}. A process that loads the folder "
-            f"traces the model again, which takes {load_s:.1f} s here.",
-            stacklevel=3,
-        )
+        tell("compiling")
+        with tempfile.TemporaryDirectory(prefix="redline-export-") as compiled:
+            _run(sealed, workload, batches[:1], folder, _environment(Path(compiled)))
+            form.keep_compiled(sealed, Path(compiled))
+    manifest = checked()
+    warnings.warn(
+        f"{workload.label} cannot be compiled ahead of time for a folder: {traced}. A process that loads the folder "
+        f"traces the model again, which takes {manifest.load_s:.1f} s here.",
+        stacklevel=3,
+    )
     return sealed, manifest
 
 

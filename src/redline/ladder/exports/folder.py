@@ -21,7 +21,7 @@ from redline.files.untrusted import reading
 from redline.files.weights import open_safetensors
 from redline.ladder.exports.artifact_form import ArtifactForm, Source, Written
 from redline.ladder.exports.call_form import describe, describe_call
-from redline.ladder.exports.compiled_part import PACKAGE, CompiledPart, warn_of_tracing, why_not
+from redline.ladder.exports.compiled_part import FACTS, PACKAGE, CompiledPart, warn_of_tracing, why_not
 from redline.ladder.exports.manifest import Manifest, why_code_cannot_run
 from redline.ladder.job import Job
 from redline.ladder.plan import Plan, Unavailable
@@ -61,6 +61,14 @@ class Folder(ArtifactForm):
         resolved = replace(resolved, objective=source.plan.objective)
         write_text(path / _PLAN, resolved.to_toml())
         return Written(resolved, inputs, outputs, traced=traced)
+
+    def drop_compiled_part(self, path: Path) -> bool:
+        """Removes the compiled part; returns whether there was one."""
+        if not (path / FACTS).exists():
+            return False
+        (path / FACTS).unlink()
+        (path / PACKAGE).unlink()
+        return True
 
     def keep_compiled(self, path: Path, compiled: Path) -> None:
         """Adds a compiler's cache to the folder."""
@@ -131,7 +139,8 @@ def _build(source: Source, path: Path, progress: Callable[[str], None]) -> tuple
         try:
             CompiledPart.compile(job, rung, source.samples[0], source.machine, path)
         except RedlineError as error:
-            reason = str(error).rstrip(".")
+            # The advice to export to a folder is for the other forms.
+            reason = str(error).partition(": export to a folder")[0].rstrip(".")
             (path / PACKAGE).unlink(missing_ok=True)
     after, _ = Plan(source.plan.rungs[compiled:]).build(job, source.machine)
     return Plan((*before.rungs, *after.rungs)), reason
