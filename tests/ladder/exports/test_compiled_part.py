@@ -13,6 +13,7 @@ import redline
 from artifact_stand_in import compilation_left_out
 from redline.errors import ModelError
 from redline.ladder.exports.ahead_of_time import PackagedModel
+from redline.ladder.exports.compiled_part import PackageFirst
 from redline.ladder.exports.export import Exported
 from redline.ladder.exports.load import read_artifact
 from redline.machine.machine import Machine
@@ -56,6 +57,20 @@ def test_other_shapes_and_numbers_of_threads_are_traced(made: Exported) -> None:
     try:
         with pytest.warns(UserWarning, match=f"compiled for {threads} thread"):
             loaded(torch.zeros(8, 16))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_the_threads_of_the_plan_are_those_of_the_compiled_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PackageFirst, "_trace", None)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with compilation_left_out():
+            made = redline.export("threads(count=1) + compile", PERCEPTRON, tmp_path / "m", device="cpu", progress=None)
+            assert json.loads((made.path / "compiled.json").read_text())["threads"] == 1
     finally:
         torch.set_num_threads(threads)
 

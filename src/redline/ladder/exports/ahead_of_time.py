@@ -73,7 +73,13 @@ class PackagedModel(nn.Module):
 
     def tensors(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
         """Returns the tensors of a call; raises ModelError if the package does not take the call."""
-        return tensors_of_call(self._inputs, args, kwargs)
+        tensors = tensors_of_call(self._inputs, args, kwargs)
+        for tensor in tensors:
+            if tensor.device != self.home.device:
+                raise ModelError(
+                    f"an input is on {tensor.device}, but the artifact runs on {self.home.device}: move it."
+                )
+        return tensors
 
     def run(self, tensors: Sequence[Tensor]) -> Any:
         return restore(self._outputs, self._loader.boxed_run([tensor.contiguous() for tensor in tensors]))
@@ -84,4 +90,7 @@ class PackagedModel(nn.Module):
 
     def use_constants(self, tensors: dict[str, Tensor]) -> None:
         """Makes the package compute with these tensors, without a copy, so that a model can share its weights."""
-        self._loader.load_constants(tensors, False, True, True)
+        try:
+            self._loader.load_constants(tensors, False, True, True)
+        except RuntimeError as error:
+            raise ModelError(f"torch cannot use the weights: {first_line(error)}.") from error

@@ -18,7 +18,7 @@ from redline.errors import ModelError, first_line
 from redline.files.atomic import write_text
 from redline.files.untrusted import check_types, field_types, read_json
 from redline.ladder.exports.ahead_of_time import PackagedModel, compile_ahead
-from redline.ladder.job import Applied, Job
+from redline.ladder.job import Applied, Job, entered
 from redline.ladder.plan import Plan, Unavailable
 from redline.ladder.rewrites.output_check import state_of
 from redline.ladder.rung import Rung
@@ -63,7 +63,8 @@ class CompiledPart:
             if unknown := [name for name in names if name not in held]:
                 raise ModelError(f"the compiled code has a constant that is no weight of the model ({unknown[0]!r})")
             weights = {name: _layout(held[name]) for name in names}
-        part = cls(inputs, outputs, weights, torch.get_num_threads())
+        with entered(job.contexts):  # the plan may set the number of threads
+            part = cls(inputs, outputs, weights, torch.get_num_threads())
         path.chmod(0o644)
         write_text(folder / FACTS, json.dumps(asdict(part)) + "\n")
         return part
