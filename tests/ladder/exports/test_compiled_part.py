@@ -130,3 +130,25 @@ def test_compiled_code_that_computes_something_else_is_dropped(tmp_path: Path, m
     ):
         made = redline.export("compile", PERCEPTRON, tmp_path / "model", device="cpu", progress=None)
     assert not list(made.path.glob("compiled.*")) and made.manifest.scores[0]["value"] < 1e-3
+
+
+SCALED = """
+import torch, redline
+
+class Scaled(torch.nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * torch.tensor([1.0, 2.0, 3.0, 4.0])
+
+def scaled():
+    return redline.Workload(lambda: Scaled(16, 4), lambda seed: torch.randn(8, 16))
+"""
+
+
+def test_a_model_with_constants_of_its_own_has_its_weights_in_the_package(tmp_path: Path) -> None:
+    (tmp_path / "scaled.py").write_text(SCALED)
+    address, batch = f"{tmp_path / 'scaled.py'}:scaled", torch.randn(8, 16)
+    with compilation_left_out():
+        made = redline.export("compile", address, tmp_path / "model", device="cpu", progress=None)
+        assert json.loads((made.path / "compiled.json").read_text())["weights"] == {}
+        model = redline.load_workload(address).fresh_model("cpu")
+        assert torch.allclose(redline.load_exported(made.path)(batch), model(batch), atol=1e-5)

@@ -5,7 +5,7 @@ offers that loader as `aoti_load_package`, which imports the compiler first, so 
 """
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,16 @@ _MODEL = "model"
 
 
 def compile_ahead(
-    job: Job, rung: Compile, sample: Inputs, machine: Machine, path: Path, options: Mapping[str, Any] | None = None
+    job: Job,
+    rung: Compile,
+    sample: Inputs,
+    machine: Machine,
+    path: Path,
+    options: Callable[[Any], Mapping[str, Any]] = lambda program: {},
 ) -> tuple[Form, Form, Any]:
     """Writes the package for inputs like the sample; returns the forms of inputs and outputs, and the exported program.
 
-    `options` are further options of the compiler.
+    `options` returns further options of the compiler for the exported program.
     """
     args, kwargs = as_call(sample, job.device)
     tensors = [tensor.detach().contiguous() for tensor in flat_tensors(args, kwargs)]
@@ -42,7 +47,7 @@ def compile_ahead(
                 # Imported here because the compiler is large.
                 inductor = importlib.import_module("torch._inductor")
                 program = torch.export.export(flat.eval(), tuple(tensors), strict=False)
-                configs = {**rung.compiler_options(machine.is_cuda), **(options or {})}
+                configs = {**rung.compiler_options(machine.is_cuda), **options(program)}
                 inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=configs)
         except Exception as error:  # the exporter and the compiler raise many types
             raise RungError(f"compiling the model ahead of time failed: {first_line(error)}.") from error

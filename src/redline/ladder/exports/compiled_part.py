@@ -29,14 +29,15 @@ from redline.machine.machine import Machine
 PACKAGE, FACTS = "compiled.pt2", "compiled.json"
 # The model is an attribute of this name in the module that is compiled, so the names of its weights begin with it.
 _PREFIX = "model."
-_WITHOUT_WEIGHTS = {"aot_inductor.package_constants_in_so": False}
+# Keeps small weights apart, too, which the compiler would write into the code.
+_WITHOUT_WEIGHTS = {"aot_inductor.package_constants_in_so": False, "always_keep_tensor_constants": True}
 
 
 @dataclass(frozen=True)
 class CompiledPart:
     """What is known of the package: the forms of its inputs and outputs, and the layouts of the weights that it uses.
 
-    `weights` is empty if the compiler has changed the weights, so that the package contains its own.
+    `weights` is empty if the package contains its own weights (see `_shares_weights`).
     `threads` is the number of threads that CPU kernels were compiled for.
     """
 
@@ -48,16 +49,18 @@ class CompiledPart:
     @classmethod
     def compile(cls, job: Job, rung: Compile, sample: Inputs, machine: Machine, folder: Path) -> "CompiledPart":
         """Writes the package into the folder; raises a RedlineError if the model cannot be compiled ahead of time."""
-        shared = not rung.freeze
-        options = _WITHOUT_WEIGHTS if shared else {}
         path = folder / PACKAGE
         if str(state := state_of(job)):
             raise ModelError(f"{state}, which is lost when the model is exported")
+
+        def options(program: Any) -> Mapping[str, Any]:
+            return _WITHOUT_WEIGHTS if _shares_weights(rung, program) else {}
+
         inputs, outputs, program = compile_ahead(job, rung, sample, machine, path, options)
         if changed := _changed(program.graph_signature):
             raise ModelError(f"the model writes into {changed}, which is lost when the model is exported")
         weights: dict[str, Any] = {}
-        if shared:
+        if _shares_weights(rung, program):
             names = PackagedModel(path, inputs, outputs, machine.device, single_threaded=True).constants()
             held = _weights(job.model)
             if unknown := [name for name in names if name not in held]:
@@ -174,6 +177,14 @@ def warn_of_tracing(folder: Path, reason: str) -> None:
         "which takes longer.",
         stacklevel=2,
     )
+
+
+def _shares_weights(rung: Compile, program: Any) -> bool:
+    """Returns whether the package uses the weights of the model, and nothing else that is constant.
+
+    `freeze` changes the weights, and tensors that the model creates in its forward pass are not in its weights.
+    """
+    return not rung.freeze and not program.graph_signature.lifted_tensor_constants
 
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:
