@@ -1,5 +1,6 @@
 """A folder with `compile` runs compiled code for the exported form, with the folder's weights, and traces otherwise."""
 
+import gc
 import json
 import warnings
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 import redline
-from artifact_stand_in import compilation_left_out
+from artifact_stand_in import StandIn, compilation_left_out
 from redline.errors import ModelError
 from redline.ladder.exports.ahead_of_time import PackagedModel
 from redline.ladder.exports.compiled_part import PackageFirst
@@ -152,3 +153,14 @@ def test_a_model_with_constants_of_its_own_has_its_weights_in_the_package(tmp_pa
         assert json.loads((made.path / "compiled.json").read_text())["weights"] == {}
         model = redline.load_workload(address).fresh_model("cpu")
         assert torch.allclose(redline.load_exported(made.path)(batch), model(batch), atol=1e-5)
+
+
+def test_the_memory_of_the_weights_is_released_with_the_model(made: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[torch.Tensor] = []  # torch keeps what it is given for ever
+    monkeypatch.setattr(StandIn, "load_constants", lambda _self, tensors, *_: kept.extend(tensors.values()))
+    loaded = redline.load_exported(made.path)
+    weights = {tensor.data_ptr() for tensor in loaded.parameters()}
+    assert {tensor.data_ptr() for tensor in kept} == weights
+    del loaded
+    gc.collect()
+    assert not any(tensor.untyped_storage().nbytes() for tensor in kept)

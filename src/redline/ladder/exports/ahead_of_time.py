@@ -5,6 +5,7 @@ offers that loader as `aoti_load_package`, which imports the compiler first, so 
 """
 
 import importlib
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,21 @@ class PackagedModel(nn.Module):
 
     def use_constants(self, tensors: dict[str, Tensor]) -> None:
         """Makes the package compute with these tensors, without a copy, so that a model can share its weights."""
+        shared = {name: _alias(tensor) for name, tensor in tensors.items()}
         try:
-            self._loader.load_constants(tensors, False, True, True)
+            self._loader.load_constants(shared, False, True, True)
         except RuntimeError as error:
             raise ModelError(f"torch cannot use the weights: {first_line(error)}.") from error
+        # torch never frees the handles of these tensors, so their memory is released together with this module.
+        weakref.finalize(self, _release, list(shared.values()))
+
+
+def _alias(tensor: Tensor) -> Tensor:
+    """Returns a tensor with the same memory, which can be released without the other tensor."""
+    place = tensor.storage_offset(), tensor.size(), tensor.stride()
+    return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage(), *place)
+
+
+def _release(aliases: list[Tensor]) -> None:
+    for alias in aliases:
+        alias.set_(torch.empty(0, device=alias.device).untyped_storage())
