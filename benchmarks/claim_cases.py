@@ -73,8 +73,16 @@ class Bench:
         return found
 
     def timed(self, case: str, arms: Mapping[str, Callable[[], object]], **about: Any) -> list[Row]:
-        turns = self.turns_ms(arms)
-        return [{"case": case, "arm": name, **about, "turn_ms": turns[name]} for name in arms]
+        """Times the arms. The row of an arm that fails has the reason, and the others are timed without it."""
+        failures: dict[str, str] = {}
+        for name, run in arms.items():
+            try:
+                self.seconds(run)
+            except Exception as failure:  # noqa: BLE001 (reported in the row)
+                failures[name] = f"{type(failure).__name__}: {failure}"[:300]
+        turns = self.turns_ms({name: run for name, run in arms.items() if name not in failures})
+        results = {name: {"failure": failures[name]} if name in failures else {"turn_ms": turns[name]} for name in arms}
+        return [{"case": case, "arm": name, **about, **results[name]} for name in arms]
 
     def peak_bytes(self, run: Callable[[], object]) -> int:
         """Returns the most bytes that the call allocates at the same time; its result counts, its inputs do not."""

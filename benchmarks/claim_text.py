@@ -4,7 +4,6 @@ Every installation of Python contains them (about 0.7 MB). The last tenth is hel
 """
 
 from collections.abc import Callable
-from pydoc_data.topics import topics
 
 import torch
 from torch import Tensor
@@ -16,6 +15,9 @@ VOCABULARY = 256
 
 def read_text() -> tuple[Tensor, Tensor]:
     """Returns the tokens for training and the held-out tokens."""
+    # Imported here, because some systems package it apart from Python.
+    from pydoc_data.topics import topics
+
     joined = "\n".join(topics[name] for name in sorted(topics)).encode()
     tokens = torch.frombuffer(bytearray(joined), dtype=torch.uint8).long()
     held_out = len(tokens) // 10

@@ -39,6 +39,12 @@ def test_arms_take_turns_and_rounds_alternate() -> None:
     assert called[-4:] == ["b", "a", "a", "b"]
 
 
+def test_an_arm_that_fails_is_left_out_of_the_turns() -> None:
+    broken, works = BENCH.timed("case", {"broken": lambda: 1 / 0, "works": lambda: None})
+    assert broken["failure"].startswith("ZeroDivisionError") and "turn_ms" not in broken
+    assert len(works["turn_ms"]) == 2
+
+
 def test_the_peak_counts_what_is_held_at_the_same_time() -> None:
     def one_after_the_other() -> None:
         for _ in range(3):
