@@ -6,7 +6,8 @@
 The claims are in claims.toml. A claim with a measurement names a result file, the kind of figure and its source: either
 `plan` (a one-line plan, or baseline, compile, final) and `against`, or `rung` (the effect of that rung on the plan it
 was tried on). For result files of other benchmarks it names the fields of the row (`row`), the `figure`, and optionally
-a row to divide by (`over`). All figures are computed from the files.
+a row to divide by (`over`). All figures are computed from the files. A claim that a test checks names it (`test`), and
+one that cannot be measured has the reason (`blocked`). A result file that does not exist yet reads "not measured yet".
 """
 
 import argparse
@@ -19,16 +20,19 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from claim_figures import FIGURES, SUMMARIES, compared, same_sizes, times
+
 from redline.errors import RedlineError
 from redline.files.atomic import write_text
 from redline.ladder.measurement import Measurement, latest_run, load_measurements
 from redline.ladder.plan import Plan, brief, parse_rung
-from redline.ladder.statistics import Interval, median, ratio_interval
+from redline.ladder.statistics import median, ratio_interval
 
 ROOT = Path(__file__).resolve().parents[1]
 CLAIMS = Path("benchmarks/claims.toml")
 PAGE = Path("docs/claims.md")
 NOT_YET = "not measured yet"
+BLOCKED = "cannot be measured here"
 ROLES = ("baseline", "compile", "final")
 # The verdicts of rows that have figures.
 MEASURED = ("baseline", "kept", "dropped")
@@ -53,6 +57,10 @@ class Claim:
     figure: str = ""
     # A remark on the comparison of the measured with the claimed figure.
     note: str = ""
+    # A test that checks the claim, as FILE::FUNCTION, in place of a result.
+    test: str = ""
+    # Why it cannot be measured.
+    blocked: str = ""
 
 
 @dataclass(frozen=True)
@@ -90,13 +98,9 @@ class Source:
 
 def _speedup(source: Source) -> str:
     if source.interleaved:
-        return _times(ratio_interval([source.arms()]))
+        return times(ratio_interval([source.arms()]))
     old, new = source.arms()
     return f"{median(old) / median(new):.2f}× (separate runs)"
-
-
-def _times(ratio: Interval) -> str:
-    return f"{ratio.middle:.2f}× ({ratio.low:.2f}–{ratio.high:.2f})"
 
 
 def _saved_ms(source: Source) -> str:
@@ -166,32 +170,17 @@ KINDS: dict[str, Callable[[Source], str]] = {
 }
 
 
-# The figures of other benchmarks' rows, and how they are formatted.
-FIGURES: dict[str, Callable[[float], str]] = {
-    "tokens_per_s": lambda value: f"{value:,.0f} tokens/s",
-    "prefill_tokens_per_s": lambda value: f"{value:,.0f} tokens/s",
-    "peak_bytes": lambda value: f"{value / 2**30:.2f} GiB",
-    "state_bytes": lambda value: f"{value / 2**20:,.1f} MiB",
-    "median_ms": lambda value: f"{value:.3g} ms",
-    "ms_per_token": lambda value: f"{value:.3g} ms a token",
-    "frames_per_s": lambda value: f"{value:,.1f} frames/s",
-    "frame_ms": lambda value: f"{value:.3g} ms",
-    "p99_ms": lambda value: f"{value:.3g} ms",
-    "busy_share": lambda value: f"{value:.0%} of the time",
-    "least_psnr_db": lambda value: f"{value:.1f} dB",
-    "waste": lambda value: f"{value:.0%} waste",
-    "sequences": lambda value: f"{value:,.0f} sequences",
-}
-# Figures of which higher is better; their ratio is inverted.
-RATES = ("tokens_per_s", "prefill_tokens_per_s", "frames_per_s")
-
-
 def _measured_row(claim: Claim, root: Path, link: str) -> str:
     lines = (root / claim.result).read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines if line]
-    new = _find_row(rows, claim.row)
-    if new is None:
+    found = [row for row in rows if _matches(row, claim.row)]
+    if not found:
         return f"{NOT_YET} ({link} has no such row)"
+    new = found[0]
+    note = f"; {claim.note}" if claim.note else ""
+    if claim.figure in SUMMARIES:
+        pairs = [(row, old) for row in found for old in rows if _matches(old, claim.over) and same_sizes(row, old)]
+        return f"**{SUMMARIES[claim.figure](found, pairs)}** on {new['gpu']}{note} ({link})"
     if claim.figure == "busy_share" and new.get("frame_ms"):
         # The device time of a frame, divided by the time between frames.
         new = {**new, "busy_share": new["model_ms"] / new["frame_ms"]}
@@ -199,17 +188,15 @@ def _measured_row(claim: Claim, root: Path, link: str) -> str:
         return f"failed: {new.get('failure', 'no figure')} ({link})"
     said = FIGURES[claim.figure](new[claim.figure])
     if claim.over:
-        old = _find_row(rows, claim.over)
+        old = next((row for row in rows if _matches(row, claim.over)), None)
         if old is None or claim.figure not in old:
             return f"{NOT_YET} ({link} has nothing to compare with)"
-        ratio = old[claim.figure] / new[claim.figure]
-        said = f"{1 / ratio if claim.figure in RATES else ratio:.2f}×"
-    note = f"; {claim.note}" if claim.note else ""
+        said = compared(claim.figure, new[claim.figure], old[claim.figure])
     return f"**{said}** on {new['gpu']}{note} ({link})"
 
 
-def _find_row(rows: Sequence[Mapping[str, Any]], wanted: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    return next((row for row in rows if all(_field(row, name) == value for name, value in wanted.items())), None)
+def _matches(row: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    return all(_field(row, name) == value for name, value in wanted.items())
 
 
 def _field(row: Mapping[str, Any], name: str) -> Any:
@@ -238,9 +225,13 @@ def _check(claim: Claim, guides: Mapping[int, Any]) -> None:
     problem = ""
     if claim.guide not in guides:
         problem = f"there is no guide {claim.guide}"
+    elif claim.blocked or claim.test:
+        if claim.result or (claim.blocked and claim.test):
+            problem = "name one of result, test and blocked"
     elif claim.row:
-        if not claim.result or claim.kind or claim.figure not in FIGURES:
-            problem = f"a row needs a result, no kind, and a figure from {', '.join(FIGURES)}"
+        if not claim.result or claim.kind or claim.figure not in (*FIGURES, *SUMMARIES):
+            names = ", ".join((*FIGURES, *SUMMARIES))
+            problem = f"a row needs a result, no kind, and a figure from {names}"
     elif bool(claim.result) != bool(claim.kind):
         problem = "result and kind belong together"
     elif claim.kind and claim.kind not in KINDS:
@@ -258,6 +249,10 @@ def _check(claim: Claim, guides: Mapping[int, Any]) -> None:
 
 def measured(claim: Claim, root: Path) -> str:
     """Returns the figure with its machine and result file, or the reason why there is none."""
+    if claim.blocked:
+        return f"{BLOCKED}: {claim.blocked}"
+    if claim.test:
+        return _tested(claim, root)
     if not claim.result or not (root / claim.result).is_file():
         return NOT_YET
     link = f"[{Path(claim.result).name}]({os.path.relpath(claim.result, PAGE.parent)})"
@@ -282,6 +277,15 @@ def measured(claim: Claim, root: Path) -> str:
         return f"{NOT_YET} ({link} has no peak of memory)"
     note = f"; {claim.note}" if claim.note else ""
     return f"**{figure}** with `{brief(new.plan)}` on {new.machine.get('name', 'an unnamed machine')}{note} ({link})"
+
+
+def _tested(claim: Claim, root: Path) -> str:
+    file, _, name = claim.test.partition("::")
+    link = f"[{name}]({os.path.relpath(file, PAGE.parent)})"
+    if not (root / file).is_file() or f"def {name}(" not in (root / file).read_text(encoding="utf-8"):
+        return f"{NOT_YET} (there is no test {claim.test})"
+    note = f"; {claim.note}" if claim.note else ""
+    return f"**true**, checked by the test {link}{note}"
 
 
 def _rows(claim: Claim, root: Path) -> list[Measurement]:
@@ -318,6 +322,7 @@ def _find_rung(rows: Sequence[Measurement], rung: str) -> Measurement | None:
 def render(guides: Mapping[int, Mapping[str, Any]], claims: Sequence[Claim], root: Path) -> str:
     answers = [measured(claim, root) for claim in claims]
     known = sum(answer.startswith("**") for answer in answers)
+    blocked = sum(answer.startswith(BLOCKED) for answer in answers)
     lines = [
         "# The guides, answered",
         "",
@@ -326,8 +331,9 @@ def render(guides: Mapping[int, Mapping[str, Any]], claims: Sequence[Claim], roo
         "Redline began with five guides to fast models. "
         f"Here is every figure they claim ({len(claims)} rows), "
         "what it really meant as far as their text or code tells, and what Redline measured for it "
-        f"({known} so far). A figure is computed from the samples in the result file beside it; a range in "
-        "brackets is its 99% interval. The guides speak of other GPUs and models of their own, so a measured "
+        f"({known} so far; {blocked} cannot be measured here). "
+        "A figure is computed from the samples in the result file beside it; a range in brackets is "
+        "its 99% interval. The guides speak of other GPUs and models of their own, so a measured "
         "figure answers whether the technique delivers, not whether their machine did.",
     ]
     for number, guide in guides.items():

@@ -3,7 +3,8 @@
     python benchmarks/climb_all.py --out results                      all workloads, at most ten minutes each
     python benchmarks/climb_all.py vit unet_880m --budget 5m --out results
 
-Writes OUT/NAME.jsonl only if the climb finished its final race; `benchmarks/tables.py` generates the tables.
+Writes OUT/NAME.jsonl (OUT/NAME-OBJECTIVE.jsonl unless the objective is latency) only if the climb finished its final
+race; `benchmarks/tables.py` generates the tables.
 """
 
 import argparse
@@ -14,6 +15,7 @@ from pathlib import Path
 from redline import climb
 from redline.errors import RedlineError
 from redline.files.atomic import write_text
+from redline.ladder.objective import Objective
 
 # Larger shapes than the workloads' defaults are for GPUs.
 WORKLOADS: dict[str, tuple[str, dict[str, int]]] = {
@@ -44,6 +46,7 @@ def main() -> int:
     parser.add_argument("--timeout", default="2m", help="time limit of one trial")
     parser.add_argument("--sampling", default="3s", help="time for the turns of one comparison")
     parser.add_argument("--without", action="append", default=[], metavar="RUNG", help="exclude this rung; repeatable")
+    parser.add_argument("--objective", default="latency", choices=list(Objective), help="what the climbs minimize")
     parser.add_argument("--out", type=Path, required=True, help="folder for the result files")
     arguments = parser.parse_args()
     failed = False
@@ -56,6 +59,7 @@ def main() -> int:
             try:
                 climbed = climb(
                     address,
+                    objective=arguments.objective,
                     shapes={label: shape},
                     budget=arguments.budget,
                     timeout=arguments.timeout,
@@ -68,7 +72,10 @@ def main() -> int:
                 print(f"{name}: {error}", file=sys.stderr)
                 failed = True
                 continue
-            write_text(arguments.out / f"{name}.jsonl", climbed.files["measurements"].read_text(encoding="utf-8"))
+            suffix = "" if arguments.objective == "latency" else f"-{arguments.objective}"
+            write_text(
+                arguments.out / f"{name}{suffix}.jsonl", climbed.files["measurements"].read_text(encoding="utf-8")
+            )
             print(f"{name}: {climbed.plan}: {climbed.measurements[-1].reason}", flush=True)
     return 1 if failed else 0
 

@@ -184,9 +184,41 @@ def test_rows_of_other_benchmarks_are_found_by_their_fields(tmp_path: Path) -> N
     assert said("ours", "median_ms", "broken").startswith("not measured yet")
 
 
+def test_turns_losses_and_points_are_compared_in_their_own_ways(tmp_path: Path) -> None:
+    about = {"gpu": "Test CPU"}
+    rows = [
+        {**about, "arm": "fast", "rows": 1, "turn_ms": [1.0] * 9, "held_out_loss": 2.02, "median_ms": 1.0},
+        {**about, "arm": "slow", "rows": 1, "turn_ms": [2.0] * 9, "held_out_loss": 2.0, "median_ms": 2.0},
+        {**about, "arm": "fast", "rows": 2, "median_ms": 4.0},
+        {**about, "arm": "slow", "rows": 2, "median_ms": 3.0},
+        {**about, "arm": "memory", "by": "length", "points": [[1, 10], [2, 40], [4, 160]]},
+        {**about, "arm": "memory", "by": "batch", "points": [[1, 10], [2, 20]]},
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+
+    def said(figure: str, arm: str = "fast", over: str = "") -> str:
+        values = {"over": {"arm": over}} if over else {}
+        return claims.measured(claim(result="rows.jsonl", row={"arm": arm}, figure=figure, **values), tmp_path)
+
+    assert said("turn_ms").startswith("**1 ms** on Test CPU")
+    assert said("turn_ms", over="slow").startswith("**2.00× (2.00–2.00)**")
+    assert said("held_out_loss", over="slow").startswith("**+1.00% loss**")
+    assert said("wins", over="slow").startswith("**faster in 1 of 2 sizes (0.75× to 2.00×)**")
+    assert said("growth", arm="memory").startswith("**grows with length^2.00 × batch^1.00**")
+
+
+def test_a_claim_may_name_a_test_or_a_reason(tmp_path: Path) -> None:
+    assert claims.measured(claim(blocked="no such GPU"), ROOT) == "cannot be measured here: no such GPU"
+    test = "tests/benchmarks/test_claims.py::test_a_claim_may_name_a_test_or_a_reason"
+    assert claims.measured(claim(test=test), ROOT).startswith("**true**, checked by the test [test_a_claim")
+    assert claims.measured(claim(test=test), tmp_path).startswith("not measured yet")
+    assert claims.measured(claim(test=f"{test}_or_neither"), ROOT).startswith("not measured yet")
+
+
 @pytest.mark.parametrize(
     ("values", "problem"),
     [
+        ({"blocked": "no GPU", "result": RESULT}, "name one of result, test and blocked"),
         ({"result": RESULT}, "belong together"),
         ({"result": RESULT, "kind": "sped", "plan": "eager"}, "unknown kind 'sped'"),
         ({"result": RESULT, "kind": "fps"}, "either the plan or the rung"),
@@ -221,5 +253,5 @@ def test_every_guide_has_claims_with_a_meaning() -> None:
 
 def test_rows_are_found_by_what_lies_inside_of_their_fields() -> None:
     rows = [{"arm": {"name": "a"}, "side": 64}, {"arm": {"name": "b"}, "side": 64}, {"side": 32}]
-    assert claims._find_row(rows, {"arm.name": "b", "side": 64}) is rows[1]
-    assert claims._find_row(rows, {"arm.name": "b", "side": 32}) is None
+    assert [claims._matches(row, {"arm.name": "b", "side": 64}) for row in rows] == [False, True, False]
+    assert not any(claims._matches(row, {"arm.name": "b", "side": 32}) for row in rows)

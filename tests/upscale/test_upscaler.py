@@ -105,15 +105,15 @@ def test_a_path_gives_what_the_command_writes(upscaler: Upscaler, tmp_path: Path
 
 
 def test_16_bit_rgb_as_a_pillow_image_is_rounded_with_a_warning(
-    upscaler: Upscaler, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    upscaler: Upscaler, tmp_path: Path, logged: list[logging.LogRecord]
 ) -> None:
     from redline.upscale.images.sink import ImageSink
 
     with ImageSink(tmp_path / "deep.png", 30, 20, 3, 16) as sink:
         sink.write_rows(noise(20, 30, 3, dtype=np.uint16))
-    with caplog.at_level(logging.WARNING):
-        assert upscaler(tmp_path / "deep.png").mode == "RGB"
-    assert "rounded to 8 bits" in caplog.text
+    assert upscaler(tmp_path / "deep.png").mode == "RGB"
+    (warning,) = logged
+    assert "rounded to 8 bits" in warning.getMessage()
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def test_engines_of_later_rungs_see_the_number() -> None:
     _, job = Plan.parse("threads + onnxruntime").build(Job.of(model, (x,)), MACHINE)
     job.finish()(x)
     (engine,) = job.evidence["onnxruntime"].engines.values()
-    assert engine._session.get_session_options().intra_op_num_threads == 1
+    assert engine._run._session.get_session_options().intra_op_num_threads == 1
 
 
 def test_it_trains_alike() -> None:

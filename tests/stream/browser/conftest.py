@@ -21,11 +21,10 @@ collect_ignore_glob = [] if find_spec("aiortc") and find_spec("aiohttp") else ["
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_swept_under_the_loop(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+def nothing_is_swept_under_the_loop(logged: list[logging.LogRecord]) -> Iterator[None]:
     """Fails on errors that an event loop logged because no task awaited them."""
     yield
-    records = caplog.get_records("call") + caplog.get_records("teardown")
-    assert [record.getMessage() for record in records if record.levelno >= logging.ERROR] == []
+    assert [record.getMessage() for record in logged if record.levelno >= logging.ERROR] == []
 
 
 class Inverted(Identity):

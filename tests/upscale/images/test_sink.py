@@ -256,7 +256,7 @@ def share_held_in_memory(folder: Path, width: int, height: int, *suffixes: str) 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 def test_a_tall_picture_is_written_and_read_without_holding_it(tmp_path: Path) -> None:
-    assert share_held_in_memory(tmp_path, 600, 40_000, "jpg", "tif") < 0.25
+    assert share_held_in_memory(tmp_path, 600, 30_000, "jpg", "tif") < 0.25
 
 
 @pytest.mark.slow
