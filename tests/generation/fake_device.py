@@ -8,9 +8,9 @@ from collections import deque
 from typing import Any
 from zlib import crc32
 
+from redline.generation.blocks import Blocks
 from redline.generation.request import Finish, Request
 from redline.generation.scheduler import Limits, Scheduler
-from redline.generation.blocks import Blocks
 from redline.generation.sequence import Sequence
 from redline.generation.step_plan import PlannedRow
 

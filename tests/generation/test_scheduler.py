@@ -25,7 +25,13 @@ class Traffic(RuleBasedStateMachine):
         super().__init__()
         self.device = FakeDevice(drafts=self.drafts)
 
-    @rule(prompt=PROMPTS, most=st.integers(1, 6), salt=st.sampled_from(("", "b")), stops=st.booleans(), waits=st.booleans())
+    @rule(
+        prompt=PROMPTS,
+        most=st.integers(1, 6),
+        salt=st.sampled_from(("", "b")),
+        stops=st.booleans(),
+        waits=st.booleans(),
+    )
     def arrive(self, prompt: list[int], most: int, salt: str, stops: bool, waits: bool) -> None:
         name = str(len(self.device.requests))
         stop_tokens = frozenset({0}) if stops else frozenset()
