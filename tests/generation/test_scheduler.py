@@ -152,7 +152,7 @@ def test_decoding_goes_on_beside_a_long_prompt_and_the_prompt_goes_on_too() -> N
     device = FakeDevice(blocks=2000, size=4, rows=3, token_budget=4096, chunk=4096, prompt_cost=256)
     device.add(Request("chat", prompt_of(5), 200))
     device.launch(), device.read()
-    device.add(Request("long", prompt_of(6000), 1))
+    device.add(Request("long", prompt_of(1500), 1))
     device.add(Request("later", prompt_of(3), 1))
     steps = 0
     while "long" not in device.ended:
@@ -160,7 +160,7 @@ def test_decoding_goes_on_beside_a_long_prompt_and_the_prompt_goes_on_too() -> N
         device.launch(), device.read()
         assert len(device.texts["chat"]) == generated + 1
         steps += 1
-    assert 6000 / 256 <= steps <= 6000 / 128 + 2
+    assert 1500 / 256 <= steps <= 1500 / 128 + 2
     device.run()
     device.check_texts()
 
