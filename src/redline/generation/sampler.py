@@ -35,6 +35,14 @@ class Sampled:
     top_MK: Tensor | None = None
     top_tokens_MK: Tensor | None = None
 
+    def ordered_by(self, places: list[int]) -> "Sampled":
+        """Returns the entries at these places, in this order."""
+        if places == list(range(len(places))):
+            return self
+        asked = [places.index(place) for place in self.asked]
+        tokens_N = self.tokens_N[torch.tensor(places, device=self.tokens_N.device)]
+        return Sampled(tokens_N, asked, self.chosen_M, self.top_MK, self.top_tokens_MK)
+
 
 class Sampler:
     """Samples only among the first `vocabulary` tokens; the logits may cover more."""
@@ -155,11 +163,9 @@ class Sampler:
         top_MK, top_tokens_MK = logprobs_MV.topk(min(most, self.vocabulary), dim=-1)
         return Sampled(tokens_N, asked, chosen_M, top_MK, top_tokens_MK)
 
-    def _sent(self, numbers: Any) -> Tensor:
+    def _sent(self, numbers: list[int] | np.ndarray) -> Tensor:
         """Returns the numbers on the device. The host does not wait for running kernels."""
-        tensor = torch.as_tensor(numbers)
-        if not tensor.is_floating_point() and tensor.dtype != torch.int32:
-            tensor = tensor.long()
+        tensor = torch.tensor(numbers, dtype=torch.int64) if isinstance(numbers, list) else torch.from_numpy(numbers)
         if self.device.type != "cuda":
             return tensor.to(self.device)
         return tensor.pin_memory().to(self.device, non_blocking=True)

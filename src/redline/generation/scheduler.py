@@ -34,12 +34,14 @@ Draft = Callable[[Sequence], list[int]]
 @dataclass(frozen=True)
 class Limits:
     """`token_budget` limits a step, `chunk` the tokens of one row in it, and `prompt_cost` its prompt tokens beside
-    decoding rows, in tokens at position 0."""
+    decoding rows, in tokens at position 0. If possible, a chunk ends at a multiple of `multiple` tokens
+    after the sequence's `lead`."""
 
     max_rows: int
     token_budget: int
     chunk: int
     prompt_cost: int
+    multiple: int = 1
 
     def __post_init__(self) -> None:
         for name in ("max_rows", "chunk", "prompt_cost"):
@@ -79,14 +81,17 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         if sequence.request.id in self._sequences:
             raise RedlineError(f"there is already a request with the id {sequence.request.id!r}: use a unique id.")
-        longest = len(sequence.request.prompt) + sequence.limit
-        if self.blocks.needed(longest) > self.blocks.count:
-            raise RedlineError(
-                f"the request may grow to {longest} tokens, and the key-value cache has room for "
-                f"{self.blocks.count * self.blocks.size}: ask for fewer tokens."
-            )
+        self.check_fits(len(sequence.request.prompt) + sequence.limit)
         self._sequences[sequence.request.id] = sequence
         insort(self.waiting, sequence, key=lambda one: one.arrival)
+
+    def check_fits(self, tokens: int) -> None:
+        """Raises if the cache has not enough blocks for a text of this many tokens."""
+        if self.blocks.needed(tokens) > self.blocks.count:
+            raise RedlineError(
+                f"the request may grow to {tokens} tokens, and the key-value cache has room for "
+                f"{self.blocks.count * self.blocks.size}: ask for fewer tokens."
+            )
 
     def abort(self, request_id: str, reason: Finish = Finish.ABORTED) -> None:
         """Ends a sequence. A step that was launched for it may still write to its blocks.
@@ -132,7 +137,7 @@ class Scheduler:
 
         Sets `finish` of the sequence if it ended.
         """
-        sequence, request = row.sequence, row.sequence.request
+        sequence = row.sequence
         if sequence.finish is not None or not row.samples:
             return []
         sequence.pending -= 1
@@ -145,7 +150,7 @@ class Scheduler:
         self.counted["accepted_tokens"] += accepted
         gained: list[int] = []
         for token in tokens[: accepted + 1]:
-            if token in request.stop_tokens:
+            if token in sequence.stop_tokens:
                 self._end(sequence, Finish.STOP)
                 break
             sequence.tokens.append(token)
@@ -163,7 +168,9 @@ class Scheduler:
             # The first prompt gets a few tokens whatever they cost, so that it does not starve.
             least = _LEAST_CHUNK if cost == self.limits.prompt_cost else 0
             count = min(count, max(least, int(cost / _cost(sequence.computed, 1))))
-        return count
+        beyond = (sequence.computed + count - sequence.lead) % self.limits.multiple
+        border = sequence.computed + count - beyond
+        return border - sequence.computed if sequence.computed < border and count < sequence.rest else count
 
     def _reserve(self, sequence: Sequence, count: int, planned: dict[Sequence, PlannedRow]) -> bool:
         """Takes blocks for the next `count` tokens, and preempts others for them if none are left.

@@ -21,6 +21,8 @@ class Sequence:
     limit: int
     limit_reason: Finish
     waits: bool = False
+    lead: int = 0
+    stop_tokens: frozenset[int] = frozenset()
     tokens: list[int] = field(init=False)
     pending: int = 0
     computed: int = 0
@@ -37,6 +39,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt)
+        self.stop_tokens |= self.request.stop_tokens
         self._root = root_name(self.request.salt, self.request.adapter or "")
 
     @property

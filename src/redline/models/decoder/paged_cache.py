@@ -15,28 +15,29 @@ from redline.ops.paged_attention import PagedRows, paged_attention
 
 @dataclass(frozen=True, eq=False)
 class PagePool:
-    """The pages of all layers, (layers, 2, N, P, G, D)."""
+    """The keys and values of each layer, (N, P, G, D)."""
 
-    pages: Tensor
+    layers: tuple[tuple[Tensor, Tensor], ...]
 
     @classmethod
-    def make(
-        cls, config: DecoderConfig, count: int, size: int, dtype: torch.dtype, device: torch.device
-    ) -> "PagePool":
-        shape = (config.layers, 2, count, size, config.key_value_heads, config.head_dim)
-        return cls(torch.zeros(shape, dtype=dtype, device=device))
+    def make(cls, config: DecoderConfig, count: int, size: int, dtype: torch.dtype, device: torch.device) -> "PagePool":
+        shape = (count, size, config.key_value_heads, config.head_dim)
 
-    @staticmethod
-    def page_bytes(config: DecoderConfig, size: int, dtype: torch.dtype) -> int:
-        """Returns the bytes of one page in all layers."""
-        return 2 * config.layers * size * config.key_value_heads * config.head_dim * dtype.itemsize
+        def pages() -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        return cls(tuple((pages(), pages()) for _ in range(config.layers)))
+
+    @property
+    def page_size(self) -> int:
+        return self.layers[0][0].shape[1]
 
     @property
     def bytes(self) -> int:
-        return self.pages.nbytes
+        return sum(keys.nbytes + values.nbytes for keys, values in self.layers)
 
     def past(self, layer: int, rows: PagedRows, window: int | None) -> "PagedPast":
-        return PagedPast(self.pages[layer, 0], self.pages[layer, 1], rows, window)
+        return PagedPast(*self.layers[layer], rows, window)
 
 
 @dataclass(frozen=True, eq=False)

@@ -37,7 +37,7 @@ class _Prompt:
 
 @dataclass(frozen=True, eq=False)
 class _Prepared:
-    real_T: slice
+    real_T: Tensor
     slots_T: Tensor
     singles: list[_Singles]
     prompts: list[_Prompt]
@@ -53,6 +53,9 @@ def paged_attention(
     window: int | None = None,
 ) -> Tensor:
     """Computes the same as the reference."""
+    if torch.compiler.is_compiling():
+        numbers = (rows.slots_T, rows.starts_E, rows.lengths_R, rows.tables_RW)
+        return _opaque(q_THD, k_TGD, v_TGD, keys_NPGD, values_NPGD, *numbers, window or 0)
     if rows.prepared is None:
         rows.prepared = _prepare(rows, keys_NPGD.shape[1])
     prepared: _Prepared = rows.prepared
@@ -76,6 +79,28 @@ def paged_attention(
     for prompt in prepared.prompts:
         out_THD[prompt.begin : prompt.end] = _attend(q_THD, keys_NPGD, values_NPGD, prompt, window)
     return out_THD
+
+
+@torch.library.custom_op("redline::paged_attention_on_cpu", mutates_args=("keys", "values"))
+def _opaque(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    slots: Tensor,
+    starts: Tensor,
+    lengths: Tensor,
+    tables: Tensor,
+    window: int,
+) -> Tensor:
+    """Hides the branches on the lengths of rows from compilers."""
+    return paged_attention(q, k, v, keys, values, PagedRows(slots, starts, lengths, tables), window or None)
+
+
+@_opaque.register_fake
+def _(q: Tensor, *_: object) -> Tensor:
+    return torch.empty_like(q)
 
 
 def _attend(q_THD: Tensor, keys_NPGD: Tensor, values_NPGD: Tensor, prompt: _Prompt, window: int | None) -> Tensor:
@@ -112,5 +137,5 @@ def _prepare(rows: PagedRows, size: int) -> _Prepared:
         distance_BC = lengths_B1 - torch.arange((longest // size + 1) * size, device=lengths_B1.device)
         tokens_B = torch.tensor([starts[row] for row in members], device=lengths_B1.device)
         singles.append(_Singles(tokens_B, rows.tables_RW[members, : longest // size + 1], lengths_B1, distance_BC))
-    real = slice(starts[-1])
+    real = (rows.slots_T >= 0).nonzero()[:, 0]
     return _Prepared(real, rows.slots_T[real].long(), singles, prompts)
