@@ -227,13 +227,13 @@ def test_logits_that_are_not_finite_print_one_error(
 def test_a_text_that_breaks_off_ends_its_line(
     folder: Path, command: Callable[..., Seen], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sound, steps = Decoder.step, []
+    sound, steps = Decoder.flat, []
 
     def step(self: Decoder, *arguments: Any) -> Any:
         steps.append(1)
         return sound(self, *arguments) * (1 if len(steps) < 20 else float("nan"))
 
-    monkeypatch.setattr(Decoder, "step", step)
+    monkeypatch.setattr(Decoder, "flat", step)
     seen = command("generate", folder, PROMPT, "--device", "cpu", "--temperature", 2)
     assert seen.code == 2 and len(seen.out) > 1 and seen.out.endswith("\n")
     assert seen.err.count("\n") == 1 and "not finite" in seen.err

@@ -2,11 +2,11 @@
 
 import random
 from collections.abc import Sequence
-from msgspec.structs import replace
 from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor, nn
 
 from redline.errors import MachineError, ModelError, RedlineError
