@@ -180,12 +180,16 @@ def test_a_text_that_is_not_finite_ends_alone_and_leaves_nothing_behind(model: D
     with torch.no_grad():
         model.embedding.weight[7] = float("nan")
         model.head.weight[7] = 0
-    engine = Engine(model, block_size=2)
-    for _ in range(2):
-        found = run(engine, [Request("bad", [1, 2, 3, 7, 4, 5], 9), Request("good", [1, 2, 3, 4], 9)])
-        (last,) = found["bad"]
-        assert last.finish == Finish.ERROR and last.error.startswith("the model's logits are not finite")
-        assert tokens_of(found["good"]) == InferenceEngine(model).generate([[1, 2, 3, 4]], max_tokens=9)[0].tokens
+    engine, good = Engine(model, block_size=2), Request("good", [4, 1, 2, 3], 9)
+    (expected,) = InferenceEngine(model).generate([good.prompt], max_tokens=9)
+    found = run(engine, [Request("bad", [1, 2, 3, 7, 4, 5], 9), good])
+    (last,) = found["bad"]
+    assert last.finish == Finish.ERROR and last.error.startswith("the model's logits are not finite")
+    assert tokens_of(found["good"]) == expected.tokens
+    # A text that begins like the broken one shares none of its blocks.
+    (expected,) = InferenceEngine(model).generate([[1, 2, 3]], max_tokens=9)
+    outputs = run(engine, [Request("next", [1, 2, 3], 9)])["next"]
+    assert tokens_of(outputs) == expected.tokens and outputs[-1].cached_tokens == 0
 
 
 @pytest.mark.parametrize(

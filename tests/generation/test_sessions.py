@@ -2,6 +2,7 @@
 
 import os
 import random
+import time
 from pathlib import Path
 
 import pytest
@@ -73,26 +74,24 @@ def test_a_session_in_use_is_refused_and_an_aborted_one_stays_as_it_was(
         engine.delete_session("", "s")
     engine.step(), engine.step()
     engine.abort("1")
+    engine.step()
     (after,) = (path.read_bytes() for path in tmp_path.rglob("*.safetensors"))
     assert after == before
     assert run(engine, [Request("2", [4, 5], 5, session="s")])["2"][-1].finish == Finish.LENGTH
 
 
 def test_the_sessions_not_used_for_longest_are_deleted(memory_model: TitanModel, tmp_path: Path) -> None:
-    engine = Engine(memory_model, session_folder=tmp_path)
+    engine, files, begun = Engine(memory_model, session_folder=tmp_path), [], time.time() - 1000
     for number in range(4):
         run(engine, [Request("0", [1, 2], 2, session=str(number))])
-        (newest,) = set(tmp_path.rglob("*.safetensors")) - {
-            path for path in tmp_path.rglob("*") if path.stat().st_mtime < 1e9
-        }
-        os.utime(newest, (number, number + 1e6))
-    size = newest.stat().st_size
-    for path in tmp_path.rglob("*.safetensors"):
-        os.utime(path, (path.stat().st_atime, path.stat().st_mtime + 1.7e9))
-    limited = Engine(memory_model, session_folder=tmp_path, session_bytes=2 * size + 10, session_age_s=1e9)
-    assert len(list(tmp_path.rglob("*.safetensors"))) == 2 and newest.exists()
+        files += set(tmp_path.rglob("*.safetensors")) - set(files)
+        os.utime(files[-1], (begun + number, begun + number))
+    run(engine, [Request("0", [1, 2], 2, session="0")])  # used again
+    size = files[0].stat().st_size
+    limited = Engine(memory_model, session_folder=tmp_path, session_bytes=2 * size + 10)
+    assert [path.exists() for path in files] == [True, False, False, True]
     run(limited, [Request("0", [1, 2], 2, session="new")])
-    assert len(list(tmp_path.rglob("*.safetensors"))) == 2
+    assert [path.exists() for path in files] == [True, False, False, False]
     Engine(memory_model, session_folder=tmp_path, session_age_s=1e-6)
     assert not list(tmp_path.rglob("*.safetensors"))
 

@@ -5,7 +5,6 @@ N: entries of a step (a row has several if drafts are verified), R: rows of the 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
