@@ -173,6 +173,9 @@ def test_aborted_requests_give_their_blocks_back_at_once(model: Decoder) -> None
     assert engine.stats().blocks_used == 0
     ends = [(output.id, output.finish) for _ in range(3) for output in engine.step()]
     assert sorted(ends) == [(name, Finish.ABORTED) for name in "abc"] and not engine.has_work
+    engine.submit(Request("a", [1, 2, 3], 5))
+    engine.abort("a")
+    # An aborted request has ended, so its id can be used again.
     assert len(tokens_of(run(engine, [Request("a", [1, 2, 3], 5)])["a"])) == 5
 
 
