@@ -121,7 +121,10 @@ class Sampler:
             return None
         rows = [entries[index].row for index in chosen]
         rows_M, numbers = self._sent(rows), self._sent(self._floats[3:, rows])
-        return Penalties(self._sent(chosen), *numbers, self._seen_RV[rows_M], self._counts_RV[rows_M])
+        repetition, presence, frequency = numbers.unbind()
+        return Penalties(
+            self._sent(chosen), repetition, presence, frequency, self._seen_RV[rows_M], self._counts_RV[rows_M]
+        )
 
     def _count(self, entries: Sequence[PlannedRow], penalties: Penalties, tokens_N: Tensor) -> None:
         assert self._seen_RV is not None and self._counts_RV is not None
