@@ -1,6 +1,6 @@
 """`redline.TextGenerator` generates text with the model in a folder: in one call, as a stream, or as a chat."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack, overload
@@ -8,21 +8,23 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 import torch
 
 from redline.errors import RedlineError
-from redline.files.atomic import check_can_write
+from redline.files.atomic import check_can_write, check_can_write_file
+from redline.generation.batch_file import Job, JobOptions
 from redline.generation.chat_template import Message, read_chat_template, render_chat
-from redline.generation.engine import InferenceEngine
 from redline.generation.folder import ModelFolder
+from redline.generation.inference_engine import InferenceEngine
+from redline.generation.offline_batch import OfflineBatch
 from redline.generation.planned import choose_load_options
-from redline.generation.sampling import Sampling
+from redline.generation.request import SamplingOptions
 from redline.generation.text_stream import TextStream
-from redline.generation.token_stream import Reason, TokenStream
+from redline.generation.token_stream import TokenStream
 from redline.ladder.plan import Plan, read_plan
 from redline.machine.machine import Machine, resolve_device
 from redline.models import MEMORY_MODEL
 
 
 class GenerateOptions(TypedDict, total=False):
-    """Options: `max_tokens` limits the new tokens (256 by default); the other options are those of `Sampling`."""
+    """`max_tokens` limits the new tokens (256 by default); the other options are those of `SamplingOptions`."""
 
     max_tokens: int
     temperature: float
@@ -37,9 +39,9 @@ class GeneratedText(str):
     """A generated text without its prompt. `reason` says why it ended: "stop", "length" (`max_tokens`) or "context"."""
 
     tokens: list[int]
-    reason: Reason | None
+    reason: str | None
 
-    def __new__(cls, text: str, tokens: list[int], reason: Reason | None) -> "GeneratedText":
+    def __new__(cls, text: str, tokens: list[int], reason: str | None) -> "GeneratedText":
         made = super().__new__(cls, text)
         made.tokens, made.reason = tokens, reason
         return made
@@ -82,7 +84,8 @@ class TextGenerator:
     def engine(self) -> InferenceEngine:
         """The engine, which generates token ids. The first access reads the weights."""
         model = self.folder.load(self._load_options.dtype, self.device, self._strict)
-        return InferenceEngine(model, self._load_options.plan, share=True, vocabulary=self.folder.tokens)
+        options: dict[str, Any] = {"vocabulary": self.folder.tokens, "tokenizer": self.tokenizer}
+        return InferenceEngine(model, self._load_options.plan, share=True, **options)
 
     @property
     def tokenizer(self) -> Any:
@@ -165,6 +168,42 @@ class TextGenerator:
             pass
         return pieces.text
 
+    def run_file(
+        self,
+        prompts: str | Path,
+        out: str | Path,
+        report: Callable[[int, int], None] = lambda done, of: None,
+        **options: Unpack[GenerateOptions],
+    ) -> int:
+        """Generates the text of every line of a JSONL file, and returns the number of new results.
+
+        A line is a text, an object with `prompt` or `messages` and options, or a request in OpenAI's batch format;
+        `options` are the defaults. The results are appended to `out` in the same order. If `out` exists, the run goes
+        on after the results in it. `report` is told how many of all lines are done.
+        """
+        check_can_write_file(Path(out))
+        sampling, max_tokens = _split(options)
+        batch = OfflineBatch(
+            self.engine.engine,
+            self.tokenizer,
+            frozenset(self.folder.stop_tokens),
+            self._encode_job,
+            JobOptions(max_tokens, sampling),
+            self.folder.path.name,
+        )
+        return batch.run(Path(prompts), Path(out), report)
+
+    def _encode_job(self, job: Job) -> list[int]:
+        prompt, messages = job.given.get("prompt"), job.given.get("messages")
+        if isinstance(prompt, str):
+            return self._encode(prompt)
+        if isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt):
+            return prompt
+        if not isinstance(messages, list):
+            raise RedlineError("the request needs a prompt (a text or token ids) or a list of messages.")
+        template, special = read_chat_template(self.folder.path)
+        return self._encode(render_chat(template, messages, special), special_tokens=False)
+
     def _encode(self, text: str, special_tokens: bool = True) -> list[int]:
         try:
             text.encode()
@@ -244,7 +283,7 @@ class GeneratedStream:
             yield rest
 
 
-def _split(options: GenerateOptions) -> tuple[Sampling, int]:
+def _split(options: GenerateOptions) -> tuple[SamplingOptions, int]:
     given: dict[str, Any] = dict(options)
     max_tokens = given.pop("max_tokens", 256)
-    return Sampling(**given), max_tokens
+    return SamplingOptions(**given), max_tokens
