@@ -1,0 +1,1 @@
+"""An OpenAI-compatible inference server in front of the engine."""
