@@ -9,7 +9,8 @@ import torch
 
 from redline.errors import RedlineError
 from redline.files.atomic import check_can_write
-from redline.generation.chat_template import Message, read_chat_template, render_chat
+from redline.generation.chat_prompt import ChatPrompt
+from redline.generation.chat_template import ChatTemplate, Message
 from redline.generation.engine import InferenceEngine
 from redline.generation.folder import ModelFolder
 from redline.generation.planned import choose_load_options
@@ -155,9 +156,7 @@ class TextGenerator:
 
         Raises ModelError if the model has no chat template.
         """
-        template, special = read_chat_template(self.folder.path)
-        # The template writes the special tokens itself.
-        tokens = self._encode(render_chat(template, messages, special), special_tokens=False)
+        tokens = ChatPrompt(self.tokenizer, ChatTemplate.read(self.folder.path)).encode(messages)
         pieces = self._start(tokens, options)
         if stream:
             return pieces
