@@ -96,7 +96,7 @@ class EngineProcess:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._fail_all(unavailable("The server is shutting down.", "shutting_down"))
+        self.fail_all(unavailable("The server is shutting down.", "shutting_down"))
 
     def check_ready(self) -> None:
         """Raises an ApiError with the status 503 unless a request can run now."""
@@ -158,7 +158,7 @@ class EngineProcess:
                     return
                 log.error("the engine ended: %s Restarting it in %.1f s.", error, delay_s)
             self.state, self._writer = EngineState.RESTARTING, None
-            self._fail_all(engine_died())
+            self.fail_all(engine_died())
             self.restarts += 1
             if self._now_s() - begun_s > _STABLE_S:
                 delay_s = _FIRST_DELAY_S
@@ -236,7 +236,8 @@ class EngineProcess:
         if (future := self._embeddings.get(refused.id)) is not None and not future.done():
             future.set_exception(error)
 
-    def _fail_all(self, error: ApiError) -> None:
+    def fail_all(self, error: ApiError) -> None:
+        """Ends all requests with an error."""
         mailboxes, self._mailboxes = self._mailboxes, {}
         for mailbox in mailboxes.values():
             mailbox.fail(error)
