@@ -48,14 +48,13 @@ def opened(
 
 
 def send_raw(url: str, data: bytes, timeout_s: float = PATIENCE_S) -> bytes:
-    """Sends bytes, ends the sending side, and returns everything that the server answers until it closes."""
+    """Sends bytes and returns what the server answers, at least its first line, or nothing if it closes first."""
     place = urlsplit(url)
     with socket.create_connection((place.hostname or "", place.port or 0), timeout_s) as connection:
         received = b""
         try:
             connection.sendall(data)
-            connection.shutdown(socket.SHUT_WR)
-            while part := connection.recv(65_536):
+            while b"\r\n\r\n" not in received and (part := connection.recv(65_536)):
                 received += part
         except ConnectionError:
             pass
