@@ -119,11 +119,12 @@ _ODD: tuple[Any, ...] = (
     None, True, -1, 0, 10**12, 1e308, -0.5, "", "\x00", "☃" * 50, [], {}, [[]], {"a": {}}, ["a", 1], [None], "[[",
     10**25,
 )  # fmt: skip
-_BODIES: tuple[dict[str, Any], ...] = (
-    {"prompt": "[[say ab]]", "max_tokens": 2, "stream": False, "stop": ["x"], "logit_bias": {"5": 1}, "seed": 1},
-    {"messages": [{"role": "user", "content": "[[say ab]]"}], "max_tokens": 2, "tools": [], "response_format": None},
-    {"input": ["ab"], "encoding_format": "float"},
-    {"messages": [{"role": "user", "content": "x"}], "add_special_tokens": True},
+_BODIES: tuple[tuple[str, dict[str, Any]], ...] = (
+    (TEXT, {"prompt": "[[say ab]]", "max_tokens": 2, "stream": False, "stop": ["x"], "logit_bias": {"5": 1}}),
+    (CHAT, {"messages": [{"role": "user", "content": "[[say ab]]"}], "max_tokens": 2, "tools": [], "seed": 1}),
+    ("/v1/embeddings", {"input": ["ab"], "encoding_format": "float"}),
+    ("/tokenize", {"messages": [{"role": "user", "content": "x"}], "add_special_tokens": True}),
+    ("/detokenize", {"tokens": [5, 6]}),
 )
 _NAMES = (
     "n", "stop", "logprobs", "top_logprobs", "tools", "tool_choice", "response_format", "structured_outputs",
@@ -135,14 +136,15 @@ _NAMES = (
 
 def malformed(draw: random.Random) -> bytes:
     """Returns a request with something wrong: in its JSON, in its bytes, or in its headers."""
-    body = dict(draw.choice(_BODIES))
+    path, known = draw.choice(_BODIES)
+    body = dict(known)
     for _ in range(draw.randrange(3)):
         body[draw.choice((*_NAMES, *body))] = draw.choice(_ODD)
     data = bytearray(json.dumps(body).encode())
     if draw.random() < 0.3:
         for _ in range(draw.randrange(1, 4)):
             data[draw.randrange(len(data))] = draw.randrange(256)
-    path = draw.choice((CHAT, TEXT, "/v1/embeddings", "/tokenize", "/detokenize", "/v1/models/x", "/%00", "/v1//"))
+    path = path if draw.random() < 0.9 else draw.choice(("/v1/models/x", "/%00", "/v1//", "/metrics", CHAT))
     method = draw.choice(("POST",) * 8 + ("GET", "PUT", "HEAD", "ÄÖ", "TRACE"))
     length = len(data) if draw.random() < 0.9 else draw.choice((0, len(data) // 2, len(data) + 5, -1, 10**20, "x"))
     head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
