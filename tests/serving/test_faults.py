@@ -64,6 +64,8 @@ def test_a_killed_engine_ends_requests_with_an_error_and_comes_back(folder: Path
 
 def test_an_engine_that_is_stuck_is_killed(folder: Path) -> None:
     with make_server(folder, silence_s=0.5) as server:
+        time.sleep(0.6)  # silence without requests is no fault
+        assert complete(server).status == 200
         assert complete(server, prompt="[[hang]]").status == 503
         wait_until(lambda: send(f"{server.url}/health").status == 200)
 

@@ -50,7 +50,7 @@ def test_each_key_is_accepted_and_shares_no_cache(locked: Server) -> None:
 
 def test_other_machines_need_a_key(folder: Path) -> None:
     with pytest.raises(RedlineError, match="can be reached from other machines: give an --api-key"):
-        Server(folder, EngineSource(), host="0.0.0.0", port=0)
+        Server(folder, EngineSource("none:none"), host="0.0.0.0", port=0)
 
 
 def test_web_sites_cannot_use_a_server_without_a_key(server: Server) -> None:

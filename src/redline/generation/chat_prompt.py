@@ -24,9 +24,9 @@ class ChatPrompt:
     def __init__(self, tokenizer: Any, template: ChatTemplate) -> None:
         self._tokenizer, self.template = tokenizer, template
         added = tokenizer.get_added_tokens_decoder().values()
-        special = sorted((token.content for token in added if token.special and len(token.content) > 1), key=len)
+        special = [re.escape(token.content) for token in added if token.special and len(token.content) > 1]
         # The lookahead finds overlapping texts too.
-        self._special = re.compile("(?=(?:" + "|".join(map(re.escape, reversed(special))) + "))(.)", re.DOTALL)
+        self._special = re.compile(f"(?=(?:{'|'.join(special)}))(.)", re.DOTALL)
         self._has_special = bool(special)
 
     def encode(
@@ -36,7 +36,7 @@ class ChatPrompt:
         **variables: Any,
     ) -> list[int]:
         """Returns the tokens of the prompt that asks for the assistant's next message."""
-        given = {"messages": list(messages), "tools": tools and list(tools), **variables}
+        given: dict[str, Any] = {"messages": list(messages), "tools": tools and list(tools), **variables}
         mark = next((mark for mark in _MARKS if not _contains(given, mark)), None)
         if mark is None:
             raise RedlineError("the messages contain all noncharacters U+FDD0 to U+FDEF: remove one of them.")

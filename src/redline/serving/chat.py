@@ -2,7 +2,6 @@
 
 import secrets
 import time
-from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 import msgspec
@@ -21,7 +20,7 @@ from redline.serving.api_responses import (
 )
 from redline.serving.choice_text import Piece
 from redline.serving.errors import ApiError, invalid
-from redline.serving.generation import Generation, TextOptions
+from redline.serving.generation import Generation, Pieces, TextOptions
 from redline.serving.logprobs import chat_logprobs
 from redline.serving.sampling_fields import check_logprobs
 from redline.serving.services import CALL, SERVICES, Services
@@ -76,9 +75,7 @@ class _Chat:
         finally:
             ticket.close()
 
-    async def _whole(
-        self, generation: Generation, pieces: AsyncIterator[list[tuple[int, Piece]]]
-    ) -> web.StreamResponse:
+    async def _whole(self, generation: Generation, pieces: Pieces) -> web.StreamResponse:
         found: list[list[Piece]] = [[] for _ in generation.choices]
         async for new in pieces:
             for index, piece in new:
@@ -101,9 +98,7 @@ class _Chat:
         message = ChatMessage("assistant", content or None if calls else content, complete or UNSET, None)
         return ChatChoice(index, message, _reason(pieces[-1], bool(calls)), logprobs)
 
-    async def _stream(
-        self, request: web.Request, generation: Generation, pieces: AsyncIterator[list[tuple[int, Piece]]]
-    ) -> web.StreamResponse:
+    async def _stream(self, request: web.Request, generation: Generation, pieces: Pieces) -> web.StreamResponse:
         stream = EventStream(request, self._services.limits.stall_s)
         begun = [False] * len(generation.choices)
         try:

@@ -2,7 +2,6 @@
 
 import secrets
 import time
-from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
@@ -14,7 +13,7 @@ from redline.serving.api_requests import CompletionRequest, Texts
 from redline.serving.api_responses import TextChoice, TextCompletion
 from redline.serving.choice_text import Piece
 from redline.serving.errors import ApiError, invalid
-from redline.serving.generation import Generation, TextOptions, check_tokens
+from redline.serving.generation import Generation, Pieces, TextOptions, check_tokens
 from redline.serving.logprobs import text_logprobs
 from redline.serving.sampling_fields import check_logprobs
 from redline.serving.served_model import ServedModel
@@ -107,9 +106,7 @@ class _Completion:
         ]
         return [text for text in shown for _ in range(self._options.choices)]
 
-    async def _whole(
-        self, generation: Generation, pieces: AsyncIterator[list[tuple[int, Piece]]], echoes: list[str]
-    ) -> web.StreamResponse:
+    async def _whole(self, generation: Generation, pieces: Pieces, echoes: list[str]) -> web.StreamResponse:
         found: list[list[Piece]] = [[] for _ in generation.choices]
         async for new in pieces:
             for index, piece in new:
@@ -126,7 +123,7 @@ class _Completion:
         self,
         request: web.Request,
         generation: Generation,
-        pieces: AsyncIterator[list[tuple[int, Piece]]],
+        pieces: Pieces,
         echoes: list[str],
     ) -> web.StreamResponse:
         stream = EventStream(request, self._services.limits.stall_s)

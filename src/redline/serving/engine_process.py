@@ -1,7 +1,6 @@
-"""The server's side of the engine process: starts it, routes its outputs to requests, and restarts it after a crash.
+"""The server's side of the engine process: sends it requests, and routes its outputs to those who asked.
 
-A crash ends all running requests with an error, and requests are refused until the engine runs again, so no connection
-hangs. An engine that is silent for too long while requests run is killed.
+An engine that is silent for too long while requests run is killed, and restarted.
 """
 
 import asyncio
@@ -10,20 +9,18 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Callable
-from enum import Enum
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 from redline.errors import RedlineError
-from redline.generation.request import EngineStats, Finish, Output, Request
-from redline.machine.processes import Child, last_line, start_module
+from redline.generation.request import Finish, Output, Request
+from redline.machine.processes import Child, start_module
 from redline.serving.engine_messages import (
     HEADER_BYTES,
     Abort,
     Embed,
     Embedded,
-    EngineInfo,
     Failed,
     Progress,
     Ready,
@@ -37,25 +34,16 @@ from redline.serving.engine_messages import (
     pack,
     read_for_server,
 )
-from redline.serving.errors import ApiError, engine_died, invalid, unavailable
+from redline.serving.errors import ApiError, invalid
 from redline.serving.mailbox import Mailbox
+from redline.serving.supervised_process import ProcessState, SupervisedProcess
 
-_FIRST_DELAY_S, _LONGEST_DELAY_S = 0.2, 30.0
-# An engine that ran this long before it crashed is restarted without a longer delay.
-_STABLE_S = 60.0
 _PING_EVERY_S = 15.0
 _END_S = 5.0
 log = logging.getLogger("redline.serving")
 
 
-class EngineState(Enum):
-    LOADING = "loading"
-    READY = "ready"
-    RESTARTING = "restarting"
-    CLOSED = "closed"
-
-
-class EngineProcess:
+class EngineProcess(SupervisedProcess):
     """Runs the engine that `factory` (module:function) builds from `options`, in a process of its own.
 
     All methods run in one event loop. `silence_s` is how long the engine may compute one step.
@@ -70,44 +58,17 @@ class EngineProcess:
         on_progress: Callable[[str], object] = lambda text: None,
     ) -> None:
         self._start = Start(factory, options)
-        self._silence_s, self._on_progress = silence_s, on_progress
-        self.state = EngineState.LOADING
-        self.info = EngineInfo()
-        self.stats: EngineStats | None = None
-        self.restarts = 0
-        self.pid: int | None = None
+        super().__init__(on_progress)
+        self._silence_s = silence_s
         self._mailboxes: dict[str, Mailbox] = {}
         self._embeddings: dict[str, asyncio.Future[list[list[float]]]] = {}
         self._numbers = itertools.count()
         self._writer: asyncio.StreamWriter | None = None
         self._heard_s = 0.0
-        self._tasks: list[asyncio.Task[None]] = []
-        self._first_result: asyncio.Future[None] | None = None
-
-    async def start(self) -> None:
-        """Starts the engine and waits until it is ready. Raises RedlineError if it cannot be built."""
-        self._first_result = asyncio.get_running_loop().create_future()
-        self._tasks = [asyncio.create_task(self._supervise()), asyncio.create_task(self._watch())]
-        await self._first_result
-
-    async def close(self) -> None:
-        """Ends the engine process, and all requests with an error."""
-        self.state = EngineState.CLOSED
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self.fail_all(unavailable("The server is shutting down.", "shutting_down"))
-
-    def check_ready(self) -> None:
-        """Raises an ApiError with the status 503 unless a request can run now."""
-        if self.state is EngineState.LOADING:
-            raise unavailable("The model is being loaded.", "loading", 5)
-        if self.state is not EngineState.READY:
-            raise unavailable("The engine is being restarted after a crash.", "engine_restarting", 5)
 
     def submit(self, requests: list[Request]) -> Mailbox:
         """Starts requests whose outputs arrive in one mailbox. The caller calls `release` when it has taken them."""
-        self.check_ready()
+        self._expect_answers()
         mailbox = Mailbox(tuple(request.id for request in requests))
         for request in requests:
             self._mailboxes[request.id] = mailbox
@@ -126,7 +87,7 @@ class EngineProcess:
 
     async def embed(self, prompts: list[list[int]], pooling: str) -> list[list[float]]:
         """Returns an embedding of each prompt, which the engine computes between two steps."""
-        self.check_ready()
+        self._expect_answers()
         request_id = f"embed-{next(self._numbers)}"
         future = self._embeddings[request_id] = asyncio.get_running_loop().create_future()
         self._send(Embed(request_id, prompts, pooling))
@@ -141,29 +102,16 @@ class EngineProcess:
 
     def _send(self, message: ToEngine) -> None:
         assert self._writer is not None
-        if not self.requests:
-            self._heard_s = self._now_s()
         self._writer.write(pack(message))
 
-    async def _supervise(self) -> None:
-        delay_s = _FIRST_DELAY_S
-        while True:
-            begun_s = self._now_s()
-            try:
-                await self._run_once()
-            except RedlineError as error:
-                if self._first_result is not None and not self._first_result.done():
-                    self.state = EngineState.CLOSED
-                    self._first_result.set_exception(error)
-                    return
-                log.error("the engine ended: %s Restarting it in %.1f s.", error, delay_s)
-            self.state, self._writer = EngineState.RESTARTING, None
-            self.fail_all(engine_died())
-            self.restarts += 1
-            if self._now_s() - begun_s > _STABLE_S:
-                delay_s = _FIRST_DELAY_S
-            await asyncio.sleep(delay_s)
-            delay_s = min(2 * delay_s, _LONGEST_DELAY_S)
+    def _expect_answers(self) -> None:
+        """Starts the time that the engine may be silent, unless it already works on requests."""
+        self.check_ready()
+        if not self.requests:
+            self._heard_s = self._now_s()
+
+    def _background(self) -> list[Coroutine[Any, Any, None]]:
+        return [self._watch()]
 
     async def _run_once(self) -> None:
         """Runs one engine process to its end; always raises."""
@@ -214,9 +162,7 @@ class EngineProcess:
         elif isinstance(message, Failed):
             raise RedlineError(message.message)
         elif isinstance(message, Ready):
-            self.info, self.state = message.info, EngineState.READY
-            if self._first_result is not None and not self._first_result.done():
-                self._first_result.set_result(None)
+            self._is_ready(message.info)
 
     def _deliver(self, output: Output) -> None:
         mailbox = self._mailboxes.get(output.id)
@@ -256,17 +202,7 @@ class EngineProcess:
                 for mailbox in set(self._mailboxes.values()):
                     mailbox.ping()
             is_stuck = self.requests and now_s - self._heard_s > self._silence_s
-            if is_stuck and self.state is EngineState.READY and self.pid is not None:
+            if is_stuck and self.state is ProcessState.READY and self.pid is not None:
                 log.error("the engine has not answered for %.0f s and is killed", self._silence_s)
                 os.killpg(self.pid, 9)
                 self._heard_s = now_s
-
-    @staticmethod
-    def _log_tail(path: Path) -> None:
-        if last_line(path):
-            lines = path.read_text(errors="replace").splitlines()[-20:]
-            log.error("the last lines of the engine's log:\n%s", "\n".join(lines))
-
-    @staticmethod
-    def _now_s() -> float:
-        return asyncio.get_running_loop().time()

@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -108,6 +108,10 @@ def _limit(prompt: list[int], max_tokens: int | None, context: int | None) -> in
     return max_tokens or context - len(prompt)
 
 
+# The new pieces of a request's choices, with their numbers.
+Pieces = AsyncGenerator[list[tuple[int, Piece]], None]
+
+
 class Generation:
     """Runs the requests of one HTTP request, and measures them."""
 
@@ -133,7 +137,7 @@ class Generation:
         cached = sum(choice.cached_tokens for choice in self.choices[:: self._choices_of_each])
         return usage_of(self.prompt_tokens, generated, cached)
 
-    async def pieces(self) -> AsyncIterator[list[tuple[int, Piece]]]:
+    async def pieces(self) -> Pieces:
         """Yields the new pieces with the numbers of their choices until all have ended; an empty list is a ping.
 
         Close the iterator, so that an early end aborts the requests in the engine.

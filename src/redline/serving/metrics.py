@@ -84,21 +84,23 @@ class _StateCollector(Collector):
         yield self._gauge("http_requests_running", "HTTP requests that are being answered.", state.running)
         yield self._gauge("kv_cache_usage_perc", "Used share of the KV cache, 0 to 1.", usage)
         yield self._counter("engine_restarts", "Restarts of the engine after a crash.", state.restarts)
+        if stats is None:
+            return
         for name, about, value in (
-            ("prompt_tokens", "Prompt tokens.", stats and stats.prompt_tokens),
-            ("generation_tokens", "Generated tokens.", stats and stats.generated_tokens),
+            ("prompt_tokens", "Prompt tokens.", stats.prompt_tokens),
+            ("generation_tokens", "Generated tokens.", stats.generated_tokens),
             (
                 "prefix_cache_queries",
                 "Prompt tokens looked up in the prefix cache.",
-                stats and stats.prompt_tokens,
+                stats.prompt_tokens,
             ),
-            ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", stats and stats.cached_tokens),
-            ("num_preemptions", "Preempted requests.", stats and stats.preemptions),
-            ("recomputed_tokens", "Tokens computed again after a preemption.", stats and stats.recomputed_tokens),
-            ("spec_decode_num_draft_tokens", "Drafted tokens.", stats and stats.drafted_tokens),
-            ("spec_decode_num_accepted_tokens", "Accepted draft tokens.", stats and stats.accepted_tokens),
+            ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", stats.cached_tokens),
+            ("num_preemptions", "Preempted requests.", stats.preemptions),
+            ("recomputed_tokens", "Tokens computed again after a preemption.", stats.recomputed_tokens),
+            ("spec_decode_num_draft_tokens", "Drafted tokens.", stats.drafted_tokens),
+            ("spec_decode_num_accepted_tokens", "Accepted draft tokens.", stats.accepted_tokens),
         ):
-            yield self._counter(name, about, value or 0)
+            yield self._counter(name, about, value)
 
     def _gauge(self, name: str, about: str, value: float) -> GaugeMetricFamily:
         family = GaugeMetricFamily(f"redline:{name}", about, labels=["model_name"])

@@ -25,8 +25,8 @@ class BodyReader:
         self._limits = limits
         self._reported: set[str] = set()
 
-    def read(self, body: bytes, kind: type[Read]) -> Read:
-        """Returns the request, or raises an ApiError that names the invalid field."""
+    def read_object(self, body: bytes) -> dict[str, Any]:
+        """Returns the fields of a JSON object that are not null."""
         try:
             values = msgspec.json.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -37,6 +37,11 @@ class BodyReader:
             raise invalid("The request body must be a JSON object.")
         given = {name: value for name, value in values.items() if value is not None}
         self._check_depth(given)
+        return given
+
+    def read(self, body: bytes, kind: type[Read]) -> Read:
+        """Returns the request, or raises an ApiError that names the invalid field."""
+        given = self.read_object(body)
         for name, feature in UNSUPPORTED.items():
             if given.get(name):
                 raise invalid(f"This server does not support {feature}.", name, "unsupported_parameter")

@@ -15,7 +15,9 @@ from redline.errors import RedlineError
 from redline.serving.chat import chat_completions
 from redline.serving.completions import completions
 from redline.serving.embeddings import embeddings
+from redline.serving.engine_process import EngineProcess
 from redline.serving.errors import ApiError, invalid
+from redline.serving.forwarding import forward
 from redline.serving.information import detokenize, health, metrics, model, models, tokenize, version
 from redline.serving.services import CALL, SERVICES, Call, Services
 from redline.serving.site import add_page
@@ -38,9 +40,10 @@ def new_app(services: Services, host: str, release: Callable[[web.Request], None
     )
     app[SERVICES] = services
     app.on_response_prepare.append(_add_headers)
-    app.router.add_post("/v1/chat/completions", chat_completions)
-    app.router.add_post("/v1/completions", completions)
-    app.router.add_post("/v1/embeddings", embeddings)
+    is_ours = isinstance(services.backend, EngineProcess)
+    app.router.add_post("/v1/chat/completions", chat_completions if is_ours else forward)
+    app.router.add_post("/v1/completions", completions if is_ours else forward)
+    app.router.add_post("/v1/embeddings", embeddings if is_ours else forward)
     app.router.add_get("/v1/models", models)
     app.router.add_get("/v1/models/{name:.+}", model)
     app.router.add_post("/tokenize", tokenize)

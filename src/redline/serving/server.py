@@ -15,11 +15,13 @@ from redline.serving.limits import Limits
 from redline.serving.router import new_app
 from redline.serving.served_model import ServedModel
 from redline.serving.services import Services
+from redline.serving.supervised_process import SupervisedProcess
+from redline.serving.upstream_process import Command, UpstreamProcess
 from redline.web.acceptor import ConnectionLimits
 from redline.web.access import is_loopback, listen, urls
 from redline.web.server import WebServer
 
-MODEL_ENGINE = "redline.serving.model_engine:load_engine"
+Progress = Callable[[str], object]
 _BACKLOG = 1024
 # How often draining looks whether the last request has ended.
 _LOOK_S = 0.05
@@ -27,11 +29,28 @@ _LOOK_S = 0.05
 
 @dataclass(frozen=True)
 class EngineSource:
-    """How to build the engine in its process: an importable function (module:function), and its options."""
+    """How to build the engine in its process: an importable function (module:function), and its options.
 
-    factory: str = MODEL_ENGINE
+    `silence_s` is how long one step may take before the process is restarted.
+    """
+
+    factory: str
     options: dict[str, Any] = field(default_factory=dict)
     silence_s: float = 300.0
+
+    def process(self, on_progress: Progress) -> SupervisedProcess:
+        return EngineProcess(self.factory, self.options, silence_s=self.silence_s, on_progress=on_progress)
+
+
+@dataclass(frozen=True)
+class UpstreamSource:
+    """Another server as the engine. `command` returns the command line that starts it on a port with a key."""
+
+    name: str
+    command: Command
+
+    def process(self, on_progress: Progress) -> SupervisedProcess:
+        return UpstreamProcess(self.name, self.command, on_progress=on_progress)
 
 
 class Server:
@@ -43,14 +62,14 @@ class Server:
     def __init__(
         self,
         model: str | Path,
-        engine: EngineSource,
+        engine: EngineSource | UpstreamSource,
         *,
         name: str | None = None,
         host: str = "127.0.0.1",
         port: int = 8000,
         keys: Keys | None = None,
         limits: Limits | None = None,
-        on_progress: Callable[[str], object] = lambda text: None,
+        on_progress: Progress = lambda text: None,
     ) -> None:
         self._keys, self.limits = keys or Keys(), limits or Limits()
         if not self._keys.callers and not is_loopback(host):
@@ -59,9 +78,7 @@ class Server:
                 "REDLINE_API_KEYS, or use 127.0.0.1."
             )
         self._model = ServedModel.open(model, name)
-        self._engine = EngineProcess(
-            engine.factory, engine.options, silence_s=engine.silence_s, on_progress=on_progress
-        )
+        self._engine = engine.process(on_progress)
         self.services = Services(self._model, self._engine, self._keys, self.limits)
         self._listener = listen(host, port, _BACKLOG)
         self.port = int(self._listener.getsockname()[1])

@@ -12,6 +12,7 @@ from redline.serving.limits import Limits
 from redline.serving.metrics import Metrics, ServerState
 from redline.serving.reading import BodyReader
 from redline.serving.served_model import ServedModel
+from redline.serving.supervised_process import SupervisedProcess
 
 
 @dataclass
@@ -19,7 +20,7 @@ class Services:
     """`draining` is set when the server ends: running requests are answered, and new ones refused."""
 
     model: ServedModel
-    engine: EngineProcess
+    backend: SupervisedProcess
     keys: Keys
     limits: Limits
     admission: Admission = field(init=False)
@@ -33,6 +34,12 @@ class Services:
         self.reader = BodyReader(self.limits)
         self.metrics.watch(self._state)
 
+    @property
+    def engine(self) -> EngineProcess:
+        """Redline's own engine. Requests that another server answers do not need it."""
+        assert isinstance(self.backend, EngineProcess)
+        return self.backend
+
     def admit(self, caller: Caller, requests: int) -> Ticket:
         """Returns the ticket of a request, or raises 429 or 503."""
         self.check_ready()
@@ -42,11 +49,11 @@ class Services:
         """Raises 503 unless a request can run now."""
         if self.draining:
             raise unavailable("The server is shutting down.", "shutting_down")
-        self.engine.check_ready()
+        self.backend.check_ready()
 
     def _state(self) -> ServerState:
-        admission, engine = self.admission, self.engine
-        return ServerState(engine.stats, admission.waiting, admission.running, engine.restarts)
+        admission, backend = self.admission, self.backend
+        return ServerState(backend.stats, admission.waiting, admission.running, backend.restarts)
 
 
 @dataclass

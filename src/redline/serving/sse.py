@@ -33,6 +33,14 @@ class EventStream:
     async def send(self, *values: msgspec.Struct) -> None:
         await self._write(b"".join(b"data: " + _encode(value) + b"\n\n" for value in values))
 
+    async def send_bytes(self, data: bytes) -> None:
+        """Sends events that another server has encoded."""
+        await self._write(data)
+
+    async def end(self) -> None:
+        """Ends the response."""
+        await self._response.write_eof()
+
     async def ping(self) -> None:
         """Sends a comment, which keeps proxies from closing a silent connection."""
         await self._write(b": keep-alive\n\n")
@@ -40,11 +48,11 @@ class EventStream:
     async def fail(self, error: ApiError) -> None:
         """Ends the stream with an error event."""
         await self._write(b"event: error\ndata: " + error.json + b"\n\n")
-        await self._response.write_eof()
+        await self.end()
 
     async def finish(self) -> None:
         await self._write(b"data: [DONE]\n\n")
-        await self._response.write_eof()
+        await self.end()
 
     async def _write(self, data: bytes) -> None:
         if not self.is_open:

@@ -86,7 +86,7 @@ class WebServer:
         logger = logging.Logger("redline.web.server")  # not shared with other servers
         logger.parent = logging.getLogger()
         logger.addFilter(RequestLogFilter())
-        options = {"shutdown_timeout": 1.0, **self._options}
+        options: dict[str, Any] = {"shutdown_timeout": 1.0, **self._options}
         runner = web.AppRunner(self._app, access_log=None, logger=logger, handle_signals=False, **options)
         await runner.setup()
         assert runner.server is not None
