@@ -87,8 +87,8 @@ class UpstreamProcess(SupervisedProcess):
                 timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0)
                 headers = {"Authorization": f"Bearer {key}"}
                 async with aiohttp.ClientSession(headers=headers, timeout=timeout) as self._session:
-                    await self._wait_until_ready(child)
-                    self._is_ready(EngineInfo(plan=self._name))
+                    if await self._answers_before_its_end(child):
+                        self._is_ready(EngineInfo(plan=self._name))
                     while child.process is not None and child.process.poll() is None:
                         await asyncio.sleep(_POLL_S)
                 code = child.process.poll() if child.process is not None else None
@@ -118,16 +118,17 @@ class UpstreamProcess(SupervisedProcess):
         # `Child` only ends the process and explains its end; it closes the socket, which nothing uses.
         return Child(self._name, ours, process, path)  # pyrefly: ignore
 
-    async def _wait_until_ready(self, child: Child) -> None:
+    async def _answers_before_its_end(self, child: Child) -> bool:
         assert self._session is not None and child.process is not None
         while child.process.poll() is None:
             try:
                 async with self._session.get(f"{self._url}/health") as response:
                     if response.status == 200:
-                        return
+                        return True
             except aiohttp.ClientError:
                 pass
             await asyncio.sleep(_POLL_S)
+        return False
 
 
 def _free_port() -> int:
