@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from redline.errors import RedlineError
 from redline.generation.request import EngineStats, Finish, Grammar, Output, Request, TokenLogprobs
+from redline.serving.engine_messages import EngineInfo
 
 REPLY = "Hello! ☃ The sea is the sea."
 CONTEXT = 512
@@ -49,21 +50,19 @@ def write_folder(folder: Path, template: str | None = TEMPLATE) -> Path:
 class FakeEngine:
     """Gives each request one token per step. `step_s` is how long a step takes."""
 
-    context = CONTEXT
-    plan = "fake"
-
     def __init__(self, folder: str, step_s: float) -> None:
         self._tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
         self._step_s = step_s
         self._left: dict[str, list[int]] = {}
         self._requests: dict[str, Request] = {}
         self._made: dict[str, int] = {}
+        self._failed: list[Output] = []
         self._seen: set[tuple[str, tuple[int, ...]]] = set()
         self._generated = self._prompted = self._cached = 0
 
     @property
     def has_work(self) -> bool:
-        return bool(self._requests)
+        return bool(self._requests or self._failed)
 
     def submit(self, request: Request) -> None:
         if request.session is not None:
@@ -77,6 +76,9 @@ class FakeEngine:
             time.sleep(3600)
         if command == "refuse":
             raise RedlineError(text)
+        if command == "fail":
+            self._failed.append(Output(request.id, [], finish=Finish.ERROR, error=text))
+            return
         if request.grammar is not None:
             text = matching(request.grammar)
         self._requests[request.id] = request
@@ -90,7 +92,8 @@ class FakeEngine:
     def step(self) -> list[Output]:
         if self._step_s:
             time.sleep(self._step_s)
-        return [self._advance(request) for request in list(self._requests.values())]
+        failed, self._failed = self._failed, []
+        return failed + [self._advance(request) for request in list(self._requests.values())]
 
     def _advance(self, request: Request) -> Output:
         made = self._made[request.id]
@@ -106,7 +109,7 @@ class FakeEngine:
             del self._requests[request.id]
         logprobs = None
         if request.logprobs is not None:
-            top = [(token - place, -0.5 - place) for place in range(request.logprobs)]
+            top = [((token + place) % 260, -0.5 - place) for place in range(request.logprobs)]
             logprobs = [TokenLogprobs(token, -0.5, top)]
         return Output(request.id, [token], logprobs, finish, self._cached_of(request) if not made else 0)
 
@@ -123,6 +126,9 @@ class FakeEngine:
 
     def embed(self, prompts: list[list[int]], pooling: str) -> list[list[float]]:
         return [[float(sum(prompt) % 97), float(len(prompt)), 1.0 if pooling == "mean" else 0.5] for prompt in prompts]
+
+    def delete_session(self, salt: str, session: str) -> bool:
+        return session == "known"
 
     def close(self) -> None:
         pass
@@ -147,8 +153,10 @@ def _instance(schema: dict[str, Any]) -> Any:
     return {"string": "Ada", "integer": 36, "number": 1.5, "boolean": True, "array": []}.get(schema["type"])
 
 
-def load(folder: str, progress: Callable[[str], object], step_s: float = 0.0, error: str = "") -> FakeEngine:
+def load(
+    folder: str, progress: Callable[[str], object], step_s: float = 0.0, error: str = ""
+) -> tuple[FakeEngine, EngineInfo]:
     progress("loading the fake model")
     if error:
         raise RedlineError(error)
-    return FakeEngine(folder, step_s)
+    return FakeEngine(folder, step_s), EngineInfo(CONTEXT, plan="fake")

@@ -97,6 +97,13 @@ def test_models_and_version(client: openai.OpenAI, server: Server) -> None:
     assert send(f"{server.url}/health").status == 200
 
 
+def test_sessions_are_deleted(server: Server) -> None:
+    answer = send(f"{server.url}/v1/sessions/known", method="DELETE")
+    assert answer.json == {"id": "known", "object": "session", "deleted": True}
+    for name in ("unknown", "%2e%2e"):
+        assert send(f"{server.url}/v1/sessions/{name}", method="DELETE").code == "session_not_found"
+
+
 def test_metrics_have_the_names_of_vllm(client: openai.OpenAI, server: Server) -> None:
     client.completions.create(model=MODEL, prompt="[[say ab]]")
     answer = send(f"{server.url}/metrics")

@@ -88,6 +88,9 @@ def test_an_engine_that_cannot_be_built_is_an_error(folder: Path) -> None:
 def test_what_the_engine_refuses_is_the_clients_error(folder: Path, server: Server) -> None:
     answer = complete(server, prompt="[[refuse the grammar is empty]]")
     assert answer.status == 400 and answer.json["error"]["message"] == "the grammar is empty"
+    failed = {"prompt": "[[fail too complex]]"}
+    assert complete(server, **failed).status == 500
+    assert complete(server, **failed, guided_regex="x").json["error"]["message"] == "too complex"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -210,8 +213,9 @@ def test_an_idle_flood_does_not_keep_others_out(folder: Path) -> None:
             connection.close()
 
 
-def test_raw_garbage_is_refused(server: Server) -> None:
-    for data in (b"\x16\x03\x01\x02\x00", b"GET / HTTP/9.9\r\n\r\n", b"\r\n" * 50, b"A" * 100_000):
-        answer = send_raw(server.url, data)
-        assert not answer or re.match(rb"HTTP/1\.\d (400|404|403|505)", answer), answer[:80]
-    assert complete(server).status == 200
+def test_raw_garbage_is_refused(folder: Path) -> None:
+    with make_server(folder, request_s=0.3) as server:
+        for data in (b"\x16\x03\x01\x02\x00", b"GET / HTTP/9.9\r\n\r\n", b"\r\n" * 50, b"A" * 100_000):
+            answer = send_raw(server.url, data)
+            assert not answer or re.match(rb"HTTP/1\.\d (400|404|403|505)", answer), answer[:80]
+        assert complete(server).status == 200

@@ -12,7 +12,7 @@ HEADER_BYTES = 4
 
 
 class Start(Struct, frozen=True, tag=True):
-    """The first message. `factory` is the address (module:function) of a function that returns an engine."""
+    """The first message. `factory` (module:function) is the address of a function; see `engine_worker.Factory`."""
 
     factory: str
     options: dict[str, Any]
@@ -20,6 +20,14 @@ class Start(Struct, frozen=True, tag=True):
 
 class Submit(Struct, frozen=True, tag=True):
     request: Request
+
+
+class DeleteSession(Struct, frozen=True, tag=True):
+    """Deletes the stored state of a session of the API key with this salt."""
+
+    id: str
+    salt: str
+    session: str
 
 
 class Abort(Struct, frozen=True, tag=True):
@@ -69,6 +77,11 @@ class Embedded(Struct, frozen=True, tag=True):
     vectors: list[list[float]]
 
 
+class SessionDeleted(Struct, frozen=True, tag=True):
+    id: str
+    existed: bool
+
+
 class Failed(Struct, frozen=True, tag=True):
     """The engine could not be built. With `is_input_error`, starting it again would fail again."""
 
@@ -76,8 +89,8 @@ class Failed(Struct, frozen=True, tag=True):
     is_input_error: bool
 
 
-ToEngine = Start | Submit | Abort | Embed
-ToServer = Progress | Ready | Step | Refused | Embedded | Failed
+ToEngine = Start | Submit | Abort | Embed | DeleteSession
+ToServer = Progress | Ready | Step | Refused | Embedded | SessionDeleted | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)

@@ -19,12 +19,14 @@ from redline.machine.processes import Child, start_module
 from redline.serving.engine_messages import (
     HEADER_BYTES,
     Abort,
+    DeleteSession,
     Embed,
     Embedded,
     Failed,
     Progress,
     Ready,
     Refused,
+    SessionDeleted,
     Start,
     Step,
     Submit,
@@ -61,7 +63,7 @@ class EngineProcess(SupervisedProcess):
         super().__init__(on_progress)
         self._silence_s = silence_s
         self._mailboxes: dict[str, Mailbox] = {}
-        self._embeddings: dict[str, asyncio.Future[list[list[float]]]] = {}
+        self._calls: dict[str, asyncio.Future[Any]] = {}
         self._numbers = itertools.count()
         self._writer: asyncio.StreamWriter | None = None
         self._heard_s = 0.0
@@ -69,7 +71,8 @@ class EngineProcess(SupervisedProcess):
     def submit(self, requests: list[Request]) -> Mailbox:
         """Starts requests whose outputs arrive in one mailbox. The caller calls `release` when it has taken them."""
         self._expect_answers()
-        mailbox = Mailbox(tuple(request.id for request in requests))
+        has_grammar = any(request.grammar is not None for request in requests)
+        mailbox = Mailbox(tuple(request.id for request in requests), has_grammar)
         for request in requests:
             self._mailboxes[request.id] = mailbox
             self._send(Submit(request))
@@ -87,18 +90,26 @@ class EngineProcess(SupervisedProcess):
 
     async def embed(self, prompts: list[list[int]], pooling: str) -> list[list[float]]:
         """Returns an embedding of each prompt, which the engine computes between two steps."""
+        return await self._call(lambda request_id: Embed(request_id, prompts, pooling))
+
+    async def delete_session(self, salt: str, session: str) -> bool:
+        """Deletes a stored session, and returns whether there was one."""
+        return await self._call(lambda request_id: DeleteSession(request_id, salt, session))
+
+    async def _call(self, message: Callable[[str], ToEngine]) -> Any:
+        """Sends a message with a new id, and returns the result that comes back with this id."""
         self._expect_answers()
-        request_id = f"embed-{next(self._numbers)}"
-        future = self._embeddings[request_id] = asyncio.get_running_loop().create_future()
-        self._send(Embed(request_id, prompts, pooling))
+        request_id = f"call-{next(self._numbers)}"
+        future = self._calls[request_id] = asyncio.get_running_loop().create_future()
+        self._send(message(request_id))
         try:
             return await future
         finally:
-            self._embeddings.pop(request_id, None)
+            self._calls.pop(request_id, None)
 
     @property
     def requests(self) -> int:
-        return len(self._mailboxes) + len(self._embeddings)
+        return len(self._mailboxes) + len(self._calls)
 
     def _send(self, message: ToEngine) -> None:
         assert self._writer is not None
@@ -155,8 +166,9 @@ class EngineProcess(SupervisedProcess):
         elif isinstance(message, Refused):
             self._refuse(message)
         elif isinstance(message, Embedded):
-            if (future := self._embeddings.get(message.id)) is not None and not future.done():
-                future.set_result(message.vectors)
+            self._return(message.id, message.vectors)
+        elif isinstance(message, SessionDeleted):
+            self._return(message.id, message.existed)
         elif isinstance(message, Progress):
             self._on_progress(message.text)
         elif isinstance(message, Failed):
@@ -171,15 +183,20 @@ class EngineProcess(SupervisedProcess):
         if output.finish is not None:
             del self._mailboxes[output.id]
         if output.finish is Finish.ERROR:
-            mailbox.fail(ApiError(500, output.error or "The engine failed.", kind="server_error", code="engine_error"))
+            error = ApiError(500, output.error or "The engine failed.", kind="server_error", code="engine_error")
+            mailbox.fail(invalid(output.error, code="invalid_grammar") if mailbox.has_grammar else error)
         else:
             mailbox.put(output)
+
+    def _return(self, request_id: str, result: object) -> None:
+        if (future := self._calls.get(request_id)) is not None and not future.done():
+            future.set_result(result)
 
     def _refuse(self, refused: Refused) -> None:
         error = invalid(refused.message)
         if (mailbox := self._mailboxes.pop(refused.id, None)) is not None:
             mailbox.fail(error)
-        if (future := self._embeddings.get(refused.id)) is not None and not future.done():
+        if (future := self._calls.get(refused.id)) is not None and not future.done():
             future.set_exception(error)
 
     def fail_all(self, error: ApiError) -> None:
@@ -187,7 +204,7 @@ class EngineProcess(SupervisedProcess):
         mailboxes, self._mailboxes = self._mailboxes, {}
         for mailbox in mailboxes.values():
             mailbox.fail(error)
-        for future in self._embeddings.values():
+        for future in self._calls.values():
             if not future.done():
                 future.set_exception(error)
 

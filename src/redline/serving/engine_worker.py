@@ -12,12 +12,13 @@ import sys
 import time
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Protocol
 
 from redline.errors import RedlineError
 from redline.generation.request import EngineStats, Finish, Output, Request
 from redline.serving.engine_messages import (
     Abort,
+    DeleteSession,
     Embed,
     Embedded,
     EngineInbox,
@@ -26,6 +27,7 @@ from redline.serving.engine_messages import (
     Progress,
     Ready,
     Refused,
+    SessionDeleted,
     Start,
     Step,
     Submit,
@@ -48,8 +50,13 @@ class Engine(Protocol):
     def abort(self, request_id: str) -> None: ...
     def step(self) -> list[Output]: ...
     def stats(self) -> EngineStats: ...
-    def embed(self, prompts: list[list[int]], pooling: str) -> list[list[float]]: ...
+    def embed(self, prompts: list[list[int]], pooling: str = "mean") -> list[list[float]]: ...
+    def delete_session(self, salt: str, session: str) -> bool: ...
     def close(self) -> None: ...
+
+
+# Builds an engine from keyword options and a function `progress` that is told what it does.
+Factory = Callable[..., tuple[Engine, EngineInfo]]
 
 
 class _ServerClosed(Exception):
@@ -83,12 +90,12 @@ class EngineWorker:
 
     def _build(self, start: Start) -> Engine | None:
         try:
-            engine = resolve_factory(start.factory)(**start.options, progress=lambda text: self._send(Progress(text)))
+            factory = resolve_factory(start.factory)
+            engine, info = factory(**start.options, progress=lambda text: self._send(Progress(text)))
         except RedlineError as error:
             self._send(Failed(str(error), True))
             return None
-        names = EngineInfo.__struct_fields__
-        self._send(Ready(EngineInfo(**{name: getattr(engine, name) for name in names if hasattr(engine, name)})))
+        self._send(Ready(info))
         return engine
 
     def _serve(self, engine: Engine) -> None:
@@ -103,18 +110,19 @@ class EngineWorker:
                 self._stats_sent_s = 0.0
 
     def _handle(self, engine: Engine, message: ToEngine) -> None:
-        if isinstance(message, Submit):
-            try:
+        if isinstance(message, Start):
+            return
+        try:
+            if isinstance(message, Submit):
                 engine.submit(message.request)
-            except RedlineError as error:
-                self._send(Refused(message.request.id, str(error)))
-        elif isinstance(message, Abort):
-            engine.abort(message.id)
-        elif isinstance(message, Embed):
-            try:
+            elif isinstance(message, Abort):
+                engine.abort(message.id)
+            elif isinstance(message, Embed):
                 self._send(Embedded(message.id, engine.embed(message.prompts, message.pooling)))
-            except RedlineError as error:
-                self._send(Refused(message.id, str(error)))
+            elif isinstance(message, DeleteSession):
+                self._send(SessionDeleted(message.id, engine.delete_session(message.salt, message.session)))
+        except RedlineError as error:
+            self._send(Refused(message.request.id if isinstance(message, Submit) else message.id, str(error)))
 
     def _send_step(self, engine: Engine, outputs: list[Output]) -> None:
         now_s = time.monotonic()
@@ -145,7 +153,7 @@ class EngineWorker:
         return messages
 
 
-def resolve_factory(address: str) -> Callable[..., Any]:
+def resolve_factory(address: str) -> Factory:
     """Returns the function at an address such as package.module:function."""
     module, _, name = address.partition(":")
     try:

@@ -19,7 +19,7 @@ from redline.serving.services import Services
 
 # The number of generated tokens of a model without a context limit, if the request has none.
 _ENDLESS_TOKENS = 4096
-_SESSION = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+SESSION = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class TextOptions:
         sampling = sampling_of(fields, model.defaults)
         check_tokens([*extra, *sampling.logit_bias], model.tokens, "stop_token_ids" if extra else "logit_bias")
         choices, session = choices_of(fields, limits), fields.session_id
-        if session is not None and (choices > 1 or not _SESSION.fullmatch(session)):
+        if session is not None and (choices > 1 or not SESSION.fullmatch(session)):
             message = "session_id takes up to 128 letters, digits and ._:-, and needs n = 1."
             raise invalid(message, "session_id")
         if (fields.min_tokens or 0) < 0:

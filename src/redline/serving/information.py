@@ -6,7 +6,7 @@ from aiohttp import web
 from redline.serving.api_requests import DetokenizeRequest, TokenizeRequest
 from redline.serving.api_responses import ModelCard, ModelList
 from redline.serving.errors import ApiError, invalid
-from redline.serving.generation import check_tokens
+from redline.serving.generation import SESSION, check_tokens
 from redline.serving.metrics import CONTENT_TYPE
 from redline.serving.services import CALL, SERVICES
 from redline.version import VERSION
@@ -38,6 +38,15 @@ async def metrics(request: web.Request) -> web.Response:
 
 async def version(request: web.Request) -> web.Response:
     return web.json_response({"version": VERSION})
+
+
+async def delete_session(request: web.Request) -> web.Response:
+    """Deletes the stored session of the caller's API key."""
+    services, session = request.app[SERVICES], request.match_info["session"]
+    services.check_ready()
+    if not SESSION.fullmatch(session) or not await services.engine.delete_session(request[CALL].caller.salt, session):
+        raise ApiError(404, f"There is no session {session[:200]!r}.", param="session_id", code="session_not_found")
+    return web.json_response({"id": session, "object": "session", "deleted": True})
 
 
 async def tokenize(request: web.Request) -> web.Response:

@@ -11,10 +11,13 @@ from redline.serving.errors import ApiError
 
 
 class Mailbox:
-    """Takes outputs from the event loop's other tasks. `take` returns an empty list after a ping."""
+    """Takes outputs from the event loop's other tasks. `take` returns an empty list after a ping.
 
-    def __init__(self, ids: tuple[str, ...]) -> None:
-        self.ids = ids
+    With `has_grammar`, an error of the engine is taken for one of the grammar, which the client wrote.
+    """
+
+    def __init__(self, ids: tuple[str, ...], has_grammar: bool) -> None:
+        self.ids, self.has_grammar = ids, has_grammar
         self._outputs: list[Output] = []
         self._error: ApiError | None = None
         self._arrived = asyncio.Event()

@@ -18,7 +18,7 @@ from redline.serving.embeddings import embeddings
 from redline.serving.engine_process import EngineProcess
 from redline.serving.errors import ApiError, invalid
 from redline.serving.forwarding import forward
-from redline.serving.information import detokenize, health, metrics, model, models, tokenize, version
+from redline.serving.information import delete_session, detokenize, health, metrics, model, models, tokenize, version
 from redline.serving.services import CALL, SERVICES, Call, Services
 from redline.serving.site import add_page
 from redline.web.access import Access, is_loopback
@@ -46,6 +46,8 @@ def new_app(services: Services, host: str, release: Callable[[web.Request], None
     app.router.add_post("/v1/embeddings", embeddings if is_ours else forward)
     app.router.add_get("/v1/models", models)
     app.router.add_get("/v1/models/{name:.+}", model)
+    if is_ours:
+        app.router.add_delete("/v1/sessions/{session}", delete_session)
     app.router.add_post("/tokenize", tokenize)
     app.router.add_post("/detokenize", detokenize)
     app.router.add_get("/health", health)

@@ -114,7 +114,11 @@ class Server:
     def start(self) -> "Server":
         """Starts the server, and waits until the model is loaded. While it loads, /health answers 503."""
         self._web.start()
-        self._ready.wait()
+        try:
+            self._ready.wait()
+        except BaseException:  # Ctrl-C
+            self.close()
+            raise
         if self._error is not None:
             self.close()
             raise self._error
