@@ -2,15 +2,16 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor, nn
 
 from redline.errors import MachineError, ModelError, RedlineError
-from redline.generation import InferenceEngine, Sampling
+from redline.generation import InferenceEngine
+from redline.generation import SamplingOptions as Sampling
 from redline.generation.planned import without_graphs
 from redline.ladder.plan import Plan
 from redline.machine.machine import Machine
@@ -43,7 +44,8 @@ def test_greedy_texts_are_the_models_own(chunk: int, recorded: bool, model: Deco
     for prompt, completion in zip(batch, found, strict=True):
         assert completion.tokens == one_by_one(model, prompt, 25) and completion.reason == "length"
     if recorder is not None:
-        assert (recorder.recorded, recorder.replayed) == (1, 24)
+        # Rows whose prompts end at different steps decode in numbers of rows of their own.
+        assert 1 <= recorder.recorded <= 3 and recorder.replayed == 24
 
 
 def test_a_memory_model_generates_what_its_forward_predicts(memory_model: TitanModel) -> None:
@@ -96,9 +98,10 @@ def test_a_recorded_step_follows_settings_and_leaves_nothing_behind(model: Decod
     engine, plain = InferenceEngine(model, recorder=recorder), InferenceEngine(model)
     for sampling in (WARM, replace(WARM, temperature=0.7, top_p=0.5, seed=8, repetition_penalty=2.0), WARM):
         assert engine.generate(batch, sampling, max_tokens=20) == plain.generate(batch, sampling, max_tokens=20)
-    assert recorder.recorded == 1 and engine.setup_s == 0
+    before = engine.setup_s
     engine.generate(batch, max_tokens=20)
-    assert recorder.recorded == 2 and engine.setup_s > 0
+    # Sampling is not part of the recorded step.
+    assert recorder.recorded == 1 and engine.setup_s == before > 0
 
 
 def test_stop_tokens_end_a_row_and_not_the_others(model: Decoder) -> None:
@@ -138,12 +141,12 @@ def test_the_context_ends_a_text(model: Decoder) -> None:
         InferenceEngine(model).generate(prompts(120))
 
 
-def test_the_longest_prompts_context_ends_every_row(model: Decoder) -> None:
+def test_the_context_of_a_row_ends_no_other_row(model: Decoder) -> None:
     short, long = prompts(3, 115)
     (alone,) = InferenceEngine(model).generate([short], max_tokens=40)
     together = InferenceEngine(model).generate([short, long], max_tokens=40)
-    assert [(len(row.tokens), row.reason) for row in together] == [(5, "context"), (5, "context")]
-    assert together[0].tokens == alone.tokens[:5]
+    assert [(len(row.tokens), row.reason) for row in together] == [(40, "length"), (5, "context")]
+    assert together[0] == alone
 
 
 @pytest.mark.parametrize(
@@ -256,8 +259,13 @@ class Recurrent(nn.Module):
         def bytes(self) -> int:
             return self.sum_BW.nbytes
 
-        def reset(self) -> None:
-            self.sum_BW.zero_()
+        def gather(self, rows: list[int]) -> Any:
+            part = type(self)(len(rows))
+            part.sum_BW.copy_(self.sum_BW[rows])
+            return part
+
+        def scatter(self, rows: list[int], part: Any) -> None:
+            self.sum_BW[rows] = part.sum_BW[: len(rows)]
 
     def new_cache(self, batch: int, length: int) -> "Recurrent.State":
         return self.State(batch)
@@ -294,16 +302,21 @@ class Breaking(Recurrent):
     class State(Recurrent.State):
         def __init__(self, batch: int) -> None:
             super().__init__(batch)
-            self.steps = torch.zeros(())
+            self.steps_B = torch.zeros(batch)
 
-        def reset(self) -> None:
-            super().reset()
-            self.steps.zero_()
+        def gather(self, rows: list[int]) -> Any:
+            part = super().gather(rows)
+            part.steps_B.copy_(self.steps_B[rows])
+            return part
+
+        def scatter(self, rows: list[int], part: Any) -> None:
+            super().scatter(rows, part)
+            self.steps_B[rows] = part.steps_B[: len(rows)]
 
     def step(self, tokens_B: Tensor, cache: Any) -> Tensor:
-        cache.steps.add_(1)
+        cache.steps_B.add_(1)
         logits = super().step(tokens_B, cache)
-        breaks = (torch.arange(len(logits)) == 1)[:, None] & (cache.steps >= 3)
+        breaks = ((torch.arange(len(logits)) == 1) & (cache.steps_B >= 3))[:, None]
         return torch.where(breaks, self.value, logits)
 
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from redline.errors import ModelError
-from redline.generation import InferenceEngine, Sampling
+from redline.generation import InferenceEngine
+from redline.generation import SamplingOptions as Sampling
 from redline.generation.sampling import Sampler
 from redline.models.decoder import Decoder, DecoderConfig
 from redline.models.memory import TitanConfig, TitanModel

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from redline.errors import ModelError, RedlineError
-from redline.generation import InferenceEngine, Sampling
+from redline.generation import InferenceEngine
+from redline.generation import SamplingOptions as Sampling
 from redline.models.decoder import Decoder
 from redline.models.memory import MemoryState, TitanConfig, TitanModel
 

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from redline.ops.causal_attention import Far
 from redline.ops.fused_linear import moment_parts
 from redline.ops.memory_step import Learned, Projected
+from redline.ops.paged_attention import PagedRows
 from redline.ops.rope import rope_tables
 from redline.ops.slot_write import Slots
 from redline.ops.titans_memory import TitansState
@@ -148,6 +149,22 @@ def memory_step(
     state = _normal(torch.float32, batch, heads, keys, values)
     recent = _normal(dtype, batch, taps - 1, channels)
     return {"token": token, "learned": learned, "recent_BTC": recent, "state_BHKV": state, "eps": 1e-5}
+
+
+def paged_attention(
+    dtype: torch.dtype, heads: int = 8, groups: int = 2, dim: int = 64, width: int = 9, window: int | None = None
+) -> Arguments:
+    """Two rows that decode, and two prompts, of which one has stored tokens; then padding."""
+    size, counts, lengths = 64, [1, 1, 70, 33], [20, width * 64 - 1, 0, 40]
+    k, v = _normals(2, dtype, sum(counts) + 3, groups, dim)
+    keys, values = _normals(2, dtype, 4 * width, size, groups, dim)
+    tables = torch.randperm(4 * width).view(4, width)
+    positions = [(row, length + i) for row, length in enumerate(lengths) for i in range(counts[row])]
+    slots = [int(tables[row, place // size]) * size + place % size for row, place in positions]
+    starts = torch.tensor([0, *counts]).cumsum(0)
+    rows = PagedRows(torch.tensor([*slots, -1, -1, -1]), starts, torch.tensor(lengths), tables, singles=2)
+    new = {"q_THD": _normal(dtype, sum(counts) + 3, heads, dim), "k_TGD": k, "v_TGD": v}
+    return new | {"keys_NPGD": keys, "values_NPGD": values, "rows": rows, "window": window}
 
 
 def rms_norm(dtype: torch.dtype, rows: int = 45, width: int = 768) -> Arguments:

@@ -215,6 +215,7 @@ SIZES: dict[str, list[Sizes]] = {
     "layer_norm_dropout_relu": each("width", 1, 37, 64, 128, 200, 512, 2048, 5000, 8192, 65536),
     "linear_cross_entropy": each("reduction", "mean", "none"),
     "memory_step": [{}, {"keys": 128, "values": 256}],
+    "paged_attention": [{"dim": dim, "width": width} for dim in (64, 128) for width in (3, 90)],
     "rms_norm": each("width", 1, 37, 64, 128, 200, 512, 2048, 5000, 8192, 16384, 65536),
     "add_rms_norm": each("width", 1, 200, 768, 4096),
     "rope": [{"heads": h, "shared": k, "dim": d} for h, k, d in ((12, 12, 64), (128, 8, 128), (3, 1, 6), (1, 1, 1024))],

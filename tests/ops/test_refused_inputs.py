@@ -18,6 +18,7 @@ from redline.ops.gated_delta_rule import gated_delta_rule
 from redline.ops.int8_matmul import int8_matmul, weight_only_matmul
 from redline.ops.layer_norm_dropout_relu import layer_norm_dropout_relu
 from redline.ops.linear_cross_entropy import linear_cross_entropy
+from redline.ops.paged_attention import PagedRows, paged_attention
 from redline.ops.rms_norm import add_rms_norm, rms_norm
 from redline.ops.rope import rope
 from redline.ops.slot_write import slot_write
@@ -164,6 +165,24 @@ CASES = {
             "documents": whole(2, 5),
         },
         checks=SHAPES,
+    ),
+    "paged_attention": Case(
+        lambda **given: paged_attention(
+            *(given[name] for name in ("q", "k", "v", "keys", "values")),
+            PagedRows(*(given[name] for name in ("slots", "starts", "lengths", "tables"))),
+        ),
+        {
+            "q": floats(5, 6, 4),
+            "k": floats(5, 3, 4),
+            "v": floats(5, 3, 4),
+            "keys": floats(4, 8, 3, 4),
+            "values": floats(4, 8, 3, 4),
+            "slots": whole(5),
+            "starts": whole(3),
+            "lengths": whole(2),
+            "tables": whole(2, 2),
+        },
+        frozenset({("tables", 1)}),
     ),
     "rms_norm": Case(
         named(rms_norm, "x", "weight"),

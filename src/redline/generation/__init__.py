@@ -1,28 +1,30 @@
-"""Text generation with language models: the engine, the sampling, and the interface that models implement."""
+"""Text generation with language models: the engine, the sampling, and the interfaces that models implement."""
 
 from importlib import import_module as _import_module
-from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import TYPE_CHECKING
 from typing import Any as _Any
 
-if _TYPE_CHECKING:
-    from redline.generation.engine import InferenceEngine as InferenceEngine
-    from redline.generation.language_model import Cache as Cache
+if TYPE_CHECKING:
+    from redline.generation.engine import Engine as Engine
+    from redline.generation.inference_engine import InferenceEngine as InferenceEngine
     from redline.generation.language_model import LanguageModel as LanguageModel
-    from redline.generation.sampling import Sampling as Sampling
+    from redline.generation.request import Request as Request
+    from redline.generation.request import SamplingOptions as SamplingOptions
     from redline.generation.token_stream import Completion as Completion
     from redline.generation.token_stream import TokenStream as TokenStream
 
-# The module of each name. A name is imported when it is first used, so that the parts without torch start fast.
+# Imported when first used, so that requests and the scheduler can be used without importing torch.
 _PLACES = {
-    "Cache": "language_model",
     "Completion": "token_stream",
-    "InferenceEngine": "engine",
+    "Engine": "engine",
+    "InferenceEngine": "inference_engine",
     "LanguageModel": "language_model",
-    "Sampling": "sampling",
+    "Request": "request",
+    "SamplingOptions": "request",
     "TokenStream": "token_stream",
 }
 
-__all__ = ["Cache", "Completion", "InferenceEngine", "LanguageModel", "Sampling", "TokenStream"]
+__all__ = sorted(_PLACES)
 
 
 def __getattr__(name: str) -> _Any:

@@ -1,31 +1,21 @@
-"""The interface of a model that the engine can run.
+"""The interfaces of models that the engine can run.
 
-A cache holds everything that a model keeps of a text: keys and values, recurrent state, memory slots. It is created for
-a number of rows and a length, and its buffers never move, because a captured CUDA graph refers to their addresses.
+A paged model keeps keys and values in pages, which grow with the text. A state model keeps a state of fixed size for
+each text, for example a recurrent state or memory slots.
 
-B: rows, S: tokens, V: vocabulary.
+B: rows, S: tokens, T: tokens of all rows, M: tokens after which logits are wanted, V: vocabulary.
 """
 
+from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
-
-class Cache(Protocol):
-    """The cache of a batch of texts; `reset` makes it empty without freeing its buffers."""
-
-    @property
-    def bytes(self) -> int:
-        """The size of the cache's buffers in bytes."""
-        ...
-
-    def reset(self) -> None:
-        """Empties every row in place: the buffers keep their addresses, because a captured graph refers to them."""
-        ...
+from redline.models.decoder.paged_cache import FlatCall, PagePool
 
 
 class LanguageModel(Protocol):
-    """An `nn.Module` with these members. The engine calls them with gradients disabled."""
+    """An `nn.Module` with these members. The engine calls it with gradients disabled."""
 
     @property
     def vocabulary(self) -> int: ...
@@ -35,8 +25,46 @@ class LanguageModel(Protocol):
         """The largest number of tokens in a row, prompt and answer together; None if unlimited."""
         ...
 
+
+@runtime_checkable
+class PagedModel(Protocol):
+    """A `LanguageModel` whose keys and values are in pages."""
+
+    def new_pages(self, count: int, size: int) -> PagePool:
+        """Returns `count` pages for `size` tokens each, on the model's device. The pages never move."""
+        ...
+
+    def flat(self, tokens_T: Tensor, call: FlatCall) -> Tensor:
+        """Processes the new tokens of many rows and returns logits (M, V).
+
+        Calls of one token per row are captured and replayed: they must not synchronize, must not branch on tensor
+        values, and may change only the pages, in place.
+        """
+        ...
+
+
+class Cache(Protocol):
+    """The states of a batch of texts. Its buffers never move, because a captured graph refers to their addresses."""
+
+    @property
+    def bytes(self) -> int:
+        """The size of the cache's buffers in bytes."""
+        ...
+
+    def gather(self, rows: Sequence[int]) -> "Cache":
+        """Returns a new cache with a copy of these rows. A row may be given more than once."""
+        ...
+
+    def scatter(self, rows: Sequence[int], part: "Cache") -> None:
+        """Copies the first rows of `part` into these rows, in place."""
+        ...
+
+
+class StateModel(Protocol):
+    """A `LanguageModel` with a state of fixed size for each row."""
+
     def new_cache(self, batch: int, length: int) -> Any:
-        """Returns an empty `Cache` for rows of up to `length` tokens, on the model's device."""
+        """Returns an empty `Cache`, on the model's device. The size of a state does not depend on `length`."""
         ...
 
     def prefill(self, tokens_BS: Tensor, counts_B: Tensor, cache: Any) -> Tensor:
@@ -54,16 +82,15 @@ class LanguageModel(Protocol):
     def step(self, tokens_B: Tensor, cache: Any) -> Tensor:
         """Appends one token to every row and returns logits (B, V) for the next.
 
-        The step is captured and replayed: it must not synchronize, must not branch on tensor values, and may change
-        only the cache's buffers, in place.
+        The restrictions of `PagedModel.flat` apply.
         """
         ...
 
 
 @runtime_checkable
 class MemoryModel(Protocol):
-    """A `LanguageModel` with neural memory: a state of fixed size for texts of any length. Its caches are
-    `StateCache`s."""
+    """A `StateModel` with neural memory: a state of fixed size for texts of any length, which can be stored. Its caches
+    are `StateCache`s."""
 
     def new_state(self, batch: int = 1) -> Any:
         """Returns an empty state for `batch` texts; its `rows([i])` is the state of text i."""
@@ -72,7 +99,7 @@ class MemoryModel(Protocol):
 
 @runtime_checkable
 class PiecewiseModel(Protocol):
-    """A `LanguageModel` with `StateCache`s, which can prefill in pieces of fixed length, each a CUDA graph launch."""
+    """A `StateModel` with `StateCache`s, which can prefill in pieces of fixed length, each a CUDA graph launch."""
 
     def piece(self, most: int) -> int:
         """Returns the number of tokens per piece, at most `most`; 0 if `most` is too small for a piece."""
@@ -92,7 +119,7 @@ class PiecewiseModel(Protocol):
 
 
 class StateCache(Cache, Protocol):
-    """A cache of fixed size, whose content can be saved and restored."""
+    """A cache whose content can be saved and restored."""
 
     def restore(self, state: Any) -> None:
         """Copies a state into the cache, in place. Raises if the model or the number of rows differs."""

@@ -1,25 +1,27 @@
-"""A language model with a plan applied: the rungs optimize the decode step, and the prefill uses the same weights.
+"""A language model with a plan applied: the rungs optimize the decode step, and prompts use the same weights.
 
-The step has a fixed shape, which suits compilers and CUDA graphs. Prompts have any length, so the prefill runs
-uncompiled, through the same converted or quantized layers.
+The decode step has few shapes, which suits compilers and CUDA graphs. Prompts have any length, so steps with prompts
+run uncompiled, through the same converted or quantized layers.
 """
 
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from redline.generation.language_model import LanguageModel, PiecewiseModel
+from redline.errors import ModelError
+from redline.generation.language_model import PagedModel, PiecewiseModel
 from redline.ladder.job import Applied, Job, entered
 from redline.ladder.plan import Plan
 from redline.ladder.plans.choose import choose_plan
 from redline.ladder.rewrites.io_adapter import unwrapped
 from redline.ladder.rungs.cuda_graph import CudaGraph
 from redline.machine.machine import Machine
+from redline.models.decoder.paged_cache import FlatCall
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _CONVERTING = ("bf16", "fp16", "autocast")
@@ -53,18 +55,23 @@ class DecodeStep(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, tokens: Tensor, cache: Any = None) -> Tensor:
-        """Takes tokens (B,) with a cache, or prompts (B, S) of equal length without one."""
-        model = cast(LanguageModel, self.model)
-        if cache is not None:
-            return model.step(tokens, cache)
+    def forward(self, tokens: Tensor, past: Any = None) -> Tensor:
+        """Takes tokens with a cache or the pages of their rows, or prompts (B, S) of equal length without a past."""
+        model: Any = self.model
+        if isinstance(past, FlatCall):
+            return model.flat(tokens, past)
+        if past is not None:
+            return model.step(tokens, past)
         batch, length = tokens.shape
         return model.prefill(tokens, torch.full((batch,), length, device=tokens.device), model.new_cache(batch, length))
 
 
 @dataclass(frozen=True)
 class PlannedModel:
-    """A `LanguageModel` with a plan applied. It is also a `PiecewiseModel`, unless `piece` returns 0."""
+    """A `LanguageModel` with a plan applied: a `PagedModel` or a `StateModel`.
+
+    It is also a `PiecewiseModel`, unless `piece` returns 0.
+    """
 
     applied: Applied
     plan: Plan
@@ -95,6 +102,28 @@ class PlannedModel:
     def context(self) -> int | None:
         return self.model.context
 
+    @property
+    def is_paged(self) -> bool:
+        """Whether the model's cache consists of pages; otherwise it is a state of fixed size for each row."""
+        return isinstance(self.model, PagedModel)
+
+    def flat(self, tokens_T: Tensor, call: FlatCall, is_decode: bool) -> Tensor:
+        """Runs the flat call of a paged model. Only calls of single tokens go through a compiler."""
+        if is_decode:
+            return self.applied(tokens_T, call)
+        with entered(self.applied.job.contexts):
+            return self.model.flat(tokens_T, call)
+
+    def hidden(self, tokens_BS: Tensor) -> Tensor:
+        """Returns the hidden states (B, S, W) of whole texts."""
+        if not hasattr(self.model, "hidden"):
+            raise ModelError("this model gives no hidden states, which embeddings need.")
+        with entered(self.applied.job.contexts):
+            return self.model.hidden(tokens_BS)
+
+    def new_pages(self, count: int, size: int) -> Any:
+        return self.model.new_pages(count, size)
+
     def new_cache(self, batch: int, length: int) -> Any:
         return self.model.new_cache(batch, length)
 
@@ -106,7 +135,7 @@ class PlannedModel:
         return self.model.piece(most) if isinstance(self.model, PiecewiseModel) else 0
 
     def until_piece(self, cache: Any) -> int | None:
-        return self.model.until_piece(cache)
+        return self.model.until_piece(cache) if isinstance(self.model, PiecewiseModel) else None
 
     def prepare_piece(self, tokens: int, cache: Any) -> None:
         self.model.prepare_piece(tokens, cache)

@@ -1,142 +1,130 @@
-"""Samples the next token on the device, with repetition penalty, temperature, top-k, top-p and min-p.
+"""Samples one token per row of logits on the device, each row with its own settings.
 
-The values of the settings are tensors, so that a captured step can be reused when they change; only top_k and the set
-of active settings (together: `form`) are fixed. The sampled token is the argmax of the logits plus Gumbel noise, which
-needs no synchronization. The noise is a hash of the row's seed, the position and the token, so that a text does not
-depend on the other rows, on CUDA graphs or on the device.
+The settings are tensors with one number per row, and `Form` says which of them any row uses, so that the work for the
+others is skipped. A row's token does not depend on the other rows. The sampled token is the argmax of the logits plus
+Gumbel noise, which needs no synchronization. The noise is a hash of the row's seed, the position and the token, so that
+a text does not depend on CUDA graphs or on the device either.
 
-B: rows, V: vocabulary.
+N: rows, V: vocabulary, M: rows that use a setting.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from redline.errors import RedlineError
-
 _32_BITS = 0xFFFFFFFF
 # At lower temperatures, noise has no effect, and dividing the logits by the temperature could overflow fp32.
-_LEAST_TEMPERATURE = 1e-20
+LEAST_TEMPERATURE = 1e-20
 # Returned in place of a token if the logits are not finite.
 NO_TOKEN = -1
 
 
+class Numbers(NamedTuple):
+    """The settings of each row. `keys_N` are the seeds, hashed by `seed_key`; `drawn_N` counts the tokens before."""
+
+    temperature_N: Tensor
+    top_k_N: Tensor
+    top_p_N: Tensor
+    min_p_N: Tensor
+    keys_N: Tensor
+    drawn_N: Tensor
+
+
+class Penalties(NamedTuple):
+    """Penalties of `rows_M`, the tokens that each of them has seen, and how often it generated each token."""
+
+    rows_M: Tensor
+    repetition_M: Tensor
+    presence_M: Tensor
+    frequency_M: Tensor
+    seen_MV: Tensor
+    counts_MV: Tensor
+
+
 @dataclass(frozen=True)
-class Sampling:
-    """Sampling settings. Row r of a batch uses the seed `seed + r`.
+class Form:
+    """Whether any row draws (has a temperature), the largest top_k, and whether any row has a top_p or a min_p.
 
-    With a temperature of 0 (or below 1e-20), the most likely token is chosen. `top_k` is the number of most likely
-    tokens to keep. `top_p` keeps the fewest most likely tokens whose probabilities add up to at least `top_p`. `min_p`
-    keeps tokens whose probability is at least `min_p` times the highest one. A `repetition_penalty` above 1 makes
-    tokens less likely if they have occurred before, including in the prompt.
+    `cut_M` are the rows that have a top_k or a top_p, for which the logits are sorted.
     """
 
-    temperature: float = 0.0
+    draws: bool = False
     top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.temperature < float("inf"):
-            raise RedlineError(f"temperature must be at least 0, not {self.temperature}.")
-        if self.top_k < 0:
-            raise RedlineError(f"top_k must be 0 (off) or more, not {self.top_k}.")
-        if not 0 < self.top_p <= 1:
-            raise RedlineError(f"top_p must be above 0 and at most 1, not {self.top_p}.")
-        if not 0 <= self.min_p <= 1:
-            raise RedlineError(f"min_p must be from 0 to 1, not {self.min_p}.")
-        if not 0 < self.repetition_penalty < float("inf"):
-            raise RedlineError(f"repetition_penalty must be above 0, not {self.repetition_penalty}.")
-        if not 0 <= self.seed < 2**63:
-            raise RedlineError(f"seed must be a whole number from 0 to 2^63 − 1, not {self.seed}.")
-
-    @property
-    def form(self) -> tuple[bool, int, bool, bool, bool]:
-        """The settings that a captured step depends on; all others may change between replays."""
-        draws = self.temperature >= _LEAST_TEMPERATURE
-        top_k = self.top_k if draws else 0
-        return draws, top_k, draws and self.top_p < 1, draws and self.min_p > 0, self.repetition_penalty != 1
+    by_top_p: bool = False
+    by_min_p: bool = False
+    cut_M: Tensor | None = None
 
 
-class Sampler:
-    """Stores the settings as tensors, and the position and the seen tokens of each row.
+def penalized(logits_NV: Tensor, penalties: Penalties) -> Tensor:
+    """Returns the logits with repetition, presence and frequency penalties."""
+    rows, repetition, presence, frequency, seen, counts = penalties
+    logits = logits_NV[rows]
+    repetition = repetition[:, None]
+    logits = torch.where(seen, torch.where(logits > 0, logits / repetition, logits * repetition), logits)
+    logits = logits - frequency[:, None] * counts - presence[:, None] * (counts > 0)
+    return logits_NV.index_copy(0, rows, logits)
 
-    Samples only among the first `vocabulary` tokens; the logits may cover more.
+
+def masked(logits_NV: Tensor, rows_M: Tensor, bits_MW: Tensor) -> Tensor:
+    """Returns the logits with −∞ for tokens whose bit is 0. Bit i of word w stands for token 32 · w + i."""
+    vocabulary = logits_NV.shape[1]
+    places = torch.arange(32, device=bits_MW.device, dtype=torch.int32)
+    allowed_MV = ((bits_MW[:, :, None] >> places) & 1).flatten(1)[:, :vocabulary].bool()
+    return logits_NV.index_copy(0, rows_M, logits_NV[rows_M].masked_fill(~allowed_MV, float("-inf")))
+
+
+def choose(logits_NV: Tensor, numbers: Numbers, form: Form) -> Tensor:
+    """Returns one token per row.
+
+    Returns `NO_TOKEN` for a row whose logits contain NaN or +∞ or are all −∞; the caller must check for it.
     """
+    if form.draws:
+        draws_N1 = (numbers.temperature_N >= LEAST_TEMPERATURE)[:, None]
+        temperature_N1 = torch.where(draws_N1, numbers.temperature_N[:, None], 1.0)
+        drawn = cut(logits_NV / temperature_N1, numbers, form)
+        drawn = drawn + noise(numbers.keys_N, numbers.drawn_N, logits_NV.shape[1])
+        logits_NV = torch.where(draws_N1, drawn, logits_NV)
+    tokens_N = logits_NV.argmax(dim=-1)
+    # argmax treats NaN as the largest value, so checking the chosen logit is enough.
+    largest_N = logits_NV.gather(1, tokens_N[:, None])[:, 0]
+    return tokens_N.masked_fill(~largest_N.isfinite(), NO_TOKEN)
 
-    def __init__(self, sampling: Sampling, batch: int, vocabulary: int, device: torch.device) -> None:
-        self.draws, self.top_k, self.by_top_p, self.by_min_p, self.penalizes = sampling.form
-        self.top_k = min(self.top_k, vocabulary)
-        self.numbers = torch.empty(4, device=device)
-        self.keys_B = torch.empty(batch, dtype=torch.int64, device=device)
-        self.drawn_B = torch.zeros(batch, dtype=torch.int64, device=device)
-        self.tokens_V = torch.arange(vocabulary, device=device)
-        seen = vocabulary if self.penalizes else 0
-        self.seen_BV = torch.zeros((batch, seen), dtype=torch.bool, device=device)
-        self.start(sampling)
 
-    def start(self, sampling: Sampling) -> None:
-        """Starts new texts. The `form` of the settings must be that of the settings given to `__init__`."""
-        numbers = (sampling.temperature, sampling.top_p, sampling.min_p, sampling.repetition_penalty)
-        self.numbers.copy_(torch.tensor(numbers))
-        seeds = torch.tensor([(sampling.seed + row + 2**63) % 2**64 - 2**63 for row in range(len(self.keys_B))])
-        self.keys_B.copy_(mixed(mixed(seeds & _32_BITS) + ((seeds >> 32) & _32_BITS)))
-        self.drawn_B.zero_()
-        self.seen_BV.zero_()
+def cut(logits_NV: Tensor, numbers: Numbers, form: Form) -> Tensor:
+    """Returns the logits with −∞ for tokens that top_k, top_p or min_p leave out."""
+    if form.cut_M is not None:
+        logits_NV = logits_NV.index_copy(0, form.cut_M, _cut_sorted(logits_NV[form.cut_M], numbers, form, form.cut_M))
+    if form.by_min_p:
+        least = logits_NV.amax(dim=-1, keepdim=True) + numbers.min_p_N.log()[:, None]
+        logits_NV = logits_NV.masked_fill(logits_NV < least, float("-inf"))
+    return logits_NV
 
-    def notice(self, tokens_BS: Tensor, counts_B: Tensor) -> None:
-        """Marks the first `counts_B` tokens of each row of a prompt as seen."""
-        if self.penalizes:
-            valid = torch.arange(tokens_BS.shape[1], device=tokens_BS.device) < counts_B[:, None]
-            # Padding is replaced by the row's first token, which is marked anyway; a row with count 0 stays unchanged.
-            first = tokens_BS[:, :1].expand_as(tokens_BS)
-            noted = self.seen_BV.gather(1, first) | (counts_B > 0)[:, None]
-            self.seen_BV.scatter_(1, torch.where(valid, tokens_BS, first), noted)
 
-    def next_tokens(self, logits_BV: Tensor) -> Tensor:
-        """Returns one token per row, and marks it as seen.
+def _cut_sorted(logits_MV: Tensor, numbers: Numbers, form: Form, rows_M: Tensor) -> Tensor:
+    if form.top_k:
+        count = min(form.top_k, logits_MV.shape[1])
+        top_k_M1 = numbers.top_k_N[rows_M].long()[:, None]
+        least = logits_MV.topk(count, dim=-1).values.gather(1, (top_k_M1 - 1).clamp(0, count - 1))
+        logits_MV = logits_MV.masked_fill((logits_MV < least) & (top_k_M1 > 0), float("-inf"))
+    if form.by_top_p:
+        top_p_M1 = numbers.top_p_N[rows_M][:, None]
+        ordered, order = logits_MV.sort(dim=-1, descending=True, stable=True)
+        shares = ordered.softmax(dim=-1)
+        # Removes a token if all more likely tokens together reach top_p; the most likely token always stays.
+        leaves = (shares.cumsum(dim=-1) - shares >= top_p_M1) & (top_p_M1 < 1)
+        logits_MV = logits_MV.masked_fill(torch.zeros_like(leaves).scatter(1, order, leaves), float("-inf"))
+    return logits_MV
 
-        Returns `NO_TOKEN` for a row whose logits contain NaN or +∞ or are all −∞; the caller must check for it.
-        """
-        logits_BV = logits_BV[:, : len(self.tokens_V)].float()
-        temperature, top_p, min_p, penalty = self.numbers.unbind()
-        if self.penalizes:
-            penalized = torch.where(logits_BV > 0, logits_BV / penalty, logits_BV * penalty)
-            logits_BV = torch.where(self.seen_BV, penalized, logits_BV)
-        if self.draws:
-            logits_BV = self._cut(logits_BV / temperature, top_p, min_p) + self._noise()
-        tokens_B = logits_BV.argmax(dim=-1)
-        self.drawn_B += 1
-        if self.penalizes:
-            self.seen_BV.scatter_(1, tokens_B[:, None], True)
-        # argmax treats NaN as the largest value, so checking the chosen logit is enough.
-        largest_B = logits_BV.gather(1, tokens_B[:, None])[:, 0]
-        return tokens_B.masked_fill(~largest_B.isfinite(), NO_TOKEN)
 
-    def _cut(self, logits_BV: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-        if self.top_k:
-            least = logits_BV.topk(self.top_k, dim=-1).values[:, -1:]
-            logits_BV = logits_BV.masked_fill(logits_BV < least, float("-inf"))
-        if self.by_top_p:
-            ordered, order = logits_BV.sort(dim=-1, descending=True, stable=True)
-            shares = ordered.softmax(dim=-1)
-            # Removes a token if all more likely tokens together reach top_p; the most likely token always stays.
-            leaves = shares.cumsum(dim=-1) - shares >= top_p
-            logits_BV = logits_BV.masked_fill(torch.zeros_like(leaves).scatter(1, order, leaves), float("-inf"))
-        if self.by_min_p:
-            least = logits_BV.amax(dim=-1, keepdim=True) + min_p.log()
-            logits_BV = logits_BV.masked_fill(logits_BV < least, float("-inf"))
-        return logits_BV
-
-    def _noise(self) -> Tensor:
-        place_B1 = mixed(self.keys_B + mixed(self.drawn_B))[:, None]
-        bits = mixed(place_B1 + mixed(self.tokens_V))
-        # Adding 0.5 keeps the value away from 0 and 1 in fp32, so that both logarithms are finite.
-        uniform = ((bits >> 9).float() + 0.5) / 2**23
-        return -(-uniform.log()).log()
+def noise(keys_N: Tensor, drawn_N: Tensor, vocabulary: int) -> Tensor:
+    """Returns Gumbel noise (N, V)."""
+    place_N1 = mixed(keys_N + mixed(drawn_N))[:, None]
+    bits = mixed(place_N1 + mixed(torch.arange(vocabulary, device=keys_N.device)))
+    # Adding 0.5 keeps the value away from 0 and 1 in fp32, so that both logarithms are finite.
+    uniform = ((bits >> 9).float() + 0.5) / 2**23
+    return -(-uniform.log()).log()
 
 
 def mixed(number: Tensor) -> Tensor:
@@ -145,3 +133,15 @@ def mixed(number: Tensor) -> Tensor:
     number = ((number ^ (number >> 16)) * 0x85EBCA6B) & _32_BITS
     number = ((number ^ (number >> 13)) * 0xC2B2AE35) & _32_BITS
     return number ^ (number >> 16)
+
+
+def _mixed_number(number: int) -> int:
+    number &= _32_BITS
+    number = ((number ^ (number >> 16)) * 0x85EBCA6B) & _32_BITS
+    number = ((number ^ (number >> 13)) * 0xC2B2AE35) & _32_BITS
+    return number ^ (number >> 16)
+
+
+def seed_key(seed: int) -> int:
+    """Returns the 32-bit number that stands for a seed."""
+    return _mixed_number(_mixed_number(seed & _32_BITS) + ((seed >> 32) & _32_BITS))

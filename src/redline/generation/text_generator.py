@@ -11,19 +11,19 @@ from redline.errors import RedlineError
 from redline.files.atomic import check_can_write
 from redline.generation.chat_prompt import ChatPrompt
 from redline.generation.chat_template import ChatTemplate, Message
-from redline.generation.engine import InferenceEngine
 from redline.generation.folder import ModelFolder
+from redline.generation.inference_engine import InferenceEngine
 from redline.generation.planned import choose_load_options
-from redline.generation.sampling import Sampling
+from redline.generation.request import SamplingOptions
 from redline.generation.text_stream import TextStream
-from redline.generation.token_stream import Reason, TokenStream
+from redline.generation.token_stream import TokenStream
 from redline.ladder.plan import Plan, read_plan
 from redline.machine.machine import Machine, resolve_device
 from redline.models import MEMORY_MODEL
 
 
 class GenerateOptions(TypedDict, total=False):
-    """Options: `max_tokens` limits the new tokens (256 by default); the other options are those of `Sampling`."""
+    """`max_tokens` limits the new tokens (256 by default); the other options are those of `SamplingOptions`."""
 
     max_tokens: int
     temperature: float
@@ -38,9 +38,9 @@ class GeneratedText(str):
     """A generated text without its prompt. `reason` says why it ended: "stop", "length" (`max_tokens`) or "context"."""
 
     tokens: list[int]
-    reason: Reason | None
+    reason: str | None
 
-    def __new__(cls, text: str, tokens: list[int], reason: Reason | None) -> "GeneratedText":
+    def __new__(cls, text: str, tokens: list[int], reason: str | None) -> "GeneratedText":
         made = super().__new__(cls, text)
         made.tokens, made.reason = tokens, reason
         return made
@@ -243,7 +243,7 @@ class GeneratedStream:
             yield rest
 
 
-def _split(options: GenerateOptions) -> tuple[Sampling, int]:
+def _split(options: GenerateOptions) -> tuple[SamplingOptions, int]:
     given: dict[str, Any] = dict(options)
     max_tokens = given.pop("max_tokens", 256)
-    return Sampling(**given), max_tokens
+    return SamplingOptions(**given), max_tokens

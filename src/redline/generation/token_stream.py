@@ -1,71 +1,88 @@
-"""Streams the tokens of one batch, and collects them into completions."""
+"""Streams the tokens of a few prompts in lockstep, and collects them into completions."""
 
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Literal, cast
+from typing import Any
 
 from redline.errors import ModelError, RedlineError
-from redline.generation.language_model import StateCache
-from redline.generation.sampling import NO_TOKEN, Sampling
-from redline.generation.session import Session, read_on
-
-Reason = Literal["stop", "length", "context"]
+from redline.generation.engine import NOT_FINITE, Engine
+from redline.generation.request import Finish, Output, Request
 
 
 @dataclass
 class Completion:
-    """The tokens of one row without the stop token. `reason` says why the row ended; None while it continues.
+    """The tokens of one row without the stop token. `reason` says why the row ended, as `Finish` does; None while it
+    continues.
 
     `state` is the memory state after the tokens, if `generate` was given a state.
     """
 
     tokens: list[int] = field(default_factory=list)
-    reason: Reason | None = None
+    reason: str | None = None
     state: Any = field(default=None, compare=False, repr=False)
 
 
-@dataclass(frozen=True)
-class Request:
-    """Prompts and settings of a stream. A row that reaches `limit` tokens ends with the reason `limit_reason`.
+@dataclass
+class _Row:
+    """What the engine has given to a row beyond what the stream has returned."""
 
-    `chunk` is the number of prompt tokens per prefill call.
-    """
+    tokens: deque[int] = field(default_factory=deque)
+    finish: Finish | None = None
+    error: str = ""
 
-    prompts: Sequence[Sequence[int]]
-    sampling: Sampling
-    limit: int
-    limit_reason: Reason
-    stop_tokens: frozenset[int]
-    chunk: int
+
+class Outputs:
+    """Steps an engine and hands out what each request gained, so that several streams can share the engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._rows: dict[str, _Row] = {}
+
+    def start(self, request: Request, state: Any) -> _Row:
+        self.engine.submit(request, state)
+        self._rows[request.id] = row = _Row()
+        return row
+
+    def step(self) -> None:
+        for output in self.engine.step():
+            self._take(output)
+
+    def drop(self, request_id: str) -> None:
+        self._rows.pop(request_id, None)
+        self.engine.abort(request_id)
+
+    def _take(self, output: Output) -> None:
+        row = self._rows.get(output.id)
+        if row is not None:
+            row.tokens.extend(output.tokens)
+            row.finish, row.error = output.finish, output.error
 
 
 class TokenStream:
     """An iterator over tuples with the next token of each row; None stands for a row that has ended.
 
-    The stream can be closed early (`close`, or leaving a `with` block); the next stream then reuses the session.
+    The stream can be closed early (`close`, or leaving a `with` block). Several streams of one engine can run at once.
     """
 
-    def __init__(self, session: Session, request: Request, release: Callable[[], None], state: Any = None) -> None:
-        self.completions = [Completion() for _ in request.prompts]
+    def __init__(self, outputs: Outputs, requests: Sequence[Request], states: Sequence[Any] = ()) -> None:
+        self.completions = [Completion() for _ in requests]
         self.prefill_s = 0.0
         self.step_s: list[float] = []
-        self._release: Callable[[], None] | None = release
-        # The memory state before the prompts; the prefill replaces it by the state after them.
-        self._before = state
-        self._read_on = partial(read_on, session.model, chunk=request.chunk, device=session.device)
-        self._tokens = self._run(session, request)
+        self._outputs, self._requests = outputs, requests
+        # The memory state of each row: the given one, and after its end the final one.
+        self._states = list(states)
+        self._running: dict[int, _Row] = {}
+        self._tokens = self._run()
 
     @property
     def state(self) -> Any:
-        """The memory state after the prompts and the tokens generated so far, without stop tokens.
-
-        Computed by a second pass over the tokens, because the cache also holds tokens generated after a row ended.
-        """
-        if self._before is None:
+        """The memory state after the prompts and the tokens generated so far, without stop tokens."""
+        if not self._states:
             raise RedlineError("this stream has no state: pass state=engine.new_state(rows).")
-        return self._read_on(self._before, [completion.tokens for completion in self.completions])
+        states = [self._state_of(index) for index in range(len(self._states))]
+        return states[0].stack(states)
 
     def __iter__(self) -> Iterator[tuple[int | None, ...]]:
         return self
@@ -85,51 +102,62 @@ class TokenStream:
 
     def close(self) -> None:
         self._tokens.close()
-        release, self._release = self._release, None
-        if release is not None:
-            release()
+        for index in list(self._running):
+            self._end(index)
 
-    def _run(self, session: Session, request: Request) -> Generator[tuple[int | None, ...], None, None]:
-        begun, limit = time.perf_counter(), request.limit
-        session.start(request.prompts, request.sampling, request.chunk, self._before)
-        if self._before is not None:
-            self._before = cast(StateCache, session.cache).snapshot()
-        sent, last = 1, begun
-        for count in range(1, limit + 1):
-            while sent < limit and len(session.readout) < session.ahead:
-                session.advance()
-                sent += 1
-            tokens = session.readout.receive()
+    def _state_of(self, index: int) -> Any:
+        row = self._running.get(index)
+        if row is not None and row.finish is None:
+            return self._outputs.engine.state(self._requests[index].id)
+        return self._states[index]
+
+    def _end(self, index: int) -> None:
+        """Keeps the state of a row, and ends the row if it is still running."""
+        row, request_id = self._running[index], self._requests[index].id
+        if self._states and row.finish is None:
+            self._states[index] = self._state_of(index)
+        elif self._states and row.finish is not Finish.ERROR:
+            self._states[index] = self._outputs.engine.take_state(request_id)
+        del self._running[index]
+        self._outputs.drop(request_id)
+
+    def _run(self) -> Generator[tuple[int | None, ...], None, None]:
+        last, first = time.perf_counter(), True
+        for index, request in enumerate(self._requests):
+            self._running[index] = self._outputs.start(request, self._states[index] if self._states else None)
+        while self._running:
+            while not all(row.tokens or row.finish for row in self._running.values()):
+                self._outputs.step()
             now = time.perf_counter()
-            if count == 1:
-                self.prefill_s = now - begun
+            if first:
+                self.prefill_s, first = now - last, False
             else:
                 self.step_s.append(now - last)
             last = now
-            self._check(tokens)
-            row: list[int | None] = []
-            for token, completion in zip(tokens, self.completions, strict=True):
-                if completion.reason is None and token in request.stop_tokens:
-                    completion.reason = "stop"
-                if completion.reason is None:
-                    completion.tokens.append(token)
-                    row.append(token)
-                    if count == limit:
-                        completion.reason = request.limit_reason
-                else:
-                    row.append(None)
+            self._check()
+            row = self._next_row()
             if any(token is not None for token in row):
-                yield tuple(row)
-            if all(completion.reason for completion in self.completions):
-                return
+                yield row
 
-    def _check(self, tokens: Sequence[int]) -> None:
-        """Raises if a row that has not ended got NO_TOKEN."""
-        pairs = enumerate(zip(tokens, self.completions, strict=True))
-        rows = [row for row, (token, completion) in pairs if token == NO_TOKEN and completion.reason is None]
-        if rows:
-            where = f" in {'row' if len(rows) == 1 else 'rows'} {', '.join(map(str, rows))}" if len(tokens) > 1 else ""
-            raise ModelError(
-                f"the model's logits are not finite{where}: the weights are damaged, or the precision is too narrow "
-                "(try bf16 or fp32)."
-            )
+    def _next_row(self) -> tuple[int | None, ...]:
+        tokens: list[int | None] = [None] * len(self.completions)
+        for index, row in list(self._running.items()):
+            completion = self.completions[index]
+            if row.tokens:
+                tokens[index] = token = row.tokens.popleft()
+                completion.tokens.append(token)
+            if not row.tokens and row.finish is not None:
+                completion.reason = row.finish.value
+                self._end(index)
+        return tuple(tokens)
+
+    def _check(self) -> None:
+        """Raises if a row ended with an error instead of its next token."""
+        failed = {index: row.error for index, row in self._running.items() if row.error and not row.tokens}
+        if not failed:
+            return
+        error = next(iter(failed.values()))
+        if error == NOT_FINITE and len(self.completions) > 1:
+            rows = f"{'row' if len(failed) == 1 else 'rows'} {', '.join(map(str, failed))}"
+            error = error.replace("not finite", f"not finite in {rows}", 1)
+        raise ModelError(error)

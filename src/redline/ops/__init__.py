@@ -16,6 +16,7 @@ from redline.ops.int8_matmul import int8_matmul, weight_only_matmul
 from redline.ops.layer_norm_dropout_relu import layer_norm_dropout_relu
 from redline.ops.linear_cross_entropy import linear_cross_entropy
 from redline.ops.memory_step import Learned, Projected, memory_step
+from redline.ops.paged_attention import PagedRows, paged_attention
 from redline.ops.rms_norm import add_rms_norm, rms_norm
 from redline.ops.rope import LinearScaling, Llama3Scaling, rope, rope_tables
 from redline.ops.slot_write import Slots, slot_write
@@ -29,6 +30,7 @@ __all__ = [
     "Learned",
     "LinearScaling",
     "Llama3Scaling",
+    "PagedRows",
     "Projected",
     "Slots",
     "TitansState",
@@ -46,6 +48,7 @@ __all__ = [
     "linear_cross_entropy",
     "memory_step",
     "packed_swiglu",
+    "paged_attention",
     "rms_norm",
     "rope",
     "rope_tables",

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from redline.errors import ModelError
 from redline.models.decoder.config import DecoderConfig
 from redline.models.decoder.key_value_cache import KeyValueCache
+from redline.models.decoder.paged_cache import FlatCall, PagePool
 from redline.nn.attention import GroupedQueryAttention, Past
 from redline.nn.head import Head
 from redline.nn.packing import Packing
@@ -95,6 +96,20 @@ class Decoder(nn.Module):
         cache.lengths_B.add_(counts_B)
         last_BW = x_BSW[torch.arange(len(x_BSW), device=x_BSW.device), (counts_B - 1).clamp(min=0)]
         return self.head(last_BW)
+
+    def new_pages(self, count: int, size: int) -> PagePool:
+        """Returns a paged cache of `count` pages with room for `size` tokens each."""
+        weight = self.norm.weight
+        return PagePool.make(self.config, count, size, weight.dtype, weight.device)
+
+    def flat(self, tokens_T: Tensor, call: FlatCall) -> Tensor:
+        """Processes the new tokens of many rows, one row after the other; returns the logits at `call.sampled_M`.
+
+        The tokens may be single ones, chunks of prompts, or a mix; the keys and values are in pages.
+        """
+        pasts = [call.pool.past(layer, call.rows, window) for layer, window in enumerate(self.config.windows)]
+        x_BSW = self._run(tokens_T[None], call.positions_T[None], None, pasts)
+        return self.head(x_BSW[0, call.sampled_M])
 
     def prepare(self, cache: KeyValueCache) -> None:
         """Does nothing, because the whole step of a decoder runs on the device."""

@@ -106,6 +106,10 @@ class TitanModel(nn.Module):
         """
         return self.head(self._hidden(tokens_BS, documents, keep_all)[0])
 
+    def hidden(self, tokens_BS: Tensor) -> Tensor:
+        """Returns the normalized states (B, S, D) that the head reads."""
+        return self._hidden(tokens_BS, None, keep_all=False)[0]
+
     def advance(self, tokens_BS: Tensor, state: MemoryState) -> tuple[Tensor, MemoryState]:
         """Continues texts from a state; returns logits and the new state."""
         hidden, state = self._advance(tokens_BS, state)

@@ -217,6 +217,20 @@ class MemoryCache:
             else:
                 buffer[list(rows)] = value.to(buffer.dtype)
 
+    def gather(self, rows: Sequence[int]) -> "MemoryCache":
+        """Returns a new cache with a copy of these rows. A row may be given more than once."""
+        part = MemoryCache(self.state.rows(rows), self.segment)
+        part.positions = [self.positions[row] for row in rows]
+        return part
+
+    def scatter(self, rows: Sequence[int], part: "MemoryCache") -> None:
+        """Copies the first rows of `part` into these rows."""
+        first = range(len(rows))
+        whole = len(part.positions) == len(rows)
+        self.store(part.state if whole else part.state.rows(first), rows)
+        for row, position in zip(rows, part.positions, strict=False):
+            self.positions[row] = position
+
     def restore(self, state: MemoryState) -> None:
         """Continues from a saved state of any dtype and device.
 

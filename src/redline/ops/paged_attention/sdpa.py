@@ -1,0 +1,141 @@
+"""Paged attention with PyTorch's fused attention, for CPUs.
+
+Rows with one new token are computed together, in groups of similar length, and rows with more one by one. The keys and
+values of a group are copied out of the pages, because the fused attention reads contiguous ones.
+
+The shapes are those of `reference.py`; B: rows of a group, C: positions, S: new tokens of a row.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from redline.ops.paged_attention.reference import PagedRows
+
+
+@dataclass(frozen=True, eq=False)
+class _Singles:
+    """Rows with one new token, `tokens_B`, and the positions that their pages hold."""
+
+    tokens_B: Tensor
+    pages_BW: Tensor
+    lengths_B1: Tensor
+    distance_BC: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class _Prompt:
+    """A row with the new tokens from `begin` to `end - 1`, after which it has `whole` tokens."""
+
+    begin: int
+    end: int
+    whole: int
+    pages_W: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class _Prepared:
+    real_T: Tensor
+    slots_T: Tensor
+    singles: list[_Singles]
+    prompts: list[_Prompt]
+
+
+def paged_attention(
+    q_THD: Tensor,
+    k_TGD: Tensor,
+    v_TGD: Tensor,
+    keys_NPGD: Tensor,
+    values_NPGD: Tensor,
+    rows: PagedRows,
+    window: int | None = None,
+) -> Tensor:
+    """Computes the same as the reference."""
+    if torch.compiler.is_compiling():
+        numbers = (rows.slots_T, rows.starts_E, rows.lengths_R, rows.tables_RW)
+        return _opaque(q_THD, k_TGD, v_TGD, keys_NPGD, values_NPGD, *numbers, window or 0)
+    if rows.prepared is None:
+        rows.prepared = _prepare(rows, keys_NPGD.shape[1])
+    prepared: _Prepared = rows.prepared
+    for new, held in ((k_TGD, keys_NPGD), (v_TGD, values_NPGD)):
+        held.flatten(0, 1).index_copy_(0, prepared.slots_T, new[prepared.real_T])
+    out_THD = torch.zeros_like(q_THD)
+    groups = k_TGD.shape[1]
+    for part in prepared.singles:
+        k, v = (held[part.pages_BW].flatten(1, 2) for held in (keys_NPGD, values_NPGD))
+        sees_BC = part.distance_BC >= 0
+        if window is not None:
+            sees_BC = sees_BC & (part.distance_BC < window)
+        # Places without a token may hold NaN, which a mask would not remove.
+        for held in (k, v):
+            held.masked_fill_((part.distance_BC < 0)[:, :, None, None], 0)
+        # The query heads that share a key head are passed as several queries of one head, so keys are not repeated.
+        q = q_THD[part.tokens_B].unflatten(1, (groups, -1))
+        bias = torch.zeros_like(sees_BC, dtype=q.dtype).masked_fill_(~sees_BC, float("-inf"))
+        mixed = F.scaled_dot_product_attention(q, k.transpose(1, 2), v.transpose(1, 2), attn_mask=bias[:, None, None])
+        out_THD[part.tokens_B] = mixed.flatten(1, 2)
+    for prompt in prepared.prompts:
+        out_THD[prompt.begin : prompt.end] = _attend(q_THD, keys_NPGD, values_NPGD, prompt, window)
+    return out_THD
+
+
+@torch.library.custom_op("redline::paged_attention_on_cpu", mutates_args=("keys", "values"))
+def _opaque(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    slots: Tensor,
+    starts: Tensor,
+    lengths: Tensor,
+    tables: Tensor,
+    window: int,
+) -> Tensor:
+    """Hides the branches on the lengths of rows from compilers."""
+    return paged_attention(q, k, v, keys, values, PagedRows(slots, starts, lengths, tables), window or None)
+
+
+@_opaque.register_fake
+def _(q: Tensor, *_: object) -> Tensor:
+    return torch.empty_like(q)
+
+
+def _attend(q_THD: Tensor, keys_NPGD: Tensor, values_NPGD: Tensor, prompt: _Prompt, window: int | None) -> Tensor:
+    q = q_THD[prompt.begin : prompt.end].transpose(0, 1)[None]
+    k, v = (
+        held[prompt.pages_W].flatten(0, 1)[: prompt.whole].transpose(0, 1)[None] for held in (keys_NPGD, values_NPGD)
+    )
+    count, grouped = prompt.end - prompt.begin, q.shape[1] != k.shape[1]
+    mask = None
+    if count < prompt.whole or (window is not None and window < count):
+        positions = torch.arange(prompt.whole, device=q.device)
+        ago_SC = positions[prompt.whole - count :, None] - positions
+        mask = ago_SC >= 0 if window is None else (ago_SC >= 0) & (ago_SC < window)
+    mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped)
+    return mixed[0].transpose(0, 1)
+
+
+def _prepare(rows: PagedRows, size: int) -> _Prepared:
+    starts, lengths = rows.starts_E.tolist(), rows.lengths_R.tolist()
+    by_pages: dict[int, list[int]] = {}
+    prompts = []
+    for row, length in enumerate(lengths):
+        begin, end = starts[row], starts[row + 1]
+        if end - begin == 1:
+            # A group holds rows of up to twice the pages of its shortest.
+            by_pages.setdefault((length // size + 1).bit_length(), []).append(row)
+        elif end > begin:
+            whole = length + end - begin
+            prompts.append(_Prompt(begin, end, whole, rows.tables_RW[row, : -(-whole // size)]))
+    singles = []
+    for members in by_pages.values():
+        longest = max(lengths[row] for row in members)
+        lengths_B1 = rows.lengths_R[members][:, None]
+        distance_BC = lengths_B1 - torch.arange((longest // size + 1) * size, device=lengths_B1.device)
+        tokens_B = torch.tensor([starts[row] for row in members], device=lengths_B1.device)
+        singles.append(_Singles(tokens_B, rows.tables_RW[members, : longest // size + 1], lengths_B1, distance_BC))
+    real = (rows.slots_T >= 0).nonzero()[:, 0]
+    return _Prepared(real, rows.slots_T[real].long(), singles, prompts)

@@ -1,0 +1,262 @@
+"""Paged attention with Triton kernels.
+
+One kernel writes the new keys and values into the pages, the next ones read the pages. For rows with one new token, a
+program computes the query heads that share one key head, over a split of fixed length; a last kernel merges the splits
+in order. For other rows, a program computes a tile of new tokens over all their positions. Neither the splits nor the
+tiles depend on the other rows. The number of programs depends on shapes only, so that a launch can be captured.
+
+The shapes are those of `reference.py`.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from redline.ops import kernel
+from redline.ops.paged_attention.reference import PagedRows
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Queries times heads and positions in a block, and warps and stages of a program."""
+
+    queries: int
+    block: int
+    warps: int
+    stages: int
+
+
+SINGLE = Tiles(1, 64, 4, 3)
+PROMPT = Tiles(64, 64, 4, 2)
+_MERGE_WARPS = 2
+_WIDEST_ROW_BYTES = 256
+
+
+def why_not(q_THD: Tensor) -> str:
+    if torch.is_grad_enabled() and q_THD.requires_grad:
+        return "the kernels have no backward pass, and an input requires grad"
+    return kernel.why_not(q_THD)
+
+
+@triton.jit
+def write_kernel(
+    k, v, keys, values, slots, k_row, k_head, v_row, v_head,
+    GROUPS: tl.constexpr, DIM: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + token).to(tl.int64)
+    if slot >= 0:
+        g, d = tl.arange(0, BLOCK_G)[:, None], tl.arange(0, BLOCK_D)[None, :]
+        mask = (g < GROUPS) & (d < DIM)
+        to = (slot * GROUPS + g) * DIM + d
+        tl.store(keys + to, tl.load(k + token * k_row + g * k_head + d, mask=mask), mask=mask)
+        tl.store(values + to, tl.load(v + token * v_row + g * v_head + d, mask=mask), mask=mask)
+
+
+@triton.jit
+def attend_kernel(
+    q, keys, values, starts, lengths, tables, out, partial, peaks, sums,
+    scale, first_row, rows, heads, groups, q_row, q_head, table_row, split, window,
+    SPLITS: tl.constexpr, QUERIES: tl.constexpr, GROUP_SIZE: tl.constexpr, PAGE: tl.constexpr, DIM: tl.constexpr,
+    WINDOWED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_D: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    tile, group, part = tl.program_id(0) // groups, tl.program_id(0) % groups, tl.program_id(1)
+    if QUERIES == 1:
+        row = tile
+        first = 0
+    else:
+        # Row r of these has the tiles from (first token // QUERIES) + r on: finds the last row that starts by `tile`.
+        base = tl.load(starts + first_row)
+        low, high = 0, rows
+        while low < high:
+            middle = (low + high) // 2
+            if (tl.load(starts + first_row + middle) - base) // QUERIES + middle <= tile:
+                low = middle + 1
+            else:
+                high = middle
+        row = low - 1
+        first = (tile - ((tl.load(starts + first_row + row) - base) // QUERIES + row)) * QUERIES
+    row = (row + first_row).to(tl.int64)
+    begin_token = tl.load(starts + row).to(tl.int64)
+    count = (tl.load(starts + row + 1) - begin_token).to(tl.int32)
+    length = tl.load(lengths + row).to(tl.int32)
+    m, c, d = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_D)
+    query, head = first + m // GROUP_SIZE, group * GROUP_SIZE + m % GROUP_SIZE
+    in_m, in_d = (m < QUERIES * GROUP_SIZE) & (query < count), d < DIM
+    token, position = begin_token + query, length + query
+    whole = length + tl.minimum(first + QUERIES, count)
+    begin, end = part * split, tl.minimum((part + 1) * split, whole)
+    if SPLITS == 1:
+        begin, end = 0, whole
+    if WINDOWED:
+        begin = tl.maximum(begin, tl.maximum(length + first - window + 1, 0) // BLOCK_C * BLOCK_C)
+    if first < count:
+        q_mask = in_m[:, None] & in_d[None, :]
+        queries = tl.load(q + token[:, None] * q_row + head[:, None] * q_head + d[None, :], mask=q_mask, other=0.0)
+        peak = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+        total = tl.zeros((BLOCK_M,), tl.float32)
+        mixed = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+        for start in range(begin, end, BLOCK_C):
+            place = start + c
+            page = tl.load(tables + row * table_row + place // PAGE, mask=place < end, other=0).to(tl.int64)
+            at = ((page * PAGE + place % PAGE) * groups + group)[:, None] * DIM + d[None, :]
+            mask = (place < end)[:, None] & in_d[None, :]
+            old_keys = tl.load(keys + at, mask=mask, other=0.0)
+            scores = tl.dot(queries, tl.trans(old_keys), input_precision=PRECISION) * scale
+            seen = (place[None, :] <= position[:, None]) & (place < end)[None, :]
+            if WINDOWED:
+                seen = seen & (place[None, :] > position[:, None] - window)
+            scores = tl.where(seen, scores, float("-inf"))
+            new_peak = tl.maximum(peak, tl.max(scores, 1))
+            # A query that has seen no position yet has a peak of -inf, and -inf - -inf would be NaN.
+            safe = tl.where(new_peak == float("-inf"), 0.0, new_peak)
+            shrink = tl.exp(peak - safe)
+            weights = tl.exp(scores - safe[:, None])
+            old_values = tl.load(values + at, mask=mask, other=0.0)
+            total = total * shrink + tl.sum(weights, 1)
+            product = tl.dot(weights.to(old_values.dtype), old_values, input_precision=PRECISION)
+            mixed = mixed * shrink[:, None] + product
+            peak = new_peak
+        to = token * heads + head
+        if SPLITS == 1:
+            # Padding has seen nothing.
+            result = mixed / tl.where(total > 0, total, 1.0)[:, None]
+            tl.store(out + to[:, None] * DIM + d[None, :], result.to(out.dtype.element_ty), mask=q_mask)
+        else:
+            slot = to * SPLITS + part
+            tl.store(peaks + slot, peak, mask=in_m)
+            # The merge reads nothing else of a split without positions.
+            if begin < end:
+                tl.store(partial + slot[:, None] * DIM + d[None, :], mixed, mask=q_mask)
+                tl.store(sums + slot, total, mask=in_m)
+
+
+@triton.jit
+def merge_kernel(
+    partial, peaks, sums, out, SPLITS: tl.constexpr, BLOCK_S: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr
+):  # fmt: skip
+    head = tl.program_id(0).to(tl.int64)
+    s, d = tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_D)
+    in_d = d < DIM
+    peak = tl.load(peaks + head * SPLITS + s, mask=s < SPLITS, other=float("-inf"))
+    held = peak > float("-inf")
+    total = tl.load(sums + head * SPLITS + s, mask=held, other=0.0)
+    at = (head * SPLITS + s)[:, None] * DIM + d[None, :]
+    mixed = tl.load(partial + at, mask=held[:, None] & in_d[None, :], other=0.0)
+    weight = tl.exp(peak - tl.max(peak, 0))
+    result = tl.sum(mixed * weight[:, None], 0) / tl.sum(total * weight, 0)
+    tl.store(out + head * DIM + d, result.to(out.dtype.element_ty), mask=in_d)
+
+
+@kernel.custom_op("paged_attention", lambda q, *_: kernel.empty_like(q), mutates=("keys", "values"))
+def _paged_attention(
+    q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor, starts: Tensor, lengths: Tensor,
+    tables: Tensor, singles: int, split: int, window: int,
+) -> Tensor:  # fmt: skip
+    q, k, v = (kernel.rows_contiguous(one) for one in (q, k, v))
+    tokens, heads, dim = q.shape
+    rows, groups, size = len(lengths), k.shape[1], keys.shape[1]
+    sizes = {"GROUPS": groups, "DIM": dim, "BLOCK_G": kernel.padded(groups, 1), "BLOCK_D": kernel.padded(dim)}
+    strides = (*k.stride()[:2], *v.stride()[:2])
+    kernel.launch(write_kernel, (tokens,), k, v, keys, values, slots, *strides, **sizes, num_warps=SINGLE.warps)
+    out = torch.empty((tokens, heads, dim), dtype=q.dtype, device=q.device)
+    if singles:
+        # A split begins with a whole block.
+        split = -(-split // SINGLE.block) * SINGLE.block
+        splits = max(1, -(-tables.shape[1] * size // split))
+        partial = peaks = sums = out
+        if splits > 1:
+            partial = torch.empty((singles, heads, splits, dim), dtype=torch.float32, device=q.device)
+            peaks, sums = (torch.empty((singles, heads, splits), dtype=torch.float32, device=q.device) for _ in "ab")
+        scratch = (partial, peaks, sums)
+        _attend(
+            SINGLE,
+            1,
+            splits,
+            0,
+            singles,
+            singles,
+            q,
+            keys,
+            values,
+            starts,
+            lengths,
+            tables,
+            out,
+            scratch,
+            split,
+            window,
+        )
+        if splits > 1:
+            merged = {"SPLITS": splits, "BLOCK_S": kernel.padded(splits), "DIM": dim, "BLOCK_D": kernel.padded(dim)}
+            kernel.launch(merge_kernel, (singles * heads,), *scratch, out, **merged, num_warps=_MERGE_WARPS)
+    if rows > singles:
+        queries = max(1, PROMPT.queries // (heads // groups))
+        # With one query a tile, the tiles of a row would be found as those of rows with one token are.
+        queries = max(2, queries)
+        tiles = (tokens - singles) // queries + rows - singles
+        scratch = (out, out, out)
+        _attend(
+            PROMPT,
+            queries,
+            1,
+            singles,
+            rows - singles,
+            tiles,
+            q,
+            keys,
+            values,
+            starts,
+            lengths,
+            tables,
+            out,
+            scratch,
+            1,
+            window,
+        )
+    return out
+
+
+def _attend(
+    tile: Tiles, queries: int, splits: int, first_row: int, rows: int, tiles: int,
+    q: Tensor, keys: Tensor, values: Tensor, starts: Tensor, lengths: Tensor, tables: Tensor, out: Tensor,
+    scratch: tuple[Tensor, Tensor, Tensor], split: int, window: int,
+) -> None:  # fmt: skip
+    (_, heads, dim), (_, size, groups, _) = q.shape, keys.shape
+    group_size = heads // groups
+    constants = {
+        "SPLITS": splits,
+        "QUERIES": queries,
+        "GROUP_SIZE": group_size,
+        "PAGE": size,
+        "DIM": dim,
+        "WINDOWED": window > 0,
+        "BLOCK_M": kernel.padded(queries * group_size),
+        # Half a block of wide rows, so that the stages fit into the shared memory of every GPU.
+        "BLOCK_C": tile.block if q.element_size() * dim <= _WIDEST_ROW_BYTES else tile.block // 2,
+        "BLOCK_D": kernel.padded(dim),
+        "PRECISION": "ieee",
+        "num_warps": tile.warps,
+        "num_stages": tile.stages,
+    }
+    tensors = (q, keys, values, starts, lengths, tables, out, *scratch)
+    numbers = (dim**-0.5, first_row, rows, heads, groups, *q.stride()[:2], tables.stride(0), split, window)
+    kernel.launch(attend_kernel, (tiles * groups, splits), *tensors, *numbers, **constants)
+
+
+def paged_attention(
+    q_THD: Tensor,
+    k_TGD: Tensor,
+    v_TGD: Tensor,
+    keys_NPGD: Tensor,
+    values_NPGD: Tensor,
+    rows: PagedRows,
+    window: int | None = None,
+) -> Tensor:
+    """Computes the same as the reference. The op has no gradient."""
+    new, numbers = (q_THD, k_TGD, v_TGD), (rows.slots_T, rows.starts_E, rows.lengths_R, rows.tables_RW)
+    return _paged_attention(*new, keys_NPGD, values_NPGD, *numbers, rows.singles, rows.split, window or 0)
