@@ -128,6 +128,7 @@ class CompletionRequest(SamplingFields, frozen=True, kw_only=True):
     prompt: Texts
     logprobs: int | None = None
     echo: bool | None = None
+    add_special_tokens: bool | None = None
     suffix: str | None = None
     best_of: int | None = None
 

@@ -44,11 +44,14 @@ def split_texts(given: Texts, param: str, most: int) -> list[str] | list[list[in
     return items
 
 
-async def encode_texts(model: ServedModel, texts: list[str] | list[list[int]], param: str) -> list[list[int]]:
+async def encode_texts(
+    model: ServedModel, texts: list[str] | list[list[int]], param: str, special_tokens: bool = True
+) -> list[list[int]]:
+    """Returns the tokens of each text; `special_tokens` adds those that the model expects around a text."""
     encoded = []
     for text in texts:
         if isinstance(text, str):
-            encoded.append(await model.encode(text))
+            encoded.append(await model.encode(text, special_tokens))
             continue
         if not text:
             raise invalid(f"{param} must not be empty.", param)
@@ -82,7 +85,8 @@ class _Completion:
         ticket = services.admit(caller, len(self._texts) * options.choices)
         try:
             begun_s = time.perf_counter()
-            prompts = await encode_texts(services.model, self._texts, "prompt")
+            special = self._body.add_special_tokens is not False
+            prompts = await encode_texts(services.model, self._texts, "prompt", special)
             limit = _MAX_TOKENS if self._body.max_tokens is None else self._body.max_tokens
             requests = options.requests(services, self._id, caller, prompts, limit)
             ticket.queue(sum(map(len, prompts)))

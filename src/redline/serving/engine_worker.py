@@ -104,10 +104,6 @@ class EngineWorker:
                 self._handle(engine, message)
             if engine.has_work:
                 self._send_step(engine, engine.step())
-            elif self._stats_sent_s:
-                # The last numbers before the engine waits for a request must not stay those of a busy engine.
-                self._send(Step([], engine.stats()))
-                self._stats_sent_s = 0.0
 
     def _handle(self, engine: Engine, message: ToEngine) -> None:
         if isinstance(message, Start):
@@ -126,7 +122,8 @@ class EngineWorker:
 
     def _send_step(self, engine: Engine, outputs: list[Output]) -> None:
         now_s = time.monotonic()
-        is_due = now_s - self._stats_sent_s >= _STATS_EVERY_S
+        # The numbers that stay while the engine waits for a request must not be those of a busy engine.
+        is_due = now_s - self._stats_sent_s >= _STATS_EVERY_S or not engine.has_work
         shown = [output for output in outputs if output.finish is not Finish.ABORTED]
         if shown or is_due:
             self._send(Step(shown, engine.stats() if is_due else None))

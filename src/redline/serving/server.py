@@ -100,7 +100,7 @@ class Server:
         self._ready, self._ended = threading.Event(), threading.Event()
         self._error: BaseException | None = None
         self._drain: asyncio.Event | None = None
-        self._is_drain_over = False
+        self._is_drain_over = self._is_started = False
 
     @property
     def url(self) -> str:
@@ -112,7 +112,13 @@ class Server:
         return self._engine.pid
 
     def start(self) -> "Server":
-        """Starts the server, and waits until the model is loaded. While it loads, /health answers 503."""
+        """Starts the server if it is not running yet, and waits until the model is loaded.
+
+        While it loads, /health answers 503.
+        """
+        if self._is_started:
+            return self
+        self._is_started = True
         self._web.start()
         try:
             self._ready.wait()

@@ -8,7 +8,7 @@ from aiohttp import web
 from redline.serving.errors import ApiError
 
 _encode = msgspec.json.Encoder().encode
-# Above this, the client does not read as fast as the engine generates.
+# With more unsent bytes, a write waits until the client has read some. This is asyncio's default.
 _BUFFERED_BYTES = 1 << 16
 _HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -61,7 +61,7 @@ class EventStream:
         transport = self._request.transport
         if transport is None:
             raise ConnectionResetError("the client has closed the connection")
-        if transport.get_write_buffer_size() < _BUFFERED_BYTES:
+        if transport.get_write_buffer_size() + len(data) < _BUFFERED_BYTES:
             await self._response.write(data)
             return
         try:
