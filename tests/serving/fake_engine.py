@@ -160,3 +160,8 @@ def load(
     if error:
         raise RedlineError(error)
     return FakeEngine(folder, step_s), EngineInfo(CONTEXT, plan="fake")
+
+
+def load_model(model: str, progress: Callable[[str], object], precision: str = "auto") -> tuple[FakeEngine, EngineInfo]:
+    """Takes the options of the command line."""
+    return load(model, progress, error="no fp8 here" if precision == "fp8" else "")

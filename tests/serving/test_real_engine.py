@@ -17,10 +17,11 @@ import torch
 
 import redline
 from generation.tiny_language_model import byte_tokenizer, write_model
-from redline.errors import RedlineError
+from redline.generation import Engine, Request
 from redline.generation.text_generator import TextGenerator
 from redline.models.memory import TitanConfig, TitanModel, save_memory_model
 from redline.serving import BatchProcessor, Server
+from redline.serving.model_engine import load_engine
 from serving.plain_http import PATIENCE_S, send
 
 TEMPLATE = "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}</s>{% endfor %}<s>assistant:"
@@ -132,11 +133,6 @@ def test_embeddings_have_the_length_one(api: openai.OpenAI) -> None:
     assert torch.allclose(first, same, atol=1e-5) and not torch.allclose(first, other, atol=1e-3)
 
 
-def test_a_plan_that_cannot_run_is_an_error(model: Path) -> None:
-    with pytest.raises(RedlineError, match="warp"):
-        redline.serve(model, port=0, device="cpu", plan="warp")
-
-
 @pytest.fixture(scope="module")
 def memory_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
@@ -154,27 +150,38 @@ def memory_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_session_continues_after_a_restart_of_the_server(memory_model: Path, tmp_path: Path) -> None:
-    parts = ["the sea is the sea and ", "the land is the land; "]
-    fixed: dict[str, Any] = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
+def test_a_session_continues_in_another_process(memory_model: Path, tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer()
+    parts = [tokenizer.encode(text).ids for text in ("the sea is the sea and ", "the land is the land; ")]
+    options: dict[str, Any] = {"device": "cpu", "max_rows": 4, "session_folder": str(tmp_path)}
 
-    def complete(server: Server, prompt: str, **fields: Any) -> str:
-        answer = send(f"{server.url}/v1/completions", {"prompt": prompt, **fixed, **fields})
-        assert answer.status == 200, answer.body
-        return answer.json["choices"][0]["text"]
+    def continued(engine: Engine, name: str, part: int, salt: str = "") -> list[int]:
+        engine.submit(Request("x", parts[part], 8, session=name, salt=salt))
+        tokens = []
+        while engine.has_work:
+            tokens += [token for output in engine.step() for token in output.tokens]
+        return tokens
 
-    options: dict[str, Any] = {"port": 0, "device": "cpu", "max_rows": 4, "session_folder": str(tmp_path)}
-    with redline.serve(memory_model, **options) as server:
-        assert complete(server, parts[0], session_id="s") == complete(server, parts[0], session_id="other")
-        second = complete(server, parts[1], session_id="other", add_special_tokens=False)
-        fresh = complete(server, parts[1], add_special_tokens=False)
-    with redline.serve(memory_model, **options) as server:
-        assert complete(server, parts[1], session_id="s", add_special_tokens=False) == second != fresh
-        assert send(f"{server.url}/v1/sessions/s", method="DELETE").status == 200
-        assert send(f"{server.url}/v1/sessions/s", method="DELETE").status == 404
-        assert complete(server, parts[1], session_id="s", add_special_tokens=False) == fresh
+    engine, _ = load_engine(str(memory_model), **options)
+    for name in ("one", "two"):
+        continued(engine, name, 0)
+    second, fresh = continued(engine, "two", 1), continued(engine, "three", 1)
+    engine.close()
+    with redline.serve(memory_model, port=0, **options) as server:
+
+        def complete() -> str:
+            body = {"prompt": parts[1], "max_tokens": 8, "temperature": 0, "session_id": "one"}
+            answer = send(f"{server.url}/v1/completions", body)
+            assert answer.status == 200, answer.body
+            return answer.json["choices"][0]["text"]
+
+        assert complete() == tokenizer.decode(second) != tokenizer.decode(fresh)
+        assert send(f"{server.url}/v1/sessions/one", method="DELETE").status == 200
+        assert send(f"{server.url}/v1/sessions/one", method="DELETE").status == 404
+        assert complete() == tokenizer.decode(fresh)
 
 
+@pytest.mark.slow
 def test_the_command_serves_until_it_is_terminated(model: Path, tmp_path: Path) -> None:
     words = [sys.executable, "-m", "redline", "serve", str(model), "--port", "0", "--device", "cpu", "--json-logs"]
     environment = {**os.environ, "REDLINE_API_KEYS": "a-long-enough-key"}

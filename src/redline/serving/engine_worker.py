@@ -104,6 +104,9 @@ class EngineWorker:
                 self._handle(engine, message)
             if engine.has_work:
                 self._send_step(engine, engine.step())
+            if not engine.has_work:
+                # The numbers that stay while the engine waits for a request must not be those of a busy engine.
+                self._send(Step([], engine.stats()))
 
     def _handle(self, engine: Engine, message: ToEngine) -> None:
         if isinstance(message, Start):
@@ -122,8 +125,7 @@ class EngineWorker:
 
     def _send_step(self, engine: Engine, outputs: list[Output]) -> None:
         now_s = time.monotonic()
-        # The numbers that stay while the engine waits for a request must not be those of a busy engine.
-        is_due = now_s - self._stats_sent_s >= _STATS_EVERY_S or not engine.has_work
+        is_due = now_s - self._stats_sent_s >= _STATS_EVERY_S
         shown = [output for output in outputs if output.finish is not Finish.ABORTED]
         if shown or is_due:
             self._send(Step(shown, engine.stats() if is_due else None))
