@@ -71,7 +71,7 @@ def serve(
     """
     with uninterrupted_imports():
         from redline.serving.limits import Limits
-        from redline.serving.log_lines import log_event, write_log
+        from redline.serving.log_lines import log_event, written_log
         from redline.serving.serve import serve as start_server
     given: dict[str, Any] = {"queue_requests": queue, "queue_tokens": queue_tokens}
     limits = Limits(
@@ -88,30 +88,29 @@ def serve(
     options["precision"] = None if precision == "auto" else precision
     options["plan"] = plan
     options["strict"] = strict or None
-    write_log(json_logs)
-    begun_s = time.perf_counter()
-    with LiveLine("loading the model …") as line:
-        server = start_server(
-            model,
-            host=host,
-            port=port,
-            api_key=api_key,
-            api_keys=api_keys,
-            name=name,
-            engine=engine,
-            vllm_python=vllm_python,
-            vllm_options=tuple(vllm_option or ()),
-            limits=limits,
-            on_progress=line.update,
-            **options,
-        )
-    with server:
-        seconds = time.perf_counter() - begun_s
-        if json_logs:
-            print(log_event("ready", url=server.url, seconds=round(seconds, 3)), file=sys.stderr, flush=True)
-        else:
-            _introduce(server, seconds)
-        with _signals(server.drain):
+    with written_log(json_logs):
+        begun_s = time.perf_counter()
+        with LiveLine("loading the model …") as line:
+            server = start_server(
+                model,
+                host=host,
+                port=port,
+                api_key=api_key,
+                api_keys=api_keys,
+                name=name,
+                engine=engine,
+                vllm_python=vllm_python,
+                vllm_options=tuple(vllm_option or ()),
+                limits=limits,
+                on_progress=line.update,
+                **options,
+            )
+        with server, _signals(server.drain):
+            seconds = time.perf_counter() - begun_s
+            if json_logs:
+                print(log_event("ready", url=server.url, seconds=round(seconds, 3)), file=sys.stderr, flush=True)
+            else:
+                _introduce(server, seconds)
             server.wait()
     if not json_logs:
         note("the server has ended.")

@@ -3,7 +3,8 @@
 import logging
 import sys
 import time
-from typing import TextIO
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import msgspec
 
@@ -23,16 +24,24 @@ class JsonLines(logging.Formatter):
         return msgspec.json.encode(fields).decode()
 
 
-def write_log(as_json: bool, out: TextIO | None = None) -> logging.Handler:
-    """Writes the server's log to stderr, and returns the handler. Requests are logged as JSON only."""
-    handler = logging.StreamHandler(out or sys.stderr)
+@contextmanager
+def written_log(as_json: bool) -> Iterator[None]:
+    """Writes the server's log to stderr in the block. Requests are logged as JSON only."""
+    handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if as_json else logging.Formatter("%(message)s"))
-    for name in _LOGGERS:
-        logger = logging.getLogger(name)
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    before = [(logger, logger.level, logger.propagate) for logger in loggers]
+    for logger in loggers:
         logger.setLevel(logging.INFO if as_json else logging.WARNING)
-        logger.addHandler(handler)
         logger.propagate = False
-    return handler
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        for logger, level, propagate in before:
+            logger.removeHandler(handler)
+            logger.setLevel(level)
+            logger.propagate = propagate
 
 
 def log_event(event: str, **fields: object) -> str:
