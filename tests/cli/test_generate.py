@@ -227,13 +227,13 @@ def test_logits_that_are_not_finite_print_one_error(
 def test_a_text_that_breaks_off_ends_its_line(
     folder: Path, command: Callable[..., Seen], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sound, steps = Decoder.step, []
+    sound, steps = Decoder.flat, []
 
     def step(self: Decoder, *arguments: Any) -> Any:
         steps.append(1)
         return sound(self, *arguments) * (1 if len(steps) < 20 else float("nan"))
 
-    monkeypatch.setattr(Decoder, "step", step)
+    monkeypatch.setattr(Decoder, "flat", step)
     seen = command("generate", folder, PROMPT, "--device", "cpu", "--temperature", 2)
     assert seen.code == 2 and len(seen.out) > 1 and seen.out.endswith("\n")
     assert seen.err.count("\n") == 1 and "not finite" in seen.err
@@ -291,3 +291,34 @@ def test_ctrl_c_ends_it_cleanly(tmp_path: Path, forked_python: ForkedPython) -> 
     assert process.wait() == 130 and b"Traceback" not in err and b"interrupted" in err
     assert (first + out).endswith(b"\n")
     (first + out).decode("utf-8")
+
+
+def test_a_file_of_prompts_becomes_a_file_of_results(
+    folder: Path, command: Callable[..., Seen], tmp_path: Path
+) -> None:
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "results.jsonl"
+    prompts.write_text('"the sea is"\n{"prompt": "the land is", "max_tokens": 2}\n')
+    given = ("generate", folder, "--prompts", prompts, "--out", out, "--device", "cpu", "--max-tokens", 5)
+    seen = command(*given)
+    assert seen.code == 0 and "2 new results, 2 in all" in seen.err and not seen.out
+    found = [json.loads(line) for line in out.read_text().splitlines()]
+    assert found[0]["text"] == command("generate", folder, "the sea is", "--device", "cpu", "--max-tokens", 5).out[:-1]
+    assert [one["tokens"] for one in found] == [5, 2]
+    assert command(*given, "--json").json() == {"texts": 2, "new": 0, "out": str(out)}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ((), "give either a prompt or a file of prompts"),
+        (("the sea", "--prompts", "p.jsonl", "--out", "r.jsonl"), "give either a prompt or a file of prompts"),
+        (("--prompts", "p.jsonl"), "--prompts and --out belong together"),
+        (("the sea", "--out", "r.jsonl"), "--prompts and --out belong together"),
+        (("--prompts", "p.jsonl", "--out", "r.jsonl", "--memory", "m"), "--memory belongs to a single text"),
+        (("--prompts", "none.jsonl", "--out", "r.jsonl", "--device", "cpu"), "cannot read 'none.jsonl'"),
+    ],
+)
+def test_bad_calls_for_files_of_prompts(
+    options: tuple[str, ...], words: str, folder: Path, command: Callable[..., Seen]
+) -> None:
+    assert_one_sentence(command("generate", folder, *options), words)

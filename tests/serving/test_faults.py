@@ -93,6 +93,22 @@ def test_what_the_engine_refuses_is_the_clients_error(folder: Path, server: Serv
     assert complete(server, **failed, guided_regex="x").json["error"]["message"] == "too complex"
 
 
+def test_many_clients_leave_and_the_others_are_answered(folder: Path) -> None:
+    with make_server(folder, step_s=0.002) as server, ThreadPoolExecutor(8) as pool:
+
+        def use(number: int) -> int:
+            if number % 3:
+                return complete(server, stream=False).status
+            with opened_later(server, {**ENDLESS, "stream": bool(number % 2)}) as leave:
+                time.sleep(0.01 * (number % 5))
+                leave()
+            return 0
+
+        assert sorted(set(pool.map(use, range(60)))) == [0, 200]
+        wait_until(lambda: not server.services.engine.requests and not server.services.admission.running)
+        wait_until(lambda: running(server) == 0)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_frees_its_request_within_100_ms(folder: Path, stream: bool) -> None:
     with make_server(folder, step_s=0.01) as server:

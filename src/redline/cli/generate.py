@@ -19,7 +19,7 @@ from redline.cli.signals import uninterrupted_imports
 from redline.errors import RedlineError
 
 if TYPE_CHECKING:
-    from redline.generation.text_generator import GeneratedStream, GenerateOptions
+    from redline.generation.text_generator import GeneratedStream, GenerateOptions, TextGenerator
 
 
 def generate(
@@ -30,7 +30,11 @@ def generate(
             "OWNER/NAME, or OWNER/NAME@COMMIT."
         ),
     ],
-    prompt: Annotated[str, Argument(help="The text to continue; - reads it from stdin.")],
+    prompt: Annotated[str | None, Argument(help="The text to continue; - reads it from stdin.")] = None,
+    prompts: Annotated[
+        Path | None, Option(help="A file with a prompt per line, as JSON; also OpenAI's batch format. Needs --out.")
+    ] = None,
+    out: Annotated[Path | None, Option(help="The file for the results of --prompts; continued if it exists.")] = None,
     max_tokens: Annotated[int, Option(help="The largest number of tokens to generate.")] = 256,
     temperature: Annotated[float, Option(help="0 selects the most likely token; higher values are more random.")] = 0.0,
     top_k: Annotated[int, Option(help="Sample only from this many of the most likely tokens; 0 for all.")] = 0,
@@ -53,15 +57,25 @@ def generate(
 
     Example: redline generate Llama-3.2-1B "The sea is", or from the Hugging Face cache: Qwen/Qwen3-0.6B
     Example: redline generate my-run/model "Call me Ishmael." --memory moby.safetensors
+    Example: redline generate my-model --prompts prompts.jsonl --out results.jsonl --max-tokens 64
     Example: echo "Once upon a time" | redline generate Qwen3-0.6B - --temperature 0.8 --seed 7
     """
     with uninterrupted_imports():
         from redline.generation.text_generator import TextGenerator
-    text = _read_prompt(prompt)
+    if (prompt is None) == (prompts is None):
+        raise RedlineError("give either a prompt or a file of prompts (--prompts).")
+    if (prompts is None) != (out is None):
+        raise RedlineError("--prompts and --out belong together: give both.")
+    if prompts is not None and memory is not None:
+        raise RedlineError("--memory belongs to a single text: it cannot be used with --prompts.")
     parsed = None if plan is None else read_plan(plan)
     generator = TextGenerator(model, device=device, precision=precision, plan=parsed, strict=strict)
     options: GenerateOptions = {"max_tokens": max_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p}
     options |= {"min_p": min_p, "repetition_penalty": repetition_penalty, "seed": seed}
+    if prompts is not None and out is not None:
+        _run_file(generator, prompts, out, options, as_json)
+        return
+    text = _read_prompt(prompt or "")
     with warnings_as_sentences(), LiveLine("reading the model …"):
         stream = generator.stream(text, memory=memory, **options)
 
@@ -90,6 +104,30 @@ def generate(
         note("the model's context is full: the text ends here.")
     if interrupted:
         raise typer.Exit(130)
+
+
+def _run_file(generator: TextGenerator, prompts: Path, out: Path, options: GenerateOptions, as_json: bool) -> None:
+    done = total = new = 0
+    before: int | None = None
+    interrupted = False
+    with warnings_as_sentences(), LiveLine("reading the model …") as line:
+
+        def report(now: int, of: int) -> None:
+            nonlocal done, total, before
+            done, total, before = now, of, now if before is None else before
+            line.count("generating", done, total, "text", before=before)
+
+        try:
+            new = generator.run_file(prompts, out, report, **options)
+        except KeyboardInterrupt:
+            interrupted = True
+    if interrupted:
+        note(f"interrupted after {done:,} of {total:,} texts: the same command goes on from here.")
+        raise typer.Exit(130)
+    if as_json:
+        print_json({"texts": total, "new": new, "out": str(out)})
+    else:
+        note(f"{new:,} new results, {total:,} in all: {out}")
 
 
 def _read_prompt(prompt: str) -> str:

@@ -176,6 +176,8 @@ class Engine:
         self.check(request)
         if request.id in self._compiling:
             raise RedlineError(f"there is already a request with the id {request.id!r}: use a unique id.")
+        # The last output of an aborted request must not be taken for one of this request.
+        self._ended = [output for output in self._ended if output.id != request.id]
         drafts = self._lookup is not None
         waits = drafts or request.grammar is not None or request.session is not None or state is not None
         sequence = Progress(request, self._arrivals, *self._limit(len(request.prompt), request.max_tokens), waits)

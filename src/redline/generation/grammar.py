@@ -13,6 +13,8 @@ from redline.generation.request import Grammar
 
 _THREADS = 2
 _LONGEST_CHARACTERS = 200_000
+# Some models would write spaces without end where JSON allows any number of them.
+_JSON = {"whitespace_pattern": r"\n? {0,16}"}
 _OBJECT = json.dumps({"type": "object"})
 
 
@@ -68,8 +70,8 @@ class GrammarCompiler:
             self._by_stops[stop_tokens] = LLTokenizer(text, n_vocab=size, eos_token=list(stop_tokens) or None)
         tokenizer = self._by_stops[stop_tokens]
         compilers = {
-            "json": lambda _: LLMatcher.grammar_from_json_schema(_OBJECT),
-            "json_schema": LLMatcher.grammar_from_json_schema,
+            "json": lambda _: LLMatcher.grammar_from_json_schema(_OBJECT, overrides=_JSON),
+            "json_schema": lambda text: LLMatcher.grammar_from_json_schema(text, overrides=_JSON),
             "regex": LLMatcher.grammar_from_regex,
             "lark": LLMatcher.grammar_from_lark,
         }

@@ -1,6 +1,6 @@
 """`redline.TextGenerator` generates text with the model in a folder: in one call, as a stream, or as a chat."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack, overload
@@ -8,11 +8,13 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 import torch
 
 from redline.errors import RedlineError
-from redline.files.atomic import check_can_write
+from redline.files.atomic import check_can_write, check_can_write_file
+from redline.generation.batch_file import Job, JobOptions
 from redline.generation.chat_prompt import ChatPrompt
 from redline.generation.chat_template import ChatTemplate, Message
 from redline.generation.folder import ModelFolder
 from redline.generation.inference_engine import InferenceEngine
+from redline.generation.offline_batch import OfflineBatch
 from redline.generation.planned import choose_load_options
 from redline.generation.request import SamplingOptions
 from redline.generation.text_stream import TextStream
@@ -83,7 +85,8 @@ class TextGenerator:
     def engine(self) -> InferenceEngine:
         """The engine, which generates token ids. The first access reads the weights."""
         model = self.folder.load(self._load_options.dtype, self.device, self._strict)
-        return InferenceEngine(model, self._load_options.plan, share=True, vocabulary=self.folder.tokens)
+        options: dict[str, Any] = {"vocabulary": self.folder.tokens, "tokenizer": self.tokenizer}
+        return InferenceEngine(model, self._load_options.plan, share=True, **options)
 
     @property
     def tokenizer(self) -> Any:
@@ -156,13 +159,50 @@ class TextGenerator:
 
         Raises ModelError if the model has no chat template.
         """
-        tokens = ChatPrompt(self.tokenizer, ChatTemplate.read(self.folder.path)).encode(messages)
-        pieces = self._start(tokens, options)
+        pieces = self._start(self._encode_messages(messages), options)
         if stream:
             return pieces
         for _ in pieces:
             pass
         return pieces.text
+
+    def run_file(
+        self,
+        prompts: str | Path,
+        out: str | Path,
+        report: Callable[[int, int], None] = lambda done, of: None,
+        **options: Unpack[GenerateOptions],
+    ) -> int:
+        """Generates the text of every line of a JSONL file, and returns the number of new results.
+
+        A line is a text, an object with `prompt` or `messages` and options, or a request in OpenAI's batch format;
+        `options` are the defaults. The results are appended to `out` in the same order. If `out` exists, the run goes
+        on after the results in it. `report` is told how many of all lines are done.
+        """
+        check_can_write_file(Path(out))
+        sampling, max_tokens = _split(options)
+        batch = OfflineBatch(
+            self.engine.engine,
+            self.tokenizer,
+            frozenset(self.folder.stop_tokens),
+            self._encode_job,
+            JobOptions(max_tokens, sampling),
+            self.folder.path.name,
+        )
+        return batch.run(Path(prompts), Path(out), report)
+
+    def _encode_job(self, job: Job) -> list[int]:
+        prompt, messages = job.given.get("prompt"), job.given.get("messages")
+        if isinstance(prompt, str):
+            return self._encode(prompt)
+        if isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt):
+            return prompt
+        if not isinstance(messages, list):
+            raise RedlineError("the request needs a prompt (a text or token ids) or a list of messages.")
+        return self._encode_messages(messages)
+
+    def _encode_messages(self, messages: Sequence[Message]) -> list[int]:
+        return ChatPrompt(self.tokenizer, ChatTemplate.read(self.folder.path)).encode(messages)
 
     def _encode(self, text: str, special_tokens: bool = True) -> list[int]:
         try:

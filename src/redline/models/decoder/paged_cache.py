@@ -4,8 +4,10 @@ T: new tokens of all rows, N: pages, P: tokens in a page, G: key and value heads
 which logits are wanted.
 """
 
+import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,7 +26,11 @@ class PagePool:
         shape = (count, size, config.key_value_heads, config.head_dim)
 
         def pages() -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
+            if device.type != "cpu":
+                return torch.zeros(shape, dtype=dtype, device=device)
+            # NumPy gets zeros from the system, which provides the memory only when it is first written.
+            buffer = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+            return torch.from_numpy(buffer).view(dtype).view(shape)
 
         return cls(tuple((pages(), pages()) for _ in range(config.layers)))
 

@@ -15,14 +15,35 @@ from torch.nn import functional as F
 from redline.ops.paged_attention.reference import PagedRows
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Singles:
-    """Rows with one new token, `tokens_B`, and the positions that their pages hold."""
+    """Rows with one new token, `tokens_B`, and their pages. `places` is the number of positions in the pages of a row.
+
+    `empty_E` are the places without a token, and `ago_BC` is the distance of each place from the new token. The masks
+    are kept by window.
+    """
 
     tokens_B: Tensor
-    pages_BW: Tensor
-    lengths_B1: Tensor
-    distance_BC: Tensor
+    pages_X: Tensor
+    places: int
+    empty_E: Tensor
+    ago_BC: Tensor
+    masks: dict[int | None, Tensor]
+
+    def mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
+        """Returns the numbers that are added to the scores, (B, 1, 1, C)."""
+        if window not in self.masks:
+            sees_BC = self.ago_BC >= 0 if window is None else (self.ago_BC >= 0) & (self.ago_BC < window)
+            bias_BC = torch.zeros(sees_BC.shape, dtype=dtype).masked_fill_(~sees_BC, float("-inf"))
+            self.masks[window] = bias_BC[:, None, None]
+        return self.masks[window]
+
+    def gather(self, held_NPGD: Tensor) -> Tensor:
+        """Returns the keys or values of the rows, (B, C, G, D)."""
+        found = held_NPGD.index_select(0, self.pages_X).flatten(0, 1)
+        # Places without a token may hold NaN, which a mask would not remove.
+        found.index_fill_(0, self.empty_E, 0)
+        return found.unflatten(0, (-1, self.places))
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +58,7 @@ class _Prompt:
 
 @dataclass(frozen=True, eq=False)
 class _Prepared:
+    # The new tokens that are not padding, and their slots.
     real_T: Tensor
     slots_T: Tensor
     singles: list[_Singles]
@@ -60,21 +82,15 @@ def paged_attention(
         rows.prepared = _prepare(rows, keys_NPGD.shape[1])
     prepared: _Prepared = rows.prepared
     for new, held in ((k_TGD, keys_NPGD), (v_TGD, values_NPGD)):
-        held.flatten(0, 1).index_copy_(0, prepared.slots_T, new[prepared.real_T])
+        held.flatten(0, 1).index_copy_(0, prepared.slots_T, new.index_select(0, prepared.real_T))
     out_THD = torch.zeros_like(q_THD)
     groups = k_TGD.shape[1]
     for part in prepared.singles:
-        k, v = (held[part.pages_BW].flatten(1, 2) for held in (keys_NPGD, values_NPGD))
-        sees_BC = part.distance_BC >= 0
-        if window is not None:
-            sees_BC = sees_BC & (part.distance_BC < window)
-        # Places without a token may hold NaN, which a mask would not remove.
-        for held in (k, v):
-            held.masked_fill_((part.distance_BC < 0)[:, :, None, None], 0)
+        k, v = part.gather(keys_NPGD), part.gather(values_NPGD)
         # The query heads that share a key head are passed as several queries of one head, so keys are not repeated.
         q = q_THD[part.tokens_B].unflatten(1, (groups, -1))
-        bias = torch.zeros_like(sees_BC, dtype=q.dtype).masked_fill_(~sees_BC, float("-inf"))
-        mixed = F.scaled_dot_product_attention(q, k.transpose(1, 2), v.transpose(1, 2), attn_mask=bias[:, None, None])
+        mask = part.mask(window, q.dtype)
+        mixed = F.scaled_dot_product_attention(q, k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask)
         out_THD[part.tokens_B] = mixed.flatten(1, 2)
     for prompt in prepared.prompts:
         out_THD[prompt.begin : prompt.end] = _attend(q_THD, keys_NPGD, values_NPGD, prompt, window)
@@ -106,7 +122,8 @@ def _(q: Tensor, *_: object) -> Tensor:
 def _attend(q_THD: Tensor, keys_NPGD: Tensor, values_NPGD: Tensor, prompt: _Prompt, window: int | None) -> Tensor:
     q = q_THD[prompt.begin : prompt.end].transpose(0, 1)[None]
     k, v = (
-        held[prompt.pages_W].flatten(0, 1)[: prompt.whole].transpose(0, 1)[None] for held in (keys_NPGD, values_NPGD)
+        held.index_select(0, prompt.pages_W).flatten(0, 1)[: prompt.whole].transpose(0, 1)[None]
+        for held in (keys_NPGD, values_NPGD)
     )
     count, grouped = prompt.end - prompt.begin, q.shape[1] != k.shape[1]
     mask = None
@@ -129,13 +146,14 @@ def _prepare(rows: PagedRows, size: int) -> _Prepared:
             by_pages.setdefault((length // size + 1).bit_length(), []).append(row)
         elif end > begin:
             whole = length + end - begin
-            prompts.append(_Prompt(begin, end, whole, rows.tables_RW[row, : -(-whole // size)]))
+            prompts.append(_Prompt(begin, end, whole, rows.tables_RW[row, : -(-whole // size)].long()))
     singles = []
     for members in by_pages.values():
-        longest = max(lengths[row] for row in members)
-        lengths_B1 = rows.lengths_R[members][:, None]
-        distance_BC = lengths_B1 - torch.arange((longest // size + 1) * size, device=lengths_B1.device)
-        tokens_B = torch.tensor([starts[row] for row in members], device=lengths_B1.device)
-        singles.append(_Singles(tokens_B, rows.tables_RW[members, : longest // size + 1], lengths_B1, distance_BC))
+        width = max(lengths[row] for row in members) // size + 1
+        ago_BC = rows.lengths_R[members][:, None] - torch.arange(width * size)
+        tokens_B = torch.tensor([starts[row] for row in members])
+        pages_X = rows.tables_RW[members, :width].flatten().long()
+        empty_E = (ago_BC < 0).flatten().nonzero()[:, 0]
+        singles.append(_Singles(tokens_B, pages_X, width * size, empty_E, ago_BC, {}))
     real = (rows.slots_T >= 0).nonzero()[:, 0]
     return _Prepared(real, rows.slots_T[real].long(), singles, prompts)

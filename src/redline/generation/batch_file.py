@@ -1,0 +1,219 @@
+"""Files of prompts and results for offline batches, one JSON value per line.
+
+A line is a text, an object with `prompt` or `messages` and options, or a request in OpenAI's batch format
+(`custom_id`, `url`, `body`). A result has the form that belongs to its line.
+"""
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from redline.errors import RedlineError
+from redline.files.untrusted import parse_json
+from redline.generation.request import Grammar, SamplingOptions
+
+_URLS = ("/v1/chat/completions", "/v1/completions")
+_NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+_WHOLE = ("top_k", "seed")
+# Fields of OpenAI's requests that change the answer and that batches do not have.
+_REFUSED = ("tools", "functions", "logprobs", "top_logprobs", "audio", "suffix", "best_of", "echo")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One line: its number from 1, its name, and what to generate. `url` is empty unless it has OpenAI's format."""
+
+    number: int
+    name: str
+    given: Mapping[str, Any]
+    url: str = ""
+
+
+@dataclass
+class Answer:
+    """The text of a job, or why there is none."""
+
+    text: str = ""
+    reason: str = ""
+    prompt_tokens: int = 0
+    tokens: int = 0
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class JobOptions:
+    """The options of a job: its own, and the defaults of the batch for the others."""
+
+    max_tokens: int
+    sampling: SamplingOptions
+    stop: list[str] = field(default_factory=list)
+    grammar: Grammar | None = None
+    min_tokens: int = 0
+    ignore_eos: bool = False
+
+
+def read_jobs(path: Path) -> Iterator[Job]:
+    """Yields the jobs of a file. Raises RedlineError with the number of a line that is none."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield _read_job(line, number, path)
+    except OSError as error:
+        raise RedlineError(f"cannot read {str(path)!r}: {error.strerror or error}.") from error
+    except UnicodeDecodeError as error:
+        raise RedlineError(f"{str(path)!r} is not UTF-8 text.") from error
+
+
+def _read_job(line: str, number: int, path: Path) -> Job:
+    where = f"line {number} of {str(path)!r}"
+    given = parse_json(line, where)
+    if isinstance(given, str):
+        given = {"prompt": given}
+    if not isinstance(given, dict):
+        raise RedlineError(f'{where} must be a text or an object such as {{"prompt": "The sea is"}}.')
+    name, url = given.get("custom_id", given.get("id", str(number))), given.get("url", "")
+    if not isinstance(name, str | int):
+        raise RedlineError(f"{where} has an id that is neither a text nor a number.")
+    if "body" in given:
+        if url not in _URLS or not isinstance(given["body"], dict):
+            raise RedlineError(f"{where} must have an object as its body and a url that is one of {', '.join(_URLS)}.")
+        return Job(number, str(name), given["body"], url)
+    if ("prompt" in given) == ("messages" in given):
+        raise RedlineError(f"{where} must have either a prompt or messages.")
+    return Job(number, str(name), given)
+
+
+def options_of(job: Job, defaults: JobOptions) -> JobOptions:
+    """Returns the options of a job. Raises RedlineError if one is unknown or wrong."""
+    given = job.given
+    for name in _REFUSED:
+        if given.get(name):
+            raise RedlineError(f"{name} is not supported in batches.")
+    if given.get("n", 1) != 1:
+        raise RedlineError("n must be 1 in batches: repeat the line with other seeds.")
+    changes: dict[str, Any] = {}
+    for name in (*_NUMBERS, *_WHOLE):
+        value = given.get(name)
+        if value is not None:
+            changes[name] = _number(name, value, whole=name in _WHOLE)
+    if bias := given.get("logit_bias"):
+        if not isinstance(bias, dict):
+            raise RedlineError("logit_bias must be an object of token ids and numbers.")
+        try:
+            changes["logit_bias"] = {int(token): float(value) for token, value in bias.items()}
+        except (TypeError, ValueError) as error:
+            raise RedlineError("logit_bias must be an object of token ids and numbers.") from error
+    own = {name: getattr(defaults.sampling, name) for name in defaults.sampling.__struct_fields__}
+    longest = given.get("max_completion_tokens") or given.get("max_tokens") or defaults.max_tokens
+    stop = given.get("stop") or []
+    stop = [stop] if isinstance(stop, str) else stop
+    if not isinstance(stop, list) or not all(isinstance(text, str) and text for text in stop):
+        raise RedlineError("stop must be a text or a list of texts.")
+    return JobOptions(
+        int(_number("max_tokens", longest, whole=True)),
+        SamplingOptions(**own | changes),
+        stop,
+        _grammar(given.get("response_format")),
+        int(_number("min_tokens", given.get("min_tokens", 0), whole=True)),
+        given.get("ignore_eos") is True,
+    )
+
+
+def _number(name: str, value: object, whole: bool) -> float:
+    if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+        raise RedlineError(f"{name} must be a {'whole ' if whole else ''}number, not {json.dumps(value)}.")
+    return value
+
+
+def _grammar(form: Any) -> Grammar | None:
+    kind = form.get("type") if isinstance(form, dict) else None
+    if form is None or kind == "text":
+        return None
+    if kind == "json_object":
+        return Grammar("json")
+    schema = form.get("json_schema", {}) if isinstance(form, dict) else None
+    if kind != "json_schema" or not isinstance(schema, dict) or "schema" not in schema:
+        raise RedlineError("response_format must have the type text, json_object, or json_schema with a schema.")
+    return Grammar("json_schema", json.dumps(schema["schema"]))
+
+
+def result_line(job: Job, answer: Answer, model: str) -> str:
+    """Returns the line of a result without its end."""
+    if not job.url:
+        found: dict[str, Any] = {"id": job.name, "text": answer.text, "reason": answer.reason}
+        found |= {"prompt_tokens": answer.prompt_tokens, "tokens": answer.tokens}
+        return json.dumps({"id": job.name, "error": answer.error} if answer.error else found, ensure_ascii=False)
+    if answer.error:
+        about = {"message": answer.error, "type": "invalid_request_error", "param": None, "code": None}
+        status, body = 400, {"error": about}
+    else:
+        status, body = 200, _body(job, answer, model)
+    response = {"status_code": status, "request_id": f"req-{job.number}", "body": body}
+    found = {"id": f"batch_req_{job.number}", "custom_id": job.name, "response": response, "error": None}
+    return json.dumps(found, ensure_ascii=False)
+
+
+def _body(job: Job, answer: Answer, model: str) -> dict[str, Any]:
+    reason = "stop" if answer.reason == "stop" else "length"
+    choice: dict[str, Any] = {"index": 0, "finish_reason": reason, "logprobs": None}
+    is_chat = job.url == _URLS[0]
+    if is_chat:
+        choice["message"] = {"role": "assistant", "content": answer.text}
+    else:
+        choice["text"] = answer.text
+    usage = {"prompt_tokens": answer.prompt_tokens, "completion_tokens": answer.tokens}
+    return {
+        "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{job.number}",
+        "object": "chat.completion" if is_chat else "text_completion",
+        "created": int(time.time()),
+        "model": model,
+        "choices": [choice],
+        "usage": usage | {"total_tokens": answer.prompt_tokens + answer.tokens},
+    }
+
+
+class ResultFile:
+    """Appends results in the order of the jobs. Opened again, it goes on after the results that are there."""
+
+    def __init__(self, path: Path, jobs: Iterator[Job]) -> None:
+        """Reads past the jobs that have a result. Raises if the file belongs to other jobs."""
+        self.path, self.done = path, 0
+        end = 0
+        try:
+            with path.open("a+b") as file:
+                file.seek(0)
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        break  # the line was being written when the last run stopped
+                    self._check(line, next(jobs, None))
+                    self.done, end = self.done + 1, end + len(line)
+                file.truncate(end)
+            self._file = path.open("ab")
+        except OSError as error:
+            raise RedlineError(f"cannot write {str(path)!r}: {error.strerror or error}.") from error
+
+    def write(self, line: str) -> None:
+        try:
+            self._file.write(line.encode("utf-8", "replace") + b"\n")
+            self._file.flush()
+        except OSError as error:
+            raise RedlineError(f"cannot write {str(self.path)!r}: {error.strerror or error}.") from error
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _check(self, line: bytes, job: Job | None) -> None:
+        try:
+            found = json.loads(line)
+            name = str(found.get("custom_id", found.get("id")))
+        except (ValueError, AttributeError):
+            name = None
+        if job is None or name != job.name:
+            raise RedlineError(
+                f"{str(self.path)!r} does not hold the results of these prompts (line {self.done + 1}): delete it, or "
+                "choose another file."
+            )

@@ -1,0 +1,124 @@
+"""Generates the texts of a file of prompts. An interrupted run goes on where it stopped."""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from redline.errors import RedlineError
+from redline.generation.batch_file import Answer, Job, JobOptions, ResultFile, options_of, read_jobs, result_line
+from redline.generation.engine import Engine
+from redline.generation.request import Finish, Output, Request
+from redline.generation.text_stream import TextStream
+
+# The number of jobs that the engine is given at a time: enough to fill its rows whenever some end.
+_AHEAD = 1024
+
+
+@dataclass
+class _Pending:
+    """A job that has been started, or that has its answer and waits for those before it."""
+
+    job: Job
+    answer: Answer = field(default_factory=Answer)
+    text: TextStream | None = None
+    stop: list[str] = field(default_factory=list)
+    ended: bool = False
+
+
+class OfflineBatch:
+    """Runs the jobs of one file on an engine. `encode` returns the tokens of a job's prompt."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Any,
+        stop_tokens: frozenset[int],
+        encode: Callable[[Job], list[int]],
+        defaults: JobOptions,
+        model: str,
+    ) -> None:
+        self._engine, self._tokenizer, self._stop_tokens = engine, tokenizer, stop_tokens
+        self._encode, self._defaults, self._model = encode, defaults, model
+        # In the order of the jobs.
+        self._pending: deque[_Pending] = deque()
+        self._by_id: dict[str, _Pending] = {}
+
+    def run(self, prompts: Path, out: Path, report: Callable[[int, int], None] = lambda done, of: None) -> int:
+        """Writes the results to `out`, and returns how many are new. `report` is told how many of all are done."""
+        if out.exists() and out.samefile(prompts):
+            raise RedlineError(f"{str(out)!r} is the file of prompts: choose another file for the results.")
+        # Reads the whole file first, so that a wrong line is found before any work is done.
+        total = sum(1 for _ in read_jobs(prompts))
+        jobs = read_jobs(prompts)
+        results = ResultFile(out, jobs)
+        begun = results.done
+        try:
+            report(results.done, total)
+            first = next(jobs, None)
+            todo: Iterator[Job] = iter(()) if first is None else chain((first,), jobs)
+            while self._fill(todo) or self._pending:
+                for output in self._engine.step() if self._engine.has_work else ():
+                    self._take(output)
+                while self._pending and self._pending[0].ended:
+                    pending = self._pending.popleft()
+                    results.write(result_line(pending.job, pending.answer, self._model))
+                    results.done += 1
+                    report(results.done, total)
+        finally:
+            for request_id in self._by_id:
+                self._engine.abort(request_id)
+            results.close()
+        return results.done - begun
+
+    def _fill(self, todo: Iterator[Job]) -> bool:
+        """Starts as many jobs as are useful; returns whether any was started."""
+        started = False
+        while len(self._pending) < _AHEAD and (job := next(todo, None)) is not None:
+            started = True
+            self._start(job)
+        return started
+
+    def _start(self, job: Job) -> None:
+        pending, request_id = _Pending(job), f"job-{job.number}"
+        self._pending.append(pending)
+        try:
+            options, tokens = options_of(job, self._defaults), self._encode(job)
+            stops = frozenset() if options.ignore_eos else self._stop_tokens
+            pending.text, pending.stop = TextStream(self._tokenizer, tokens), options.stop
+            pending.answer.prompt_tokens = len(tokens)
+            self._engine.submit(
+                Request(
+                    request_id,
+                    tokens,
+                    options.max_tokens,
+                    options.sampling,
+                    stops,
+                    options.min_tokens,
+                    grammar=options.grammar,
+                )
+            )
+            self._by_id[request_id] = pending
+        except RedlineError as error:
+            pending.answer.error, pending.ended = str(error), True
+
+    def _take(self, output: Output) -> None:
+        pending = self._by_id.get(output.id)
+        if pending is None or pending.text is None:
+            return
+        answer = pending.answer
+        answer.tokens += len(output.tokens)
+        answer.text += "".join(map(pending.text.push, output.tokens))
+        if output.finish is not None:
+            answer.text += pending.text.finish()
+            answer.reason = output.finish.value
+            answer.error = output.error if output.finish == Finish.ERROR else ""
+        places = [place for text in pending.stop if (place := answer.text.find(text)) >= 0]
+        if places:
+            answer.text, answer.reason = answer.text[: min(places)], Finish.STOP.value
+        if places or output.finish is not None:
+            pending.ended = True
+            del self._by_id[output.id]
+            self._engine.abort(output.id)
