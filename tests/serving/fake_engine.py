@@ -127,6 +127,9 @@ class FakeEngine:
     def embed(self, prompts: list[list[int]], pooling: str) -> list[list[float]]:
         return [[float(sum(prompt) % 97), float(len(prompt)), 1.0 if pooling == "mean" else 0.5] for prompt in prompts]
 
+    def score(self, prompts: list[list[int]], top: int) -> list[list[TokenLogprobs]]:
+        return [[TokenLogprobs(token, -2.0, [(token, -2.0)][:top]) for token in prompt[1:]] for prompt in prompts]
+
     def delete_session(self, salt: str, session: str) -> bool:
         return session == "known"
 

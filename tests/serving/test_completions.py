@@ -54,6 +54,22 @@ def test_log_probabilities_and_offsets(client: openai.OpenAI) -> None:
     assert offsets == [0, 1, 2]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_echo_with_log_probabilities_scores_the_prompt(client: openai.OpenAI, stream: bool) -> None:
+    options: dict[str, Any] = {"model": MODEL, "prompt": "[[say yz]]", "echo": True, "logprobs": 1, "max_tokens": 2}
+    if stream:
+        choices = [chunk.choices[0] for chunk in client.completions.create(**options, stream=True)]
+    else:
+        choices = client.completions.create(**options).choices
+    values, offsets = list[Any](), list[int]()
+    for choice in choices:
+        assert choice.logprobs is None or choice.logprobs.text_offset is not None
+        values += (choice.logprobs and choice.logprobs.token_logprobs) or []
+        offsets += (choice.logprobs and choice.logprobs.text_offset) or []
+    assert "".join(choice.text for choice in choices) == "[[say yz]]yz"
+    assert values == [None, *[-2.0] * 9, -0.5, -0.5] and offsets == list(range(12))
+
+
 @pytest.mark.parametrize(
     ("options", "param"),
     [
@@ -65,7 +81,6 @@ def test_log_probabilities_and_offsets(client: openai.OpenAI) -> None:
         ({"prompt": [-1]}, "prompt"),
         ({"prompt": "a", "best_of": 3}, "best_of"),
         ({"prompt": "a", "suffix": "b"}, "suffix"),
-        ({"prompt": "a", "echo": True, "logprobs": 1}, "echo"),
         ({"prompt": ["a"] * 30, "n": 3}, "n"),
     ],
 )

@@ -126,6 +126,22 @@ def test_json_schema_and_regex_hold(api: openai.OpenAI) -> None:
     assert refused.value.code in ("invalid_grammar", None)
 
 
+def test_scores_of_a_prompt_are_those_of_the_model(api: openai.OpenAI, model: Path) -> None:
+    generator = TextGenerator(model, device="cpu")
+    tokens = generator.tokenizer.encode("the sea is the land").ids
+    answer = api.completions.create(model="decoder", prompt=tokens, echo=True, logprobs=2, max_tokens=1)
+    logprobs = answer.choices[0].logprobs
+    assert logprobs and logprobs.token_logprobs and logprobs.top_logprobs
+    with torch.no_grad():
+        whole = generator.folder.load(torch.float32, torch.device("cpu"))(torch.tensor([tokens]))[0].log_softmax(-1)
+    expected = whole[:-1].gather(1, torch.tensor(tokens[1:])[:, None])[:, 0]
+    found: Any = logprobs.token_logprobs
+    assert found[0] is None and torch.allclose(torch.tensor(found[1:-1]), expected, atol=1e-4)
+    # The generated token continues where the prompt ends.
+    assert abs(found[-1] - whole[-1].max().item()) < 1e-4 or found[-1] < whole[-1].max().item()
+    assert max(logprobs.top_logprobs[1].values()) == pytest.approx(whole[0].max().item(), abs=1e-4)
+
+
 def test_embeddings_have_the_length_one(api: openai.OpenAI) -> None:
     data = api.embeddings.create(model="decoder", input=["the sea", "the sea", "land"]).data
     first, same, other = (torch.tensor(entry.embedding) for entry in data)

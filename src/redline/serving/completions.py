@@ -12,9 +12,10 @@ from msgspec import UNSET
 from redline.serving.api_requests import CompletionRequest, Texts
 from redline.serving.api_responses import TextChoice, TextCompletion
 from redline.serving.choice_text import Piece
+from redline.serving.echo import Echo, read_echoes
 from redline.serving.errors import ApiError, invalid
 from redline.serving.generation import Generation, Pieces, TextOptions, check_tokens
-from redline.serving.logprobs import text_logprobs
+from redline.serving.logprobs import joined_logprobs, text_logprobs
 from redline.serving.sampling_fields import check_logprobs
 from redline.serving.served_model import ServedModel
 from redline.serving.services import CALL, SERVICES, Services
@@ -70,15 +71,15 @@ class _Completion:
             raise invalid("This server does not support suffix.", "suffix", "unsupported_parameter")
         if body.best_of is not None and body.best_of != (body.n or 1):
             raise invalid("best_of must equal n.", "best_of", "unsupported_parameter")
-        if body.echo and body.logprobs is not None:
-            message = "This server does not support echo with logprobs: it computes none for the prompt."
-            raise invalid(message, "echo", "unsupported_parameter")
         logprobs = None if body.logprobs is None else check_logprobs(body.logprobs, "logprobs")
         self._options = TextOptions.of(services, body, logprobs, grammar_of(body, services.limits))
         self._texts = split_texts(body.prompt, "prompt", services.limits.choices)
         if len(self._texts) * self._options.choices > services.limits.choices:
             raise invalid(f"prompts times n must be at most {services.limits.choices}.", "n")
-        self._offsets = [0] * (len(self._texts) * self._options.choices)
+        count = len(self._texts) * self._options.choices
+        self._offsets = [0] * count
+        # What comes before the next piece of each choice.
+        self._echoes = [Echo()] * count
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         services, options, caller = self._services, self._options, request[CALL].caller
@@ -92,25 +93,18 @@ class _Completion:
             ticket.queue(sum(map(len, prompts)))
             services.metrics.queue_s.observe(time.perf_counter() - begun_s)
             generation = Generation(services, ticket, requests, options.stops, options.choices)
-            echoes = await self._echoes(prompts)
+            if self._body.echo:
+                echoes = await read_echoes(services, self._texts, prompts, options.logprobs)
+                self._echoes = [echo for echo in echoes for _ in range(options.choices)]
+                self._offsets = [len(echo.text) for echo in self._echoes]
             async with aclosing(generation.pieces()) as pieces:
                 if self._body.stream:
-                    return await self._stream(request, generation, pieces, echoes)
-                return await self._whole(generation, pieces, echoes)
+                    return await self._stream(request, generation, pieces)
+                return await self._whole(generation, pieces)
         finally:
             ticket.close()
 
-    async def _echoes(self, prompts: list[list[int]]) -> list[str]:
-        """Returns what comes before each choice: the prompt with `echo`, otherwise nothing."""
-        if not self._body.echo:
-            return [""] * len(self._offsets)
-        shown = [
-            text if isinstance(text, str) else await self._services.model.decode(prompt)
-            for text, prompt in zip(self._texts, prompts, strict=True)
-        ]
-        return [text for text in shown for _ in range(self._options.choices)]
-
-    async def _whole(self, generation: Generation, pieces: Pieces, echoes: list[str]) -> web.StreamResponse:
+    async def _whole(self, generation: Generation, pieces: Pieces) -> web.StreamResponse:
         found: list[list[Piece]] = [[] for _ in generation.choices]
         async for new in pieces:
             for index, piece in new:
@@ -119,7 +113,7 @@ class _Completion:
         for index, parts in enumerate(found):
             logprobs = [entry for part in parts for entry in part.logprobs]
             text = "".join(part.text for part in parts)
-            choices.append(self._choice(index, Piece(text, logprobs, parts[-1].finish_reason), echoes[index]))
+            choices.append(self._choice(index, Piece(text, logprobs, parts[-1].finish_reason)))
         completion = self._completion(choices, generation)
         return web.Response(body=msgspec.json.encode(completion), content_type="application/json")
 
@@ -128,15 +122,11 @@ class _Completion:
         request: web.Request,
         generation: Generation,
         pieces: Pieces,
-        echoes: list[str],
     ) -> web.StreamResponse:
         stream = EventStream(request, self._services.limits.stall_s)
         try:
             async for new in pieces:
-                chunks = []
-                for index, piece in new:
-                    chunks.append(self._completion([self._choice(index, piece, echoes[index])]))
-                    echoes[index] = ""
+                chunks = [self._completion([self._choice(index, piece)]) for index, piece in new]
                 await (stream.send(*chunks) if chunks else stream.ping())
             if self._has_usage:
                 await stream.send(self._completion([], generation))
@@ -147,12 +137,15 @@ class _Completion:
             await stream.fail(error)
         return stream.response
 
-    def _choice(self, index: int, piece: Piece, echo: str) -> TextChoice:
+    def _choice(self, index: int, piece: Piece) -> TextChoice:
+        echo, self._echoes[index] = self._echoes[index], Echo()
         logprobs = None
         if self._options.logprobs is not None:
             logprobs = text_logprobs(piece.logprobs, self._services.model.texts, self._offsets[index])
             self._offsets[index] += len(piece.text)
-        return TextChoice(index, echo + piece.text, piece.finish_reason, logprobs)
+            if echo.logprobs is not None:
+                logprobs = joined_logprobs(echo.logprobs, logprobs)
+        return TextChoice(index, echo.text + piece.text, piece.finish_reason, logprobs)
 
     @property
     def _has_usage(self) -> bool:

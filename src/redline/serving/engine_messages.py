@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from redline.generation.request import EngineStats, Output, Request
+from redline.generation.request import EngineStats, Output, Request, TokenLogprobs
 
 HEADER_BYTES = 4
 
@@ -20,6 +20,14 @@ class Start(Struct, frozen=True, tag=True):
 
 class Submit(Struct, frozen=True, tag=True):
     request: Request
+
+
+class Score(Struct, frozen=True, tag=True):
+    """Asks for the log-probabilities of given tokens, with the `top` most likely ones."""
+
+    id: str
+    prompts: list[list[int]]
+    top: int
 
 
 class DeleteSession(Struct, frozen=True, tag=True):
@@ -77,6 +85,11 @@ class Embedded(Struct, frozen=True, tag=True):
     vectors: list[list[float]]
 
 
+class Scored(Struct, frozen=True, tag=True):
+    id: str
+    logprobs: list[list[TokenLogprobs]]
+
+
 class SessionDeleted(Struct, frozen=True, tag=True):
     id: str
     existed: bool
@@ -89,8 +102,8 @@ class Failed(Struct, frozen=True, tag=True):
     is_input_error: bool
 
 
-ToEngine = Start | Submit | Abort | Embed | DeleteSession
-ToServer = Progress | Ready | Step | Refused | Embedded | SessionDeleted | Failed
+ToEngine = Start | Submit | Abort | Embed | Score | DeleteSession
+ToServer = Progress | Ready | Step | Refused | Embedded | Scored | SessionDeleted | Failed
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from redline.errors import RedlineError
-from redline.generation.request import Finish, Output, Request
+from redline.generation.request import Finish, Output, Request, TokenLogprobs
 from redline.machine.processes import Child, start_module
 from redline.serving.engine_messages import (
     HEADER_BYTES,
@@ -26,6 +26,8 @@ from redline.serving.engine_messages import (
     Progress,
     Ready,
     Refused,
+    Score,
+    Scored,
     SessionDeleted,
     Start,
     Step,
@@ -91,6 +93,10 @@ class EngineProcess(SupervisedProcess):
     async def embed(self, prompts: list[list[int]], pooling: str) -> list[list[float]]:
         """Returns an embedding of each prompt, which the engine computes between two steps."""
         return await self._call(lambda request_id: Embed(request_id, prompts, pooling))
+
+    async def score(self, prompts: list[list[int]], top: int) -> list[list[TokenLogprobs]]:
+        """Returns the log-probabilities of the tokens of each prompt but the first, with the `top` most likely ones."""
+        return await self._call(lambda request_id: Score(request_id, prompts, top))
 
     async def delete_session(self, salt: str, session: str) -> bool:
         """Deletes a stored session, and returns whether there was one."""
@@ -167,6 +173,8 @@ class EngineProcess(SupervisedProcess):
             self._refuse(message)
         elif isinstance(message, Embedded):
             self._return(message.id, message.vectors)
+        elif isinstance(message, Scored):
+            self._return(message.id, message.logprobs)
         elif isinstance(message, SessionDeleted):
             self._return(message.id, message.existed)
         elif isinstance(message, Progress):

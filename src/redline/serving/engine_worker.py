@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import Protocol
 
 from redline.errors import RedlineError
-from redline.generation.request import EngineStats, Finish, Output, Request
+from redline.generation.request import EngineStats, Finish, Output, Request, TokenLogprobs
 from redline.serving.engine_messages import (
     Abort,
     DeleteSession,
@@ -27,6 +27,8 @@ from redline.serving.engine_messages import (
     Progress,
     Ready,
     Refused,
+    Score,
+    Scored,
     SessionDeleted,
     Start,
     Step,
@@ -51,6 +53,7 @@ class Engine(Protocol):
     def step(self) -> list[Output]: ...
     def stats(self) -> EngineStats: ...
     def embed(self, prompts: list[list[int]], pooling: str = "mean") -> list[list[float]]: ...
+    def score(self, prompts: list[list[int]], top: int = 0) -> list[list[TokenLogprobs]]: ...
     def delete_session(self, salt: str, session: str) -> bool: ...
     def close(self) -> None: ...
 
@@ -118,6 +121,8 @@ class EngineWorker:
                 engine.abort(message.id)
             elif isinstance(message, Embed):
                 self._send(Embedded(message.id, engine.embed(message.prompts, message.pooling)))
+            elif isinstance(message, Score):
+                self._send(Scored(message.id, engine.score(message.prompts, message.top)))
             elif isinstance(message, DeleteSession):
                 self._send(SessionDeleted(message.id, engine.delete_session(message.salt, message.session)))
         except RedlineError as error:

@@ -33,3 +33,19 @@ def text_logprobs(found: list[TokenLogprobs], texts: TokenTexts, offset: int) ->
         # The chosen token is always listed, as in vLLM.
         top.append(likely | {texts.text_of(entry.token): max(entry.logprob, _LEAST)})
     return TextLogprobs(tokens, chosen, top, offsets)
+
+
+def prompt_logprobs(prompt: list[int], found: list[TokenLogprobs], texts: TokenTexts) -> TextLogprobs:
+    """Returns the log-probabilities of a prompt; its first token has none."""
+    first = texts.text_of(prompt[0])
+    rest = text_logprobs(found, texts, len(first))
+    return joined_logprobs(TextLogprobs([first], [None], [None], [0]), rest)
+
+
+def joined_logprobs(first: TextLogprobs, second: TextLogprobs) -> TextLogprobs:
+    return TextLogprobs(
+        first.tokens + second.tokens,
+        first.token_logprobs + second.token_logprobs,
+        first.top_logprobs + second.top_logprobs,
+        first.text_offset + second.text_offset,
+    )
