@@ -30,6 +30,7 @@ if _TYPE_CHECKING:
     from redline.machine.memory import MemoryMonitor as MemoryMonitor
     from redline.machine.memory import MemoryPool as MemoryPool
     from redline.machine.memory import PerformanceTracker as PerformanceTracker
+    from redline.serving.serve import serve as serve
     from redline.stream.stream import Stream as Stream
     from redline.training.run import train as train
     from redline.upscale.upscaler import Upscaler as Upscaler
@@ -59,6 +60,7 @@ _PLACES = {
     "load_exported": "ladder.exports.load",
     "load_workload": "ladder.workloads.addresses",
     "optimize": "ladder.optimize",
+    "serve": "serving.serve",
     "train": "training.run",
     "verify": "ladder.verify",
 }

@@ -23,7 +23,7 @@ from fuzzed_files import (
 from redline.evaluation.recall import task_in
 from redline.files import untrusted
 from redline.files.partial import check_is_free, owner_mark
-from redline.generation.chat_template import Message, read_chat_template, render_chat
+from redline.generation.chat_template import ChatTemplate
 from redline.generation.folder import ModelFolder, read_tokenizer
 from redline.ladder.bench import BenchRun
 from redline.ladder.gate import Score
@@ -292,11 +292,7 @@ def _write_index(folder: Path) -> Path:
 
 
 def _chat(path: Path) -> None:
-    render_chat(*_template_first(read_chat_template(path.parent)))
-
-
-def _template_first(found: tuple[str, dict[str, str]]) -> tuple[str, list[Message], dict[str, str]]:
-    return found[0], [{"role": "user", "content": "Hello"}], found[1]
+    ChatTemplate.read(path.parent).render([{"role": "user", "content": "Hello"}])
 
 
 def _lossy(path: Path) -> str:

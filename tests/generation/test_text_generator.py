@@ -9,7 +9,7 @@ import pytest
 import redline
 from redline.errors import ModelError, RedlineError
 from redline.generation import chat_template, memory_evaluation, text_generator
-from redline.generation.chat_template import read_chat_template, render_chat
+from redline.generation.chat_template import ChatTemplate, read_chat_template
 from redline.generation.text_generator import TextGenerator
 
 from .tiny_language_model import write_model
@@ -65,7 +65,7 @@ def test_chat_renders_the_template_of_the_model(folder: Path) -> None:
     with pytest.raises(ModelError, match="has no chat template .*: give a prompt instead of messages"):
         generator.chat(MESSAGES)
     add_template(folder, TEMPLATE)
-    prompt = render_chat(*[(read := read_chat_template(folder))[0], MESSAGES, read[1]])
+    prompt = ChatTemplate.read(folder).render(MESSAGES)
     assert prompt == "<|system|>the sea</s>\n<|user|>is <&> é?</s>\n<|assistant|>"
     answer = generator.chat(MESSAGES, max_tokens=9)
     tokens = generator.tokenizer.encode(prompt, add_special_tokens=False).ids
@@ -93,7 +93,7 @@ def test_templates_by_name_and_in_a_file(folder: Path) -> None:
 )
 def test_chat_errors(template: str, messages: list[dict[str, str]], message: str) -> None:
     with pytest.raises(RedlineError, match=message):
-        render_chat(template, messages, {})
+        ChatTemplate(template, {}).render(messages)
 
 
 def test_rendering_agrees_with_transformers() -> None:
@@ -102,4 +102,4 @@ def test_rendering_agrees_with_transformers() -> None:
     ((expected, *_), *_) = utils.render_jinja_template(
         [MESSAGES], chat_template=template, add_generation_prompt=True, eos_token="</s>"
     )
-    assert render_chat(template, MESSAGES, {"eos_token": "</s>"}) == expected
+    assert ChatTemplate(template, {"eos_token": "</s>"}).render(MESSAGES) == expected

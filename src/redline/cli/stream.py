@@ -18,9 +18,9 @@ from redline.cli.options import MODEL_HELP, PLAN_HELP, AsJson, Device, Sampler, 
 from redline.cli.signals import uninterrupted_imports
 from redline.errors import RedlineError
 from redline.notation import format_bytes, format_seconds, parse_seconds
-from redline.stream.access import KEY_VARIABLE
 from redline.stream.metrics_file import check_output_path
 from redline.stream.settings import parse_numbers
+from redline.web.access import KEY_VARIABLE
 
 if TYPE_CHECKING:
     from redline.stream.monitor import Sample

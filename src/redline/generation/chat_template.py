@@ -2,7 +2,9 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -38,43 +40,75 @@ def read_chat_template(folder: Path) -> tuple[str, dict[str, str]]:
     return template, {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
-def render_chat(template: str, messages: Sequence[Message], tokens: Mapping[str, str]) -> str:
-    """Returns the prompt that asks for the assistant's next message.
+class ChatTemplate:
+    """A Jinja template and the texts of the special tokens that it writes. It is compiled at its first use.
 
     Templates come with downloaded models, so they run in Jinja's sandbox.
 
     >>> template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}<assistant>"
-    >>> render_chat(template, [{"role": "user", "content": "Hello"}], {"eos_token": "</s>"})
+    >>> ChatTemplate(template, {"eos_token": "</s>"}).render([{"role": "user", "content": "Hello"}])
     '<user>Hello</s><assistant>'
     """
-    import jinja2
-    from jinja2.ext import Extension, loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    class Generation(Extension):
-        """A Jinja extension that ignores `{% generation %}`, which marks the assistant's tokens for training."""
+    def __init__(self, source: str, tokens: Mapping[str, str]) -> None:
+        self.source, self._tokens = source, dict(tokens)
 
-        tags = {"generation"}  # noqa: RUF012
+    @classmethod
+    def read(cls, folder: Path) -> "ChatTemplate":
+        """Reads the template of a model folder. Raises ModelError if it has none."""
+        return cls(*read_chat_template(folder))
 
-        def parse(self, parser: Any) -> Any:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    @cached_property
+    def variables(self) -> set[str]:
+        """The names that the template reads, such as tools; empty if it cannot be parsed."""
+        from jinja2 import TemplateError, meta
 
-    def fail(message: str) -> None:
-        raise jinja2.TemplateError(message)
+        with suppress(TemplateError, RecursionError):
+            return meta.find_undeclared_variables(self._environment.parse(self.source))
+        return set()
 
-    def to_json(value: Any, indent: int | None = None, **_: Any) -> str:
-        return json.dumps(value, ensure_ascii=False, indent=indent)
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None, **variables: Any
+    ) -> str:
+        """Returns the prompt that asks for the assistant's next message; `variables` are further template variables."""
+        import jinja2
 
-    if not messages or not all(isinstance(message, Mapping) and "role" in message for message in messages):
-        raise RedlineError('messages must be a list such as [{"role": "user", "content": "Hello"}].')
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
-    )
-    environment.filters["tojson"] = to_json
-    environment.globals |= {"raise_exception": fail, "strftime_now": lambda form: datetime.now().strftime(form)}  # pyrefly: ignore[bad-assignment]
-    variables = {"messages": list(messages), "tools": None, "documents": None, "add_generation_prompt": True}
-    try:
-        return environment.from_string(template).render(**variables, **tokens)
-    except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
-        raise ModelError(f"the model's chat template cannot render these messages: {error}.") from error
+        if not messages or not all(isinstance(message, Mapping) and "role" in message for message in messages):
+            raise RedlineError('messages must be a list such as [{"role": "user", "content": "Hello"}].')
+        given: dict[str, Any] = {"documents": None, "add_generation_prompt": True} | variables | self._tokens
+        try:
+            return self._template.render(messages=list(messages), tools=tools, **given)
+        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
+            raise ModelError(f"the model's chat template cannot render these messages: {error}.") from error
+
+    @cached_property
+    def _template(self) -> Any:
+        return self._environment.from_string(self.source)
+
+    @cached_property
+    def _environment(self) -> Any:
+        import jinja2
+        from jinja2.ext import Extension, loopcontrols
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        class Generation(Extension):
+            """A Jinja extension that ignores `{% generation %}`, which marks the assistant's tokens for training."""
+
+            tags = {"generation"}  # noqa: RUF012
+
+            def parse(self, parser: Any) -> Any:
+                next(parser.stream)
+                return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+        def fail(message: str) -> None:
+            raise jinja2.TemplateError(message)
+
+        def to_json(value: Any, indent: int | None = None, **_: Any) -> str:
+            return json.dumps(value, ensure_ascii=False, indent=indent)
+
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+        )
+        environment.filters["tojson"] = to_json
+        environment.globals |= {"raise_exception": fail, "strftime_now": lambda form: datetime.now().strftime(form)}  # pyrefly: ignore[bad-assignment]
+        return environment

@@ -22,6 +22,7 @@ from redline.generation.embeddings import embed
 from redline.generation.grammar import GrammarCompiler, Matcher
 from redline.generation.planned import PlannedModel
 from redline.generation.pool_size import choose_blocks
+from redline.generation.prompt_logprobs import score
 from redline.generation.prompts import Prompts, read_prompts
 from redline.generation.readback import Readback, Result
 from redline.generation.request import MOST_LOGPROBS, EngineStats, Finish, Output, Request, TokenLogprobs
@@ -224,6 +225,10 @@ class Engine:
     def embed(self, prompts: Prompts, pooling: str = "mean") -> list[list[float]]:
         """Returns a vector of length 1 for each prompt: the mean of its hidden states, or the one of its last token."""
         return embed(self.model, read_prompts(prompts, self.vocabulary), pooling, self.device)
+
+    def score(self, prompts: Prompts, top: int = 0) -> list[list[TokenLogprobs]]:
+        """Returns the log-probabilities of the tokens of each prompt but the first, with the `top` most likely ones."""
+        return score(self.model, read_prompts(prompts, self.vocabulary), top, self.device)
 
     def new_state(self, batch: int = 1) -> Any:
         """Returns the empty memory state for `batch` texts. Raises if the model has no neural memory."""

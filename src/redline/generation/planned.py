@@ -121,6 +121,11 @@ class PlannedModel:
         with entered(self.applied.job.contexts):
             return self.model.hidden(tokens_BS)
 
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Returns the logits after hidden states."""
+        with entered(self.applied.job.contexts):
+            return self.model.head(hidden)
+
     def new_pages(self, count: int, size: int) -> Any:
         return self.model.new_pages(count, size)
 

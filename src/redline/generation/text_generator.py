@@ -10,7 +10,8 @@ import torch
 from redline.errors import RedlineError
 from redline.files.atomic import check_can_write, check_can_write_file
 from redline.generation.batch_file import Job, JobOptions
-from redline.generation.chat_template import Message, read_chat_template, render_chat
+from redline.generation.chat_prompt import ChatPrompt
+from redline.generation.chat_template import ChatTemplate, Message
 from redline.generation.folder import ModelFolder
 from redline.generation.inference_engine import InferenceEngine
 from redline.generation.offline_batch import OfflineBatch
@@ -158,10 +159,7 @@ class TextGenerator:
 
         Raises ModelError if the model has no chat template.
         """
-        template, special = read_chat_template(self.folder.path)
-        # The template writes the special tokens itself.
-        tokens = self._encode(render_chat(template, messages, special), special_tokens=False)
-        pieces = self._start(tokens, options)
+        pieces = self._start(self._encode_messages(messages), options)
         if stream:
             return pieces
         for _ in pieces:
@@ -201,8 +199,10 @@ class TextGenerator:
             return prompt
         if not isinstance(messages, list):
             raise RedlineError("the request needs a prompt (a text or token ids) or a list of messages.")
-        template, special = read_chat_template(self.folder.path)
-        return self._encode(render_chat(template, messages, special), special_tokens=False)
+        return self._encode_messages(messages)
+
+    def _encode_messages(self, messages: Sequence[Message]) -> list[int]:
+        return ChatPrompt(self.tokenizer, ChatTemplate.read(self.folder.path)).encode(messages)
 
     def _encode(self, text: str, special_tokens: bool = True) -> list[int]:
         try:

@@ -14,7 +14,6 @@ from redline.errors import RedlineError
 from redline.ladder.plan import Plan, read_plan
 from redline.ladder.plans.choose import choose_plan
 from redline.machine.machine import Machine, resolve_device
-from redline.stream.access import read_key
 from redline.stream.endpoints import EndpointOptions, Endpoints, open_endpoints, serves_viewers
 from redline.stream.engine import CUT_THRESHOLD, Engine
 from redline.stream.frames import Frame
@@ -28,6 +27,7 @@ from redline.stream.settings import LiveSettings, Settings, SettingsReader
 from redline.stream.sinks.displays import WindowSink
 from redline.stream.sinks.image_folder import ImageFolderSink
 from redline.stream.sinks.video_file import VideoFileSink
+from redline.web.access import read_key
 
 _logger = logging.getLogger(__name__)
 # Windows has no SIGHUP.

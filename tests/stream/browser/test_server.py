@@ -19,7 +19,6 @@ import redline.stream.browser as browser
 from forked_python import ForkedPython
 from patience import HANGS_S, PATIENCE_S
 from redline.errors import RedlineError
-from redline.stream.access import urls
 from redline.stream.browser import Page, serve
 from redline.stream.browser.messages import LONGEST_MESSAGE_BYTES
 from redline.stream.browser.page_session import MAX_MESSAGES_PER_SECOND
@@ -27,7 +26,8 @@ from redline.stream.browser.server import MAX_PAGES, collect_metrics
 from redline.stream.frame_model import ModelControls
 from redline.stream.latency import FrameTimes, Latency
 from redline.stream.settings import LiveSettings, Settings
-from redline.stream.web_server import MAX_PENDING_PER_ADDRESS
+from redline.web.access import urls
+from redline.web.server import MAX_PENDING_PER_ADDRESS
 from stream.browser.clients import open_page
 
 pytestmark = pytest.mark.timeout(HANGS_S)
@@ -242,7 +242,7 @@ def test_half_sent_requests_are_few_and_keep_nobody_out(open_server: Callable[..
 def test_what_is_not_an_open_page_has_a_deadline(
     open_server: Callable[..., Page], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("redline.stream.web_server.ANSWERED_S", 0.5)
+    monkeypatch.setattr("redline.web.server.ANSWERED_S", 0.5)
     page = open_server()
 
     async def main() -> None:

@@ -17,7 +17,7 @@ from patience import HANGS_S, PATIENCE_S
 from redline.errors import RedlineError
 from redline.stream.sinks.mjpeg import MjpegSink
 from redline.stream.sources.synthetic import SyntheticClip
-from redline.stream.web_server import MAX_PENDING_PER_ADDRESS
+from redline.web.server import MAX_PENDING_PER_ADDRESS
 
 pytestmark = pytest.mark.timeout(HANGS_S)
 FRAMES = list(SyntheticClip(24, 40, count=5).frames())
@@ -199,7 +199,7 @@ def test_a_key_is_asked_for_and_other_names_are_refused(monkeypatch: pytest.Monk
 def test_the_addresses_are_those_of_the_stream_and_of_its_page_that_others_can_use(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("redline.stream.access.reachable_hosts", lambda host: ("192.168.1.7", "10.0.0.3"))
+    monkeypatch.setattr("redline.web.access.reachable_hosts", lambda host: ("192.168.1.7", "10.0.0.3"))
     sink = MjpegSink("0.0.0.0", 0, key="a long enough key")
     query = "?key=a%20long%20enough%20key"
     assert sink.urls == tuple(
@@ -240,7 +240,7 @@ def test_an_address_that_cannot_be_parsed_is_a_bad_request() -> None:
 
 
 def test_a_request_has_one_deadline_however_it_trickles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("redline.stream.web_server.ANSWERED_S", 0.3)
+    monkeypatch.setattr("redline.web.server.ANSWERED_S", 0.3)
     sink = MjpegSink(port=0)
     with socket.create_connection(("127.0.0.1", sink.port)) as slow:
         slow.settimeout(0.05)

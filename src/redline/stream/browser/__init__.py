@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from redline.errors import RedlineError
-from redline.stream.access import Access, listen, urls
 from redline.stream.frame_model import ModelControls
 from redline.stream.frames import Clock
 from redline.stream.latency import Latency
@@ -23,6 +22,7 @@ from redline.stream.settings import LiveSettings
 from redline.stream.sinks import Sink
 from redline.stream.sources import Source
 from redline.stream.sources.wrappers import Previewed
+from redline.web.access import Access, listen, urls
 
 if TYPE_CHECKING:
     from redline.stream.browser.broadcast import Broadcast

@@ -13,7 +13,6 @@ import torch
 from aiohttp import web
 
 from redline.machine.host_memory import resident_bytes
-from redline.stream.access import Access
 from redline.stream.browser.broadcast import Broadcast, shown_size
 from redline.stream.browser.messages import LONGEST_MESSAGE_BYTES, MessageError, Offer
 from redline.stream.browser.page_session import PageSession
@@ -21,7 +20,8 @@ from redline.stream.browser.source import BrowserSource
 from redline.stream.browser.webrtc import WebRtcConnection
 from redline.stream.latency import Latency
 from redline.stream.settings import LiveSettings
-from redline.stream.web_server import Handler, WebServer
+from redline.web.access import Access
+from redline.web.server import Handler, WebServer
 
 MAX_PAGES, MAX_CONNECTIONS = 8, 4
 _METRICS_EVERY_S = 0.5

@@ -20,10 +20,10 @@ from aiortc.sdp import SessionDescription
 from av import VideoFrame
 
 from redline.errors import RedlineError
-from redline.stream.access import is_loopback
 from redline.stream.browser.broadcast import Broadcast, Published, Viewer, to_codec_frame
 from redline.stream.browser.messages import MessageError, Offer
 from redline.stream.browser.source import CameraFeed
+from redline.web.access import is_loopback
 
 # Raises aiortc's bitrates, because its defaults (0.5 to 1.5 Mbit/s) blur the image. A browser can still request less.
 vpx.DEFAULT_BITRATE, vpx.MAX_BITRATE = 3_000_000, 12_000_000  # pyrefly: ignore[bad-assignment]

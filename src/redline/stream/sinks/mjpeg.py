@@ -12,10 +12,10 @@ from urllib.parse import quote
 
 from aiohttp import web
 
-from redline.stream.access import Access, listen, urls
 from redline.stream.frames import Frame, as_square_pixels
 from redline.stream.sinks import Sink
-from redline.stream.web_server import Handler, WebServer
+from redline.web.access import Access, listen, urls
+from redline.web.server import Handler, WebServer
 
 PORT, MAX_VIEWERS = 8182, 8
 _STREAM = "/stream.mjpeg"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from redline.errors import RedlineError
-from redline.stream.access import Access, is_loopback, reachable_hosts, read_key, urls
+from redline.web.access import Access, is_loopback, reachable_hosts, read_key, urls
 
 KEY = "correct horse battery"
 

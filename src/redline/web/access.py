@@ -68,14 +68,14 @@ def reachable_hosts(host: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(usable)) or (loopback,)
 
 
-def listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int, backlog: int = 128) -> socket.socket:
     """Opens a socket that listens on the port; 0 selects a free port."""
     if not 0 <= port < 65_536:
         raise RedlineError(f"invalid port {port}: it must be from 0 to 65535.")
     try:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, *_, address = found[0]
-        return socket.create_server(address[:2], family=family)
+        return socket.create_server(address[:2], family=family, backlog=backlog)
     except OSError as error:
         raise RedlineError(f"cannot listen on {host}:{port}: {error.strerror or error}.") from error
 

@@ -3,11 +3,10 @@
 import logging
 import sys
 
-import pytest
 from aiohttp.http_exceptions import BadHttpMessage
 
-from redline.stream import web_server
-from redline.stream.web_server import LOG_EVERY_S, PendingConnections, RequestLogFilter
+from redline.web.acceptor import PendingConnections
+from redline.web.request_log import LOG_EVERY_S, RequestLogFilter
 
 
 def record(error: Exception) -> logging.LogRecord:
@@ -35,10 +34,8 @@ def test_a_fault_of_the_server_itself_keeps_its_traceback() -> None:
     assert fault.getMessage() == "Error handling request from ::1"
 
 
-def test_one_address_ends_its_own_and_one_too_many_ends_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(web_server, "MAX_PENDING", 4)
-    monkeypatch.setattr(web_server, "MAX_PENDING_PER_ADDRESS", 2)
-    waiting = PendingConnections()
+def test_one_address_ends_its_own_and_one_too_many_ends_the_oldest() -> None:
+    waiting = PendingConnections(4, 2)
     assert [waiting.add(name, "a") for name in ("a1", "a2")] == [None, None]
     assert waiting.add("b1", "b") is None
     assert waiting.add("a3", "a") == "a1"

@@ -1,0 +1,49 @@
+"""Log lines of a server: sentences for people, or one JSON object a line for programs, with a line per request."""
+
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+
+_LOGGERS = ("redline.serving", "redline.web")
+
+
+class JsonLines(logging.Formatter):
+    """Formats records as JSON objects; a record of a request is one already."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = record.getMessage()
+        if record.name == "redline.serving.requests":
+            return text
+        fields = {"time": record.created, "level": record.levelname.lower(), "message": text}
+        if record.exc_info:
+            fields["traceback"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(fields).decode()
+
+
+@contextmanager
+def written_log(as_json: bool) -> Iterator[None]:
+    """Writes the server's log to stderr in the block. Requests are logged as JSON only."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines() if as_json else logging.Formatter("%(message)s"))
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    before = [(logger, logger.level, logger.propagate) for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.INFO if as_json else logging.WARNING)
+        logger.propagate = False
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        for logger, level, propagate in before:
+            logger.removeHandler(handler)
+            logger.setLevel(level)
+            logger.propagate = propagate
+
+
+def log_event(event: str, **fields: object) -> str:
+    """Returns an event of the server as one line of JSON."""
+    return msgspec.json.encode({"time": time.time(), "level": "info", "message": event, **fields}).decode()

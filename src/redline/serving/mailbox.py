@@ -1,0 +1,51 @@
+"""Collects the outputs of a request until its handler takes them.
+
+A handler that is slower than the engine takes the outputs of several steps at once, so the server sends fewer and
+larger chunks under load instead of falling behind.
+"""
+
+import asyncio
+
+from redline.generation.request import Output
+from redline.serving.errors import ApiError
+
+
+class Mailbox:
+    """Takes outputs from the event loop's other tasks. `take` returns an empty list after a ping.
+
+    With `has_grammar`, an error of the engine is taken for one of the grammar, which the client wrote.
+    """
+
+    def __init__(self, ids: tuple[str, ...], has_grammar: bool) -> None:
+        self.ids, self.has_grammar = ids, has_grammar
+        self._outputs: list[Output] = []
+        self._error: ApiError | None = None
+        self._arrived = asyncio.Event()
+        self.is_silent = True
+
+    def put(self, output: Output) -> None:
+        self._outputs.append(output)
+        self.is_silent = False
+        self._arrived.set()
+
+    def fail(self, error: ApiError) -> None:
+        """Makes `take` raise this error once the outputs before it are taken."""
+        self._error = self._error or error
+        self._arrived.set()
+
+    def ping(self) -> None:
+        """Wakes the handler if nothing has arrived since the last ping."""
+        if self.is_silent:
+            self._arrived.set()
+        self.is_silent = True
+
+    async def take(self) -> list[Output]:
+        """Returns the outputs since the last call, and waits if there are none. Raises the error of `fail`."""
+        await self._arrived.wait()
+        self._arrived.clear()
+        taken, self._outputs = self._outputs, []
+        if self._error is not None:
+            if not taken:
+                raise self._error
+            self._arrived.set()
+        return taken

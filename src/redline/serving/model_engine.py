@@ -1,0 +1,39 @@
+"""Builds the engine of a model folder; runs in the engine process."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from redline.generation.engine import Engine
+from redline.generation.folder import ModelFolder
+from redline.generation.planned import choose_load_options
+from redline.ladder.plan import read_plan
+from redline.machine.machine import Machine, resolve_device
+from redline.serving.engine_messages import EngineInfo
+
+
+def load_engine(
+    model: str,
+    progress: Callable[[str], object] = lambda text: None,
+    *,
+    device: str = "auto",
+    precision: str = "auto",
+    plan: str | None = None,
+    strict: bool = False,
+    **options: Any,
+) -> tuple[Engine, EngineInfo]:
+    """Returns the engine of a model folder, and what the server must know of it.
+
+    `options` are those of `Engine`, such as max_rows.
+    """
+    folder = ModelFolder.open(model)
+    place = torch.device(resolve_device(device))
+    chosen = choose_load_options(Machine.detect(str(place)), precision, None if plan is None else read_plan(plan))
+    progress("reading the weights …")
+    weights = folder.load(chosen.dtype, place, strict)
+    progress("preparing the engine …")
+    engine = Engine(weights, chosen.plan, share=True, vocabulary=folder.tokens, tokenizer=folder.tokenizer, **options)
+    progress("preparing the first steps …")
+    engine.warm_up()
+    return engine, EngineInfo(engine.model.context, engine.vocabulary, str(engine.plan), str(place), engine.setup_s)

@@ -1,0 +1,137 @@
+"""Another OpenAI-compatible server, such as vLLM's, as a process behind this one.
+
+It listens on a free port of the loopback address, with a key that only this process knows, so that the limits, keys and
+metrics of this server cannot be bypassed.
+"""
+
+import asyncio
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+import aiohttp
+
+from redline.errors import RedlineError
+from redline.machine.processes import Child
+from redline.serving.engine_messages import EngineInfo
+from redline.serving.errors import ApiError
+from redline.serving.supervised_process import SupervisedProcess
+
+_POLL_S = 0.2
+_END_S = 10.0
+# Receives the port and the key; returns the command line and the variables that are added to the environment.
+Command = Callable[[int, str], tuple[list[str], dict[str, str]]]
+
+
+def vllm_command(folder: Path, name: str, python: str | None, arguments: tuple[str, ...]) -> Command:
+    """Returns the command that starts vLLM's server with a model folder; `python` is the interpreter that has vLLM."""
+
+    def command(port: int, key: str) -> tuple[list[str], dict[str, str]]:
+        words = [python or sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
+        words += ["--served-model-name", name, "--host", "127.0.0.1", "--port", str(port), *arguments]
+        return words, {"VLLM_API_KEY": key, "HF_HUB_OFFLINE": "1"}
+
+    return command
+
+
+class UpstreamProcess(SupervisedProcess):
+    """Runs the server that `command` describes, and forwards requests to it."""
+
+    def __init__(
+        self, name: str, command: Command, *, on_progress: Callable[[str], object] = lambda text: None
+    ) -> None:
+        super().__init__(on_progress)
+        self._name, self._command = name, command
+        self._url = ""
+        self._session: aiohttp.ClientSession | None = None
+        self._answers: set[asyncio.Future[None]] = set()
+
+    @property
+    def requests(self) -> int:
+        return len(self._answers)
+
+    def fail_all(self, error: ApiError) -> None:
+        for answer in self._answers:
+            if not answer.done():
+                answer.set_exception(error)
+
+    def open_answer(self) -> asyncio.Future[None]:
+        """Returns a future that fails when the request must end; pass it to `close_answer` at the end."""
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._answers.add(answer)
+        return answer
+
+    def close_answer(self, answer: asyncio.Future[None]) -> None:
+        self._answers.discard(answer)
+        answer.cancel()
+
+    def post(self, path: str, body: bytes) -> "aiohttp.client._RequestContextManager":
+        """Sends a request; use the result as an async context manager that yields the response."""
+        self.check_ready()
+        assert self._session is not None
+        return self._session.post(f"{self._url}{path}", data=body, headers={"Content-Type": "application/json"})
+
+    async def _run_once(self) -> None:
+        port, key = _free_port(), secrets.token_urlsafe(32)
+        words, variables = self._command(port, key)
+        self._url = f"http://127.0.0.1:{port}"
+        with tempfile.NamedTemporaryFile(prefix="redline-upstream-", suffix=".log") as file:
+            child = self._start_child(words, variables, file.file, Path(file.name))
+            try:
+                timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0)
+                headers = {"Authorization": f"Bearer {key}"}
+                async with aiohttp.ClientSession(headers=headers, timeout=timeout) as self._session:
+                    if await self._answers_before_its_end(child):
+                        self._is_ready(EngineInfo(plan=self._name))
+                    while child.process is not None and child.process.poll() is None:
+                        await asyncio.sleep(_POLL_S)
+                code = child.process.poll() if child.process is not None else None
+                self._log_tail(Path(file.name))
+                raise RedlineError(f"{child.describe_exit(code)}.")
+            finally:
+                self._session = None
+                child.terminate()
+                await asyncio.shield(asyncio.to_thread(child.stop, _END_S))
+
+    def _start_child(self, words: list[str], variables: dict[str, str], log: IO[bytes], path: Path) -> Child:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                process = subprocess.Popen(
+                    words,
+                    env={**os.environ, **variables},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    process_group=0,
+                )
+            except OSError as error:
+                ours.close()
+                raise RedlineError(f"{self._name} cannot be started: {words[0]}: {error.strerror}.") from error
+        self.pid = process.pid
+        # `Child` only ends the process and explains its end; it closes the socket, which nothing uses.
+        return Child(self._name, ours, process, path)  # pyrefly: ignore
+
+    async def _answers_before_its_end(self, child: Child) -> bool:
+        assert self._session is not None and child.process is not None
+        while child.process.poll() is None:
+            try:
+                async with self._session.get(f"{self._url}/health") as response:
+                    if response.status == 200:
+                        return True
+            except aiohttp.ClientError:
+                pass
+            await asyncio.sleep(_POLL_S)
+        return False
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

@@ -1,0 +1,1 @@
+"""The parts that the web servers of several applications share: access control, connection limits, request logs."""
