@@ -59,6 +59,12 @@ class _Commands(TyperGroup):
             self.commands[cmd_name] = load_command(cmd_name)
         return self.commands[cmd_name]
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        # The arguments of `bench` are workloads, so `bench serve` cannot be a command of a group.
+        if args[:2] == ["bench", "serve"]:
+            return "bench serve", load_command("bench-serve"), args[2:]
+        return super().resolve_command(ctx, args)
+
     def format_help(self, ctx: Any, formatter: Any) -> None:
         self._listing = True
         try:

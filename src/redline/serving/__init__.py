@@ -1,0 +1,1 @@
+"""The inference server, and the load generator that measures it or any other OpenAI-compatible server."""
