@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -92,10 +93,9 @@ def bench_serve(
     extra |= {"ignore_eos": True} if ignore_eos and is_random else {}
     key = read_api_key(api_key_file)
     target = Target(normalize_url(url), model or "", endpoint, key, extra, parse_seconds(timeout))
-    result = asyncio.run(_run(target, prompts, loads, extent, limits, warmup))
-    result.about.update({"limits": limit, "seed": seed, "abandon_share": abandon})
+    settings = {"prompts": str(prompts), "limits": limit, "seed": seed, "abandon_share": abandon}
+    result = asyncio.run(_run(target, prompts, loads, extent, limits, warmup, settings, save))
     if save is not None:
-        result.save(save)
         wrote(save)
     if save_requests is not None:
         result.save_requests(save_requests)
@@ -148,10 +148,15 @@ def _prompts(
 
 
 async def _run(
-    target: Target, prompts: Prompts, loads: list[Load], extent: Extent, limits: Limits, warmup: int
+    target: Target,
+    prompts: Prompts,
+    loads: list[Load],
+    extent: Extent,
+    limits: Limits,
+    warmup: int,
+    settings: dict[str, Any],
+    save: Path | None,
 ) -> LoadResult:
-    from dataclasses import replace
-
     from redline.serving.load.about import describe_client, describe_server, find_model
     from redline.serving.load.arrivals import Load
     from redline.serving.load.result import LoadResult
@@ -159,8 +164,8 @@ async def _run(
     from redline.serving.load.summary import summarize
 
     target = replace(target, model=target.model or await find_model(target))
-    about = {"server": await describe_server(target), "prompts": str(prompts), "request": dict(target.extra)}
-    levels, outcomes = [], []
+    about = {"server": await describe_server(target), "request": dict(target.extra), **settings}
+    result = LoadResult(about)
     with LiveLine("warming up …") as line:
         first = 0
         if warmup:
@@ -176,12 +181,16 @@ async def _run(
             found = await run_level(target, prompts, load, extent, first, show)
             # Later levels have other prompts, which the server's prefix cache does not hold yet.
             first += len(found)
-            levels.append(summarize(load, found, limits))
-            outcomes.append(tuple(found))
-    # Imported after the measurement, because it needs torch.
-    from redline.ladder.search.run_log import command_line
+            if not result.levels:
+                # Imported after a measurement, because it needs torch.
+                from redline.ladder.search.run_log import command_line
 
-    return LoadResult(describe_client(command_line(sys.argv)) | about, tuple(levels), tuple(outcomes))
+                result = replace(result, about=describe_client(command_line(sys.argv)) | about)
+            result = result.plus(summarize(load, found, limits), found)
+            # Saved after each level, so that an interrupted run keeps those that are complete.
+            if save is not None:
+                result.save(save)
+    return result
 
 
 def _print(levels: tuple[Level, ...]) -> None:

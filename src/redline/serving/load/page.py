@@ -213,7 +213,8 @@ def _facts(about: dict[str, Any]) -> list[tuple[str, str]]:
     server = about["server"]
     facts = [("Server", server["url"]), ("Model", server["model"])]
     if server.get("version"):
-        facts.append(("Server version", str(server["version"])))
+        found = server["version"]
+        facts.append(("Server version", str(found.get("version", found) if isinstance(found, dict) else found)))
     facts += [("Prompts", about["prompts"])]
     facts += [("Limits", about["limits"])] if about.get("limits") else []
     facts += [("Client", f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}")]

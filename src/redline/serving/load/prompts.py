@@ -128,7 +128,7 @@ Prompts = Callable[[int], dict[str, Any]]
 
 
 def read_prompts(path: Path, output: Span, seed: int) -> FilePrompts:
-    """Reads JSON lines: objects with `prompt` or `messages`, or batches of OpenAI, which have such objects in `body`."""
+    """Reads JSON lines: objects with `prompt` or `messages`, or with such an object in `body`, as OpenAI has them."""
     with reading(path, "file of prompts"):
         lines = [(number, line) for number, line in enumerate(read_text(path).splitlines(), 1) if line.strip()]
     if not lines:

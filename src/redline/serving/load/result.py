@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,11 @@ class LoadResult:
     """The levels of a run with their outcomes. `about` has the server, the client's machine, versions and settings."""
 
     about: dict[str, Any]
-    levels: tuple[Level, ...]
-    outcomes: tuple[tuple[Outcome, ...], ...]
+    levels: tuple[Level, ...] = ()
+    outcomes: tuple[tuple[Outcome, ...], ...] = ()
+
+    def plus(self, level: Level, outcomes: Sequence[Outcome]) -> "LoadResult":
+        return replace(self, levels=(*self.levels, level), outcomes=(*self.outcomes, tuple(outcomes)))
 
     def rows(self) -> list[dict[str, Any]]:
         return [_row(level) for level in self.levels]
