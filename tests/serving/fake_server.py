@@ -149,6 +149,8 @@ class FakeServer:
             await response.write(f"event: error\ndata: {text}\n\n".encode())
             return
         if answer.cut:
+            # A connection that is aborted loses what its client has not read yet.
+            await asyncio.sleep(answer.gap_s)
             assert request.transport is not None
             request.transport.abort()
             return
