@@ -36,6 +36,7 @@ COMMANDS = {
     "upscale": "Upscale images and videos without visible seams; colours, transparency and metadata are kept.",
     "stream": "Transform live video with a diffusion model, a frame or two behind the camera.",
     "generate": "Generate text with a language model.",
+    "chat": "Chat with a language model, of this machine or of a server.",
     "train": "Train a model from a config file.",
     "eval": "Score a model with the metrics of its field.",
     "export": "Export a model with its plan as a file or folder that loads in seconds, checked before it is written.",
