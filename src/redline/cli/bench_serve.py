@@ -62,6 +62,9 @@ def bench_serve(
     ] = "",
     abandon: Annotated[float, Option(help="The share of clients that leave before their answer is complete.")] = 0.0,
     warmup: Annotated[int, Option(min=0, help="Requests before the first level that are not measured.")] = 0,
+    processes: Annotated[
+        int, Option(min=1, max=64, help="Processes that share the load, for more than some 10,000 tokens/s.")
+    ] = 1,
     timeout: Annotated[str, Option(help="Time limit of one request.")] = "10m",
     api_key_file: ApiKeyFile = None,
     save: Annotated[Path | None, Option(help="Write one JSON line per level to this file.")] = None,
@@ -93,8 +96,14 @@ def bench_serve(
     extra |= {"ignore_eos": True} if ignore_eos and is_random else {}
     key = read_api_key(api_key_file)
     target = Target(normalize_url(url), model or "", endpoint, key, extra, parse_seconds(timeout))
-    settings = {"prompts": str(prompts), "limits": limit, "seed": seed, "abandon_share": abandon}
-    result = asyncio.run(_run(target, prompts, loads, extent, limits, warmup, settings, save))
+    settings = {
+        "prompts": str(prompts),
+        "limits": limit,
+        "seed": seed,
+        "abandon_share": abandon,
+        "processes": processes,
+    }
+    result = asyncio.run(_run(target, prompts, loads, extent, limits, warmup, settings, save, processes))
     if save is not None:
         wrote(save)
     if save_requests is not None:
@@ -156,9 +165,11 @@ async def _run(
     warmup: int,
     settings: dict[str, Any],
     save: Path | None,
+    processes: int,
 ) -> LoadResult:
     from redline.serving.load.about import describe_client, describe_server, find_model
     from redline.serving.load.arrivals import Load
+    from redline.serving.load.processes import run_level_in_processes
     from redline.serving.load.result import LoadResult
     from redline.serving.load.run import Extent, run_level
     from redline.serving.load.summary import summarize
@@ -178,7 +189,11 @@ async def _run(
                 line.count(str(load), now.ended, extent.requests, "request", detail)
 
             line.restart()
-            found = await run_level(target, prompts, load, extent, first, show)
+            if processes > 1:
+                # Nothing else runs in this event loop.
+                found = run_level_in_processes(processes, target, prompts, load, extent, first, show)
+            else:
+                found = await run_level(target, prompts, load, extent, first, show)
             # Later levels have other prompts, which the server's prefix cache does not hold yet.
             first += len(found)
             if not result.levels:

@@ -1,15 +1,17 @@
 """What the load generator measures, against a server whose delays are known exactly."""
 
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import msgspec
 import pytest
 
 from redline.errors import RedlineError
-from redline.serving.load.arrivals import Load
+from redline.serving.load.arrivals import Load, arrival_times
 from redline.serving.load.client import Target
 from redline.serving.load.outcome import Outcome, Status
+from redline.serving.load.processes import run_level_in_processes
 from redline.serving.load.prompts import RandomPrompts, Span
 from redline.serving.load.run import Extent, run_level
 from redline.serving.load.summary import Level, Limits, summarize
@@ -155,3 +157,26 @@ def test_unusable_limits_raise(text: str) -> None:
 def test_no_outcome_is_an_error() -> None:
     with pytest.raises(RedlineError, match="no request was sent"):
         summarize(replace(EVEN), [], Limits())
+
+
+def test_processes_share_a_level() -> None:
+    with FakeServer(lambda _: Answer(("a",) * 3, first_s=0.02, gap_s=0.01)).in_thread() as server:
+        target = Target(server.url, "tiny")
+        reports: list[int] = []
+        outcomes = run_level_in_processes(
+            2, target, PROMPTS, Load(rate=50.0), Extent(requests=9), 5, lambda now: reports.append(now.ended)
+        )
+        assert [outcome.number for outcome in outcomes] == list(range(5, 14)) and reports[-1] == 9
+        level = summarize(Load(rate=50.0), outcomes, Limits())
+        assert level.done == 9 and level.ttft and level.ttft.p50_s >= 0.02
+        assert {body["prompt"] for body in server.seen} == {PROMPTS(number)["prompt"] for number in range(5, 14)}
+        # The arrivals are those of one process, up to the time by which the processes begin apart.
+        expected = list(islice(arrival_times(Load(rate=50.0), 0), 9))
+        offsets = [outcome.due_s - outcomes[0].due_s for outcome in outcomes]
+        assert offsets == pytest.approx(expected, abs=2.0) and offsets[::2] == pytest.approx(expected[::2])
+        with pytest.raises(RedlineError, match="ended with 1"):
+            run_level_in_processes(1, target, no_prompts, Load(concurrency=1), Extent(requests=1))
+
+
+def no_prompts(number: int) -> dict[str, Any]:
+    raise ValueError(number)

@@ -5,7 +5,6 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import count as count_up
 from itertools import islice, takewhile
 from typing import Any
 
@@ -19,6 +18,7 @@ from redline.serving.load.prompts import Prompts
 
 # A client that leaves does so after at most this many chunks.
 _MOST_CHUNKS_BEFORE_LEAVING = 32
+_ENDLESS = 2**62
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,14 @@ class Progress:
         return self.sent - self.ended
 
 
+@dataclass(frozen=True)
+class Part:
+    """The requests of one of several processes: every `of`-th, beginning with number `index`."""
+
+    index: int = 0
+    of: int = 1
+
+
 async def run_level(
     target: Target,
     prompts: Prompts,
@@ -66,10 +74,16 @@ async def run_level(
     extent: Extent,
     first: int = 0,
     report: Callable[[Progress], None] = lambda _: None,
+    *,
+    part: Part | None = None,
+    wait_for_others: Callable[[], object] | None = None,
 ) -> list[Outcome]:
-    """Returns the outcomes in the order of their numbers, which start at `first`."""
+    """Returns the outcomes in the order of their numbers, which start at `first`.
+
+    `wait_for_others` is called when everything is prepared, and returns when the other processes are ready as well.
+    """
     async with target.session() as session:
-        level = _Level(session, target, prompts, extent, first, report)
+        level = _Level(session, target, prompts, extent, first, report, part or Part(), wait_for_others)
         if load.rate is not None:
             await level.send_at_times(load)
         else:
@@ -86,9 +100,11 @@ class _Level:
         extent: Extent,
         first: int,
         report: Callable[[Progress], None],
+        part: Part,
+        wait_for_others: Callable[[], object] | None,
     ) -> None:
         self._session, self._target, self._prompts, self._extent = session, target, prompts, extent
-        self._first, self._report = first, report
+        self._first, self._report, self._part, self._wait_for_others = first, report, part, wait_for_others
         self._now_s = asyncio.get_running_loop().time
         self._progress = Progress()
         self.outcomes: list[Outcome] = []
@@ -97,24 +113,27 @@ class _Level:
         """Sends every request at its time, however many are still running."""
         last_s = self._extent.duration_s if self._extent.duration_s is not None else math.inf
         offsets_s = takewhile(lambda offset_s: offset_s < last_s, arrival_times(load, self._extent.seed))
+        numbered = islice(enumerate(offsets_s, self._first), self._extent.requests)
         # Prompts are made before the first request, because making a long one would delay others.
         planned = [
-            (offset_s, self._prompts(self._first + count))
-            for count, offset_s in enumerate(islice(offsets_s, self._extent.requests))
+            (number, offset_s, self._prompts(number))
+            for number, offset_s in islice(numbered, self._part.index, None, self._part.of)
         ]
-        began_s = self._now_s()
+        began_s = self._begin()
         async with asyncio.TaskGroup() as group:
-            for count, (offset_s, prompt) in enumerate(planned):
+            for number, offset_s, prompt in planned:
                 await asyncio.sleep(max(0.0, began_s + offset_s - self._now_s()))
-                group.create_task(self._send(count, prompt, began_s + offset_s))
+                group.create_task(self._send(number, prompt, began_s + offset_s))
 
     async def send_from_clients(self, clients: int) -> None:
         """Lets each client send its next request when it has the answer to the one before."""
-        extent = self._extent
+        extent, part = self._extent, self._part
+        last = self._first + extent.requests if extent.requests is not None else _ENDLESS
+        numbers = range(self._first + part.index, last, part.of)
         # Without a number of requests, each prompt is made when its client is ready.
-        made = map(self._prompts, range(self._first, self._first + extent.requests)) if extent.requests else None
-        pairs = enumerate(list(made) if made else map(self._prompts, count_up(self._first)))
-        began_s = self._now_s()
+        made = map(self._prompts, numbers)
+        pairs = zip(numbers, made if extent.requests is None else list(made), strict=False)
+        began_s = self._begin()
 
         async def client() -> None:
             while extent.duration_s is None or self._now_s() - began_s < extent.duration_s:
@@ -124,14 +143,17 @@ class _Level:
                 await self._send(*pair, self._now_s())
 
         async with asyncio.TaskGroup() as group:
-            for _ in range(min(clients, extent.requests or clients)):
+            for _ in range(min(len(range(part.index, clients, part.of)), len(numbers))):
                 group.create_task(client())
 
-    async def _send(self, count: int, prompt: dict[str, Any], due_s: float) -> None:
+    def _begin(self) -> float:
+        if self._wait_for_others is not None:
+            self._wait_for_others()
+        return self._now_s()
+
+    async def _send(self, number: int, prompt: dict[str, Any], due_s: float) -> None:
         self._progress.sent += 1
-        number = self._first + count
-        abandon_after = self._extent.abandon_after(number)
-        outcome = await send(self._session, self._target, number, prompt, due_s, abandon_after)
+        outcome = await send(self._session, self._target, number, prompt, due_s, self._extent.abandon_after(number))
         self.outcomes.append(outcome)
         self._progress.ended += 1
         self._progress.output_tokens += outcome.output_tokens or 0
