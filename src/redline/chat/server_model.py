@@ -12,6 +12,7 @@ from redline.chat.conversation import Message
 from redline.chat.model import AnswerOptions, Ending
 from redline.errors import RedlineError
 from redline.event_stream import Event, EventParser
+from redline.notation import parse_server_url
 
 # A long prompt may take minutes until its first token.
 _TIMEOUT_S = 600.0
@@ -23,7 +24,7 @@ class ServerModel:
     """Without a name, the model is the first that the server lists."""
 
     def __init__(self, url: str, name: str | None, options: AnswerOptions, key: str | None) -> None:
-        self.url = _normalize(url)
+        self.url = parse_server_url(url)
         self._key, self._options = key, options
         self.name = name or self._find_model()
 
@@ -117,18 +118,6 @@ class ServerModel:
             return response.read(_LONGEST_BYTES)
         except (OSError, http.client.HTTPException) as error:
             raise self._lost() from error
-
-
-def _normalize(url: str) -> str:
-    text = url if "://" in url else f"http://{url}"
-    try:
-        parts = urlsplit(text)
-        is_usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        is_usable = False
-    if not is_usable or not text.isascii() or not text.isprintable() or " " in text:
-        raise RedlineError(f"{url!r} is not the address of a server: write for example http://127.0.0.1:8000.")
-    return text.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
 def _parse(data: bytes) -> Mapping[str, Any]:

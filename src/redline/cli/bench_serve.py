@@ -18,7 +18,7 @@ from redline.cli.live_line import LiveLine
 from redline.cli.options import ApiKeyFile, AsJson, Page, read_api_key
 from redline.errors import RedlineError
 from redline.files.atomic import check_can_write_file, write_text
-from redline.notation import format_seconds, parse_seconds
+from redline.notation import format_seconds, parse_seconds, parse_server_url
 
 if TYPE_CHECKING:
     from redline.serving.load.arrivals import Load
@@ -77,7 +77,6 @@ def bench_serve(
     Example: redline bench serve http://127.0.0.1:8000 --rate 1,2,4,8 --duration 30s --page load.html
     Example: redline bench serve http://127.0.0.1:8000 --concurrency 64 --requests 500 --limit ttft=500ms,tpot=50ms
     """
-    from redline.serving.load.about import normalize_url
     from redline.serving.load.client import Target
     from redline.serving.load.run import Extent
     from redline.serving.load.summary import Limits
@@ -95,7 +94,7 @@ def bench_serve(
     extra: dict[str, Any] = {"temperature": temperature}
     extra |= {"ignore_eos": True} if ignore_eos and is_random else {}
     key = read_api_key(api_key_file)
-    target = Target(normalize_url(url), model or "", endpoint, key, extra, parse_seconds(timeout))
+    target = Target(parse_server_url(url), model or "", endpoint, key, extra, parse_seconds(timeout))
     settings = {
         "prompts": str(prompts),
         "limits": limit,

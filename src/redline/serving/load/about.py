@@ -6,7 +6,6 @@ import platform
 import subprocess
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -16,18 +15,6 @@ from redline.serving.load.client import Target
 from redline.version import VERSION
 
 _TIMEOUT_S = 30.0
-
-
-def normalize_url(url: str) -> str:
-    """Returns the address of a server without /v1 and a slash at the end."""
-    try:
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        is_usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        is_usable = False
-    if not is_usable:
-        raise RedlineError(f"{url!r} is not the address of a server: write for example http://127.0.0.1:8000.")
-    return f"{parts.scheme}://{parts.netloc}{parts.path}".rstrip("/").removesuffix("/v1").rstrip("/")
 
 
 async def find_model(target: Target) -> str:

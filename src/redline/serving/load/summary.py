@@ -29,8 +29,8 @@ class Spread:
         found = sorted(value for value in values if value is not None)
         if not found:
             return None
-        points = (percentile(found, share) for share in (0.5, 0.95, 0.99))
-        return cls(len(found), sum(found) / len(found), *points, found[-1])
+        p50_s, p95_s, p99_s = (percentile(found, share) for share in (0.5, 0.95, 0.99))
+        return cls(len(found), sum(found) / len(found), p50_s, p95_s, p99_s, found[-1])
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
