@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 # The kernel delivers to the own machine at once; this is the time that it may take on a busy one.
-_DELIVERY_S = 0.002
+_DELIVERY_S = 0.005
 
 
 class _Selector(selectors.DefaultSelector):

@@ -1,5 +1,6 @@
 """A model of this machine, through `redline.TextGenerator`."""
 
+import secrets
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,9 @@ class LocalModel:
         _ = self._generator.engine
 
     def answer(self, messages: Sequence[Message]) -> Generator[str, None, Ending]:
-        with self._generator.chat(messages, stream=True, **self._options) as stream:
+        # Without a seed of the user's, a retry gives another answer (if the temperature is above 0).
+        options: AnswerOptions = {"seed": secrets.randbelow(2**63), **self._options}
+        with self._generator.chat(messages, stream=True, **options) as stream:
             yield from stream
             text = stream.text
             return Ending(len(text.tokens), text.reason or "")

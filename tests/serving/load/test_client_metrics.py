@@ -174,8 +174,12 @@ def test_processes_share_a_level() -> None:
         expected = list(islice(arrival_times(Load(rate=50.0), 0), 9))
         offsets = [outcome.due_s - outcomes[0].due_s for outcome in outcomes]
         assert offsets == pytest.approx(expected, abs=2.0) and offsets[::2] == pytest.approx(expected[::2])
-        with pytest.raises(RedlineError, match="ended with 1"):
-            run_level_in_processes(1, target, no_prompts, Load(concurrency=1), Extent(requests=1))
+
+
+@pytest.mark.slow
+def test_a_process_that_fails_is_an_error() -> None:
+    with pytest.raises(RedlineError, match="a process of the load generator ended with 1"):
+        run_level_in_processes(2, Target("http://127.0.0.1:1", "m"), no_prompts, EVEN, Extent(requests=1))
 
 
 def no_prompts(number: int) -> dict[str, Any]:

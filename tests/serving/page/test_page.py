@@ -145,6 +145,17 @@ def test_conversations_are_kept_renamed_and_deleted(page: Page) -> None:
         assert await browser.run("document.querySelectorAll('.message').length") == 0
         await click(browser, "#toast button")
         assert await browser.run(titles) == ["Renamed <i>", "Second question"]
+        # A conversation that is deleted while it is answered does not come back.
+        server.answer = lambda _: Answer(("word ",) * 400, gap_s=0.01)
+        await browser.run("document.querySelectorAll('#conversations .name')[0].click()")
+        await type_question(browser, "Long")
+        await browser.wait_for("!document.getElementById('stop').hidden")
+        await click(browser, "#conversations li.current .icon[title=Delete]")
+        while server.disconnects != 1:
+            await asyncio.sleep(0.01)
+        assert await browser.run(titles) == ["Second question"]
+        await click(browser, "#toast button")
+        assert await browser.run(titles) == ["Renamed <i>", "Second question"]
         # Damaged entries do not hide the others.
         await browser.run("localStorage.setItem('redline.chat.x', '{'), localStorage.setItem('redline.chat.y', '{}')")
         await browser.open(f"{server.url}/")

@@ -10,9 +10,12 @@ import { drawList } from "./sidebar.js";
 
 const MODEL = "redline.model";
 const chat = new Chat({ changed: save, model: () => $("model").value });
+// Conversations that were deleted while they were open: what is still being answered must not bring them back.
+const deleted = new Set();
 let retryTimer = 0;
 
 function save(conversation) {
+  if (deleted.has(conversation.id)) return;
   if (!conversations.save(conversation)) notice("This browser's storage is full: delete conversations, or this one will be lost.");
   showList();
 }
@@ -24,7 +27,12 @@ function showList() {
       // The open conversation is also held in memory.
       const held = current(id);
       if (held && title !== null) held.title = title;
-      if (!conversations.load(id) && chat.conversation.id === id) { chat.stop(); openConversation(conversations.create()); }
+      if (conversations.load(id)) deleted.delete(id);
+      else {
+        deleted.add(id);
+        if (chat.running?.conversation.id === id) chat.stop();
+        if (chat.conversation.id === id) openConversation(conversations.create());
+      }
       showTitle();
       showList();
     },
@@ -77,7 +85,8 @@ async function showModels() {
   } catch (error) {
     notice(error.message);
     if (error.isKey) $("notice").append(" ", make("button", { type: "button", className: "small", onclick: () => settings.open("set-key") }, "Open settings"));
-    retryTimer = setTimeout(showModels, 3000);
+    // A wrong key stays wrong until the settings change.
+    else retryTimer = setTimeout(showModels, 3000);
   }
 }
 
@@ -133,7 +142,7 @@ addEventListener("keydown", (event) => {
   else if (chat.isAnswering) chat.stop();
 });
 // What was answered so far is kept if the page is closed.
-addEventListener("pagehide", () => { if (chat.running) conversations.save(chat.running.conversation); });
+addEventListener("pagehide", () => { if (chat.running) save(chat.running.conversation); });
 conversations.onChange(showList);
 
 settings.start(showModels);

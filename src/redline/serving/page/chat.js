@@ -52,6 +52,7 @@ export class Chat {
     conversation.messages.push(message);
     conversation.updated = Date.now();
     this.running = running;
+    $("said").textContent = "Answering.";
     this.changed(conversation);
     this.draw();
     $("scroll").scrollTop = $("scroll").scrollHeight;
@@ -61,6 +62,8 @@ export class Chat {
       if (error.name === "AbortError") message.stopped = true;
       else Object.assign(message, { error: error instanceof ApiError ? error.message : `The page failed: ${error.message}`, needsKey: Boolean(error.isKey) });
     }
+    // Told at its end: a screen reader that reads an answer as it grows would never finish a sentence.
+    $("said").textContent = message.error || message.stopped ? "The answer has ended." : "The answer is complete.";
     cancelAnimationFrame(running.frame);
     if (this.running === running) this.running = null;
     this.changed(conversation);
