@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from redline.serving.page.files import HEADERS, page_files
 from serving.fake_server import FakeServer
+from serving.page.page_files import HEADERS, page_files
 from stream.browser.chromium import Chromium
 
 

@@ -1,19 +1,11 @@
-"""The files of the page by their paths on the server, and the headers that go with them."""
+"""The files of the page by their paths on a server, and the policy that they have to work under."""
 
 from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
 
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
-HEADERS = {
-    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    # The page of a new version must not run with files of an old one.
-    "Cache-Control": "no-cache",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-}
+HEADERS = {"Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"}
 
 
 class PageFile(NamedTuple):
