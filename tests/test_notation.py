@@ -10,6 +10,7 @@ from redline.notation import (
     format_seconds,
     parse_bytes,
     parse_seconds,
+    parse_server_url,
     split_outside_brackets,
 )
 
@@ -105,3 +106,22 @@ def test_separators_inside_brackets_belong_to_the_options() -> None:
     assert split_outside_brackets("a[1, (2, 3)],,", ",") == ["a[1, (2, 3)]", "", ""]
     assert split_outside_brackets("a+b-c", "+-") == ["a", "b", "c"]
     assert split_outside_brackets("", ",") == [""]
+
+
+def test_addresses_of_servers() -> None:
+    for text in ("127.0.0.1:8000", "http://127.0.0.1:8000/", "http://127.0.0.1:8000/v1", "127.0.0.1:8000/v1/"):
+        assert parse_server_url(text) == "http://127.0.0.1:8000"
+    assert parse_server_url("https://[::1]/proxy/v1") == "https://[::1]/proxy"
+    for text in (
+        "",
+        "ftp://x",
+        "http://",
+        "http://a b",
+        "http://x:99999",
+        "x:0",
+        "http://\n",
+        "http://x?key=1",
+        "http://é",
+    ):
+        with pytest.raises(RedlineError, match="not the address of a server"):
+            parse_server_url(text)

@@ -10,6 +10,7 @@ BENCH_PRECISIONS = ("eager", "tf32", "autocast", "bf16", "fp16")
 GENERATION_PRECISIONS = ("auto", "fp32", "bf16", "fp16", "int8", "fp8")
 STREAM_PRECISIONS = ("auto", "fp32", "tf32", "bf16", "fp16")
 SAMPLER_NAMES = ("ddim", "dpm_solver", "flow_euler", "distilled")
+SERVER_ENDPOINTS = ("auto", "chat", "completions")
 UPSCALE_PRESETS = ("speed", "balanced", "memory", "quality")
 
 # Images with more pixels than this are refused by default.

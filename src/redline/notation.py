@@ -1,6 +1,7 @@
-"""Parses and formats durations and sizes (`16ms`, `8GiB`), and splits the one-line form of plans."""
+"""Parses and formats durations, sizes (`16ms`, `8GiB`) and addresses of servers; splits the one-line form of plans."""
 
 import re
+from urllib.parse import urlsplit
 
 from redline.errors import RedlineError
 
@@ -28,6 +29,19 @@ def parse_seconds(text: str) -> float:
 def parse_bytes(text: str) -> int:
     """Converts `8GiB` to 8589934592."""
     return int(_parse(text, _BYTES, "a size"))
+
+
+def parse_server_url(text: str) -> str:
+    """Returns the address of an OpenAI-compatible server without /v1: `host:8000/v1/` gives `http://host:8000`."""
+    url = text if "://" in text else f"http://{text}"
+    try:
+        parts = urlsplit(url)
+        is_usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_usable = False
+    if not is_usable or not re.fullmatch(r"[!-~]+", url) or "?" in url or "#" in url:
+        raise RedlineError(f"{text!r} is not the address of a server: write for example http://127.0.0.1:8000.")
+    return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
 def format_seconds(seconds: float) -> str:

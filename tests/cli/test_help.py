@@ -94,6 +94,7 @@ def show(*words):
     assert not loaded, (words, loaded)
 
 show()
+show("bench", "serve")
 for name in COMMANDS:
     show(name)
     for part in getattr(load_command(name), "commands", ()):
@@ -112,6 +113,7 @@ def test_every_command_has_an_example_that_begins_with_its_name(command: Callabl
     for name in COMMANDS:
         # A group (redline train drct) has its examples where its options are.
         parts = [[name, part] for part in getattr(load_command(name), "commands", {})] or [[name]]
+        parts += [["bench", "serve"]] if name == "bench" else []
         for words in parts:
             seen = command(*words, "--help")
             assert seen.code == 0

@@ -98,7 +98,7 @@ def test_the_index_names_every_page() -> None:
     assert {page.resolve() for page in PAGES} - {index.resolve()} <= linked
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", [*COMMANDS, "bench-serve"])
 def test_every_command_has_a_page_with_its_options(name: str) -> None:
     text = (DOCS / "commands" / f"{name}.md").read_text(encoding="utf-8")
     command = load_command(name)

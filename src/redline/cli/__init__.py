@@ -37,6 +37,7 @@ COMMANDS = {
     "stream": "Transform live video with a diffusion model, a frame or two behind the camera.",
     "generate": "Generate text with a language model.",
     "serve": "Serve a language model with the OpenAI API.",
+    "chat": "Chat with a language model, of this machine or of a server.",
     "train": "Train a model from a config file.",
     "eval": "Score a model with the metrics of its field.",
     "export": "Export a model with its plan as a file or folder that loads in seconds, checked before it is written.",
@@ -59,6 +60,12 @@ class _Commands(TyperGroup):
         if cmd_name not in self.commands:
             self.commands[cmd_name] = load_command(cmd_name)
         return self.commands[cmd_name]
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        # The arguments of `bench` are workloads, so `bench serve` cannot be a command of a group.
+        if args[:2] == ["bench", "serve"]:
+            return "bench serve", load_command("bench-serve"), args[2:]
+        return super().resolve_command(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         self._listing = True

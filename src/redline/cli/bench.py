@@ -58,6 +58,8 @@ def bench(
 
     Examples: redline bench resnet --save baseline.json; redline bench resnet --compare baseline.json;
     redline bench unet_100m unet_390m unet_880m --matrix; redline bench lsd --shapes size=heavy,side=64,steps=1
+
+    `redline bench serve URL` measures a server of language models under load.
     """
     with uninterrupted_imports():
         from redline import bench as run_bench

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,6 +10,7 @@ from typer import Argument, Option
 
 from redline.choices import SAMPLER_NAMES
 from redline.errors import RedlineError
+from redline.files.untrusted import read_text, reading
 
 if TYPE_CHECKING:
     from redline.ladder.plan import Plan
@@ -48,6 +50,9 @@ Strength = Annotated[
     float | None, Option(help="How far the output departs from the input, 0 to 1 (default: the model's).")
 ]
 Sampler = Annotated[str | None, Option(help=f"Sampler: {', '.join(SAMPLER_NAMES)} (default: distilled).")]
+ApiKeyFile = Annotated[
+    Path | None, Option(help="File with the server's API key (default: the environment variable REDLINE_API_KEY).")
+]
 AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
 
 
@@ -78,6 +83,17 @@ def _value(text: str) -> Any:
         except ValueError:
             continue
     return {"true": True, "false": False}.get(text.lower(), text)
+
+
+def read_api_key(path: Path | None) -> str | None:
+    """Returns the key in the file or in REDLINE_API_KEY. No option takes a key, because the process list shows it."""
+    if path is None:
+        return os.environ.get("REDLINE_API_KEY") or None
+    with reading(path, "API key"):
+        key = (read_text(path).splitlines() or [""])[0].strip()
+    if not key.isascii() or not key.isprintable() or not key:
+        raise RedlineError(f"{str(path)!r}: the first line must be an API key of printable ASCII characters.")
+    return key
 
 
 def read_plan(text: str) -> Plan:
