@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 from redline.chat.conversation import Message
 from redline.chat.model import AnswerOptions, Ending
 from redline.errors import RedlineError
-from redline.event_stream import Event, EventParser
 from redline.notation import parse_server_url
+from redline.web.event_stream import Event, EventParser
 
 # A long prompt may take minutes until its first token.
 _TIMEOUT_S = 600.0

@@ -1,1 +1,1 @@
-"""The parts that the web servers of several applications share: access control, connection limits, request logs."""
+"""What several applications share on the web: access control, connection limits, request logs, streams of events."""

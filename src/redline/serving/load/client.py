@@ -9,8 +9,8 @@ import msgspec
 from aiohttp import ClientError, ClientPayloadError, ClientResponse, ClientSession, ClientTimeout, TCPConnector
 
 from redline.errors import first_line
-from redline.event_stream import Event, EventParser
 from redline.serving.load.outcome import Outcome, Status
+from redline.web.event_stream import Event, EventParser
 
 _BUSY = (429, 503)
 _LONGEST_ERROR_BYTES = 4096
