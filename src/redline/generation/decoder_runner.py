@@ -183,10 +183,11 @@ class DecoderRunner:
             # Which rows have one token, only the device knows.
             return self._run(inputs, shape, rows, rows, rows if is_decode else 0)
 
-        # A row of the first token and no stored ones; nothing is stored.
+        # One row, or rows of one token, after no stored ones; nothing is stored.
+        longest = min(tokens, width * self.size)
         inputs = torch.zeros(4 * tokens + 3 * rows + 1 + rows * width, dtype=torch.int32, device=self.device)
         inputs[2 * tokens : 3 * tokens] = -1
-        inputs[4 * tokens : 4 * tokens + rows + 1] = torch.arange(rows + 1) if is_decode else tokens
+        inputs[4 * tokens : 4 * tokens + rows + 1] = torch.arange(rows + 1) if is_decode else longest
         inputs[4 * tokens] = 0
         begun = perf_counter()
         try:

@@ -86,7 +86,7 @@ def test_invalid_arguments_are_refused() -> None:
             (q, k, v, keys, values, replace(rows, singles=3)),
             "prompts must be from 0 to singles, singles at most the 2 rows",
         ),
-        ((q, k, v, keys, values, rows, 0), "window at least 1, not 1, 256 and 0"),
+        ((q, k, v, keys, values, rows, 0), "window at least 1, not 0, 1, 256 and 0"),
         ((q.half(), k, v, keys, values, rows), "k_TGD is torch.float32, but q_THD is torch.float16"),
         ((q, k, v, keys.transpose(0, 1), values.transpose(0, 1), rows), "must be contiguous"),
     ):
