@@ -47,7 +47,7 @@ OPS = (
     Op(ops.layer_norm_dropout_relu, trained=("x", "weight", "bias")),
     Op(ops.linear_cross_entropy, ({}, {"reduction": "none"}), ("hidden_ND", "weight_VD", "bias_V")),
     Op(ops.memory_step, ({"keys": 16, "values": 16},)),
-    Op(ops.paged_attention, ({"dim": 16}, {"dim": 16, "width": 3, "window": 40})),
+    Op(ops.paged_attention, ({"dim": 16}, {"dim": 16, "width": 3, "window": 40, "alone": True})),
     Op(ops.rms_norm, trained=("x", "weight")),
     Op(ops.add_rms_norm, trained=("x", "residual", "weight")),
     Op(ops.rope, ({}, {"positioned": False}), ("q_BSHD", "k_BSHD")),
