@@ -154,6 +154,13 @@ def test_a_client_that_stops_reading_is_closed(folder: Path) -> None:
         assert complete(server).status == 200
 
 
+def test_a_silent_stream_is_kept_awake(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("redline.serving.engine_process._PING_EVERY_S", 0.05)
+    with make_server(folder, step_s=0.3) as server:
+        events = stream_of(server, {"prompt": "[[say ab]]"}).split("\n\n")
+    assert ": keep-alive" in events and events[-2] == "data: [DONE]"
+
+
 def test_overload_is_answered_with_429_at_once(folder: Path) -> None:
     with make_server(folder, step_s=0.05, queue_requests=4) as server, ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(lambda _: complete(server), range(16)))

@@ -25,6 +25,7 @@ from redline.serving.model_engine import load_engine
 from serving.plain_http import PATIENCE_S, send
 
 TEMPLATE = "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}</s>{% endfor %}<s>assistant:"
+_TWELVE = range(12)
 PROMPTS = ["the sea", "the land and the sea", "é", "the sea is the sea and the land is", "a"]
 
 
@@ -124,6 +125,26 @@ def test_json_schema_and_regex_hold(api: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         api.completions.create(model="decoder", prompt="a", extra_body={"guided_regex": "("})
     assert refused.value.code in ("invalid_grammar", None)
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        {"guided_regex": "(a|aa)+" * 200},
+        {
+            "guided_json": {
+                "allOf": [{"anyOf": [{"properties": {f"{i}{j}": {}}} for j in range(12)]} for i in range(12)]
+            }
+        },
+        {"guided_json": {"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}]}}, "$ref": "#/$defs/a"}},
+    ],
+    ids=["regex", "products", "recursion"],
+)
+def test_bombs_of_grammars_end_only_their_own_request(api: openai.OpenAI, bomb: dict[str, Any]) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        api.completions.create(model="decoder", prompt="a", extra_body=bomb)
+    assert refused.value.code == "invalid_grammar"
+    assert api.completions.create(model="decoder", prompt="a", max_tokens=1).choices
 
 
 def test_scores_of_a_prompt_are_those_of_the_model(api: openai.OpenAI, model: Path) -> None:

@@ -105,7 +105,13 @@ def serve(
                 on_progress=line.update,
                 **options,
             )
-        with server, _signals(server.drain):
+
+        def drain() -> None:
+            text = "finishing the running requests; press Ctrl-C again to end them now"
+            print(log_event(text), file=sys.stderr, flush=True) if json_logs else note(text)
+            server.drain()
+
+        with server, _signals(drain):
             seconds = time.perf_counter() - begun_s
             if json_logs:
                 print(log_event("ready", url=server.url, seconds=round(seconds, 3)), file=sys.stderr, flush=True)
@@ -142,7 +148,6 @@ def _signals(drain: Callable[[], object]) -> Iterator[None]:
     """Calls `drain` at SIGTERM and Ctrl-C; a second one ends the running requests at once."""
 
     def handle(number: int, frame: FrameType | None) -> None:
-        note("finishing the running requests; press Ctrl-C again to end them now")
         drain()
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}

@@ -220,7 +220,7 @@ class EngineProcess(SupervisedProcess):
         """Wakes silent streams, and kills an engine that does not answer."""
         pinged_s = self._now_s()
         while True:
-            await asyncio.sleep(min(1.0, self._silence_s / 4))
+            await asyncio.sleep(min(1.0, self._silence_s / 4, _PING_EVERY_S / 4))
             now_s = self._now_s()
             if now_s - pinged_s >= _PING_EVERY_S:
                 pinged_s = now_s
