@@ -148,6 +148,7 @@ class EngineProcess(SupervisedProcess):
                     body = await reader.readexactly(body_bytes(await reader.readexactly(HEADER_BYTES)))
                     self._receive(read_for_server(body))
             except (asyncio.IncompleteReadError, ConnectionError):
+                self._has_ended()
                 code = await self._end(child)
                 self._log_tail(Path(file.name))
                 raise RedlineError(f"{child.describe_exit(code)}.") from None
