@@ -63,8 +63,9 @@ class Engine:
 
     The rungs of `plan` are applied to a copy of the model, or, with `share`, to the model itself. `samples` are example
     prompts for rungs that need real inputs. `vocabulary` is the size of the tokenizer's vocabulary: token ids beyond it
-    are never sampled. The key-value cache has `blocks` blocks of `block_size` tokens (default: what fits into the free
-    memory). A step has up to `token_budget` tokens and `max_rows` rows, and a row up to `chunk` of its prompt.
+    are never sampled. The key-value cache has `blocks` blocks of `block_size` tokens (default: as many as rows of whole
+    contexts need, within the share `memory_share` of the memory that is free). A step has up to `token_budget` tokens
+    and `max_rows` rows, and a row up to `chunk` of its prompt.
     `prompt_cost` limits the prompt tokens of a step in which others decode. `tokenizer` (a `tokenizers.Tokenizer`) is
     needed for grammars. `drafts` is the number of tokens that prompt lookup proposes at a time. Sessions of models with
     neural memory are stored in `session_folder`. `graph` sets whether decode steps are captured as CUDA graphs
@@ -85,6 +86,7 @@ class Engine:
         max_rows: int = 256,
         chunk: int | None = None,
         prompt_cost: int | None = None,
+        memory_share: float | None = None,
         tokenizer: Any = None,
         drafts: int = 0,
         session_folder: str | Path | None = None,
@@ -117,7 +119,7 @@ class Engine:
         begun = perf_counter()
         if self.model.is_paged:
             size = block_size or _BLOCK_SIZE[kind]
-            count = blocks or choose_blocks(self.model, size, max_rows, budget, self.device)
+            count = blocks or choose_blocks(self.model, size, max_rows, budget, self.device, memory_share)
             pool, limits = Blocks(count, size), Limits(max_rows, budget, chunk, cost)
             context = min(self.model.context or _UNLIMITED, count * size)
             pages = self.model.new_pages(count, size)
@@ -142,6 +144,11 @@ class Engine:
     def plan(self) -> Plan:
         """The applied plan with its rungs' choices, but without CUDA graphs: the engine captures steps itself."""
         return self.model.plan
+
+    @property
+    def cache_bytes(self) -> int:
+        """The size of the key-value cache, or of the states of all rows."""
+        return self._runner.pool.bytes
 
     @property
     def setup_s(self) -> float:

@@ -16,6 +16,7 @@ from redline.ladder.plan import Plan
 from redline.machine.cuda_graphs import GraphCapturer
 
 _SEEDS = 2**63
+_MEMORY_SHARE = {"cuda": 0.5}
 
 
 class InferenceEngine:
@@ -44,8 +45,10 @@ class InferenceEngine:
         recorder: GraphCapturer | None = None,
         **options: Any,
     ) -> None:
-        # All prompts are there from the start, so none of them delays another one's next token.
-        given: dict[str, Any] = {"prompt_cost": 1 << 30, "graph": graph, "chunk": chunk, "recorder": recorder}
+        # All prompts are there from the start, so none of them delays another one's next token. The program may need
+        # memory for other things.
+        given: dict[str, Any] = {"prompt_cost": 1 << 30, "memory_share": _MEMORY_SHARE.get(_device_type(model))}
+        given |= {"graph": graph, "chunk": chunk, "recorder": recorder}
         self.engine = Engine(model, plan, share=share, samples=samples, vocabulary=vocabulary, **given | options)
         self._outputs = Outputs(self.engine)
         self._ids = map(str, count())
@@ -115,3 +118,7 @@ class InferenceEngine:
             for row, completion in enumerate(stream.completions):
                 completion.state = after.rows([row])
         return stream.completions
+
+
+def _device_type(model: nn.Module) -> str:
+    return next(model.parameters()).device.type

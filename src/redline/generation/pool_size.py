@@ -14,7 +14,9 @@ from redline.ops.paged_attention import PagedRows
 _SHARE = {"cuda": 0.92, "cpu": 0.25}
 
 
-def choose_blocks(model: PlannedModel, size: int, rows: int, token_budget: int, device: torch.device) -> int:
+def choose_blocks(
+    model: PlannedModel, size: int, rows: int, token_budget: int, device: torch.device, share: float | None = None
+) -> int:
     """Returns the number of pages: what `rows` whole contexts need, or what fits into the memory that is left.
 
     On a GPU, the largest step runs first, so that the memory it needs is not counted as free.
@@ -27,7 +29,10 @@ def choose_blocks(model: PlannedModel, size: int, rows: int, token_budget: int, 
         _run_largest_step(model, size, min(token_budget, context), device)
         free = torch.cuda.mem_get_info(device)[0]
         free += torch.cuda.memory_reserved(device) - torch.cuda.max_memory_reserved(device)
-    fitting = int(free * _SHARE.get(device.type, _SHARE["cpu"])) // page_bytes
+    share = _SHARE.get(device.type, _SHARE["cpu"]) if share is None else share
+    if not 0 < share <= 1:
+        raise RedlineError(f"memory_share must be above 0 and at most 1, not {share}.")
+    fitting = int(free * share) // page_bytes
     if fitting < 1:
         raise RedlineError(
             f"the key-value cache needs {page_bytes:,} bytes for {size} tokens, and {free:,} bytes of memory are free."

@@ -105,17 +105,22 @@ class Scheduler:
         """Returns the next step, and counts its tokens as computed. An empty plan means that nothing can run now."""
         planned: dict[Sequence, PlannedRow] = {}
         ready = sorted((one for one in self.running if not one.is_blocked), key=lambda one: (one.rest > 1, one.arrival))
-        budget, cost = self.limits.token_budget, self.limits.prompt_cost
+        budget, cost = self.limits.token_budget, float(self.limits.prompt_cost)
         decodes = any(one.rest == 1 for one in ready)
         for sequence in ready:
             if sequence.row < 0:
                 continue  # it was preempted for a sequence before it
             count = self._count(sequence, budget, cost if decodes else None)
-            if count < 1 or not self._reserve(sequence, count, planned):
+            if count < 1:
                 continue
-            planned[sequence] = self._planned(sequence, count, budget - len(ready))
-            budget = self.limits.token_budget - sum(row.count for row in planned.values())
-            cost -= _cost(sequence.computed, count) if sequence.rest > 1 else 0
+            before = len(planned)
+            reserved = self._reserve(sequence, count, planned)
+            if len(planned) < before:
+                budget = self.limits.token_budget - sum(row.count for row in planned.values())
+            if reserved:
+                planned[sequence] = row = self._planned(sequence, count, budget - len(ready))
+                budget -= row.count
+                cost -= _cost(sequence.computed, count) if sequence.rest > 1 else 0
         plan = StepPlan([self._commit(row) for row in planned.values()])
         while self.waiting and budget > 0:
             sequence = self.waiting[0]
@@ -155,13 +160,13 @@ class Scheduler:
                 break
             sequence.tokens.append(token)
             gained.append(token)
-            if len(sequence.output) >= sequence.limit:
+            if len(sequence.tokens) - len(sequence.request.prompt) >= sequence.limit:
                 self._end(sequence, sequence.limit_reason)
                 break
         self.counted["generated_tokens"] += len(gained)
         return gained
 
-    def _count(self, sequence: Sequence, budget: int, cost: int | None) -> int:
+    def _count(self, sequence: Sequence, budget: int, cost: float | None) -> int:
         """Returns how many of the missing tokens the sequence may compute in this step."""
         count = min(sequence.rest, budget, self.limits.chunk)
         if cost is not None and sequence.rest > 1:

@@ -42,10 +42,10 @@ def paged_attention(
         raise ModelError(f"{op}: the {heads} query heads must be a multiple of the {groups} key and value heads.")
     if sizes["E"] != sizes["R"] + 1:
         raise ModelError(f"{op}: starts_E must have {sizes['R'] + 1} numbers for {sizes['R']} rows, not {sizes['E']}.")
-    if not 0 <= rows.singles <= sizes["R"] or rows.split < 1 or (window is not None and window < 1):
+    if not 0 <= rows.prompts <= rows.singles <= sizes["R"] or rows.split < 1 or (window is not None and window < 1):
         raise ModelError(
-            f"{op}: singles must be from 0 to the {sizes['R']} rows, and split and window at least 1, not "
-            f"{rows.singles}, {rows.split} and {window}."
+            f"{op}: prompts must be from 0 to singles, singles at most the {sizes['R']} rows, and split and window at "
+            f"least 1, not {rows.prompts}, {rows.singles}, {rows.split} and {window}."
         )
     check_floating(op, q_THD=q_THD)
     check_same_dtype(op, q_THD=q_THD, k_TGD=k_TGD, v_TGD=v_TGD, **pages)
