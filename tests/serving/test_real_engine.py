@@ -74,6 +74,14 @@ def test_the_batch_processor_gives_the_same_texts(model: Path, expected: list[st
         assert batches.process(PROMPTS, max_tokens=24) == expected
 
 
+def test_the_context_is_no_larger_than_the_cache(model: Path, memory_model: Path) -> None:
+    for folder, blocks, context in ((model, 64, 200), (model, 4, 64), (memory_model, None, None)):
+        options = {} if blocks is None else {"blocks": blocks}
+        engine, info = load_engine(str(folder), device="cpu", max_rows=2, **options)
+        engine.close()
+        assert info.context == context and info.device == "cpu" and info.plan == str(engine.plan)
+
+
 def test_a_seed_fixes_the_text_and_choices_differ(api: openai.OpenAI) -> None:
     options: dict[str, Any] = {"model": "decoder", "prompt": "the sea", "max_tokens": 12, "temperature": 1.0, "seed": 7}
     first = [choice.text for choice in api.completions.create(**options, n=3).choices]
