@@ -230,7 +230,7 @@ def test_connections_that_send_nothing_are_closed(folder: Path) -> None:
 
 def test_an_idle_flood_does_not_keep_others_out(folder: Path) -> None:
     with make_server(folder, connections=16) as server:
-        idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(12)]
+        idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(40)]
         assert complete(server).status == 200
         for connection in idle:
             connection.close()

@@ -19,6 +19,7 @@ from redline.serving.engine_process import EngineProcess
 from redline.serving.errors import ApiError, invalid
 from redline.serving.forwarding import forward
 from redline.serving.information import delete_session, detokenize, health, metrics, model, models, tokenize, version
+from redline.serving.keys import ANYONE
 from redline.serving.services import CALL, SERVICES, Call, Services
 from redline.serving.site import add_page
 from redline.web.access import Access, is_loopback
@@ -84,6 +85,9 @@ class _Checks:
         try:
             response = await self._answer(request, handler)
             status = response.status
+            if self.services.keys.callers and request[CALL].caller is ANYONE:
+                # Only callers with a key may keep a connection open.
+                response.force_close()
             return response
         finally:
             self.release(request)
