@@ -233,7 +233,7 @@ def test_the_command_serves_until_it_is_terminated(model: Path, tmp_path: Path) 
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment, cwd=tmp_path) as process:
         assert process.stderr is not None
         lines = iter(process.stderr.readline, "")
-        events = (json.loads(line) for line in lines if line.startswith("{"))
+        events = map(json.loads, lines)
         ready = next(event for event in events if event["message"] == "ready")
         bearer = {"Authorization": "Bearer a-long-enough-key"}
         assert send(f"{ready['url']}/v1/models", headers=bearer).json["data"][0]["id"] == "decoder"
