@@ -93,6 +93,7 @@ def test_what_the_engine_refuses_is_the_clients_error(folder: Path, server: Serv
     assert complete(server, **failed, guided_regex="x").json["error"]["message"] == "too complex"
 
 
+@pytest.mark.usefixtures("no_errors_logged")
 def test_many_clients_leave_and_the_others_are_answered(folder: Path) -> None:
     with make_server(folder, step_s=0.002) as server, ThreadPoolExecutor(8) as pool:
 
@@ -141,6 +142,7 @@ class opened_later:
         self._socket.close()
 
 
+@pytest.mark.usefixtures("no_errors_logged")
 def test_a_client_that_stops_reading_is_closed(folder: Path) -> None:
     with make_server(folder, stall_s=0.2) as server:
         with socket.socket() as slow:

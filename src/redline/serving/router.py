@@ -102,8 +102,9 @@ class _Checks:
             return self._error(invalid(str(error)))
         except web.HTTPException as error:
             return self._error(_of_http(request, error))
-        except (ConnectionError, asyncio.CancelledError):
-            raise
+        except ConnectionError as error:
+            # aiohttp would log an error; a client that leaves is none, and usually cancels the handler.
+            raise asyncio.CancelledError from error
         except Exception:
             log.exception("a request failed: %s %s", request.method, request.path)
             return self._error(ApiError(500, "The server failed.", kind="server_error", code="internal_error"))
