@@ -129,6 +129,30 @@ def test_drawn_texts_are_the_same_alone_and_among_others_with_preemptions_and_dr
         assert engine.stats().preemptions > 0
 
 
+def test_a_failed_capture_falls_back_to_plain_steps(model: Decoder) -> None:
+    class Full(FakeRecorder):
+        def capture(self, run: Any) -> Any:
+            if self.recorded == 2:
+                raise RuntimeError("no memory")
+            return super().capture(run)
+
+    batch = random_requests(9, random.Random(0))
+    engine = Engine(model, recorder=Full(), max_rows=5)
+    with pytest.warns(UserWarning, match=r"because the capture of a CUDA graph failed: no memory\.$"):
+        found = run(engine, batch)
+    assert found == run(Engine(model, max_rows=5), batch)
+
+
+def test_steps_are_captured_before_the_first_request(model: Decoder) -> None:
+    recorder = FakeRecorder()
+    engine = Engine(model, recorder=recorder, max_rows=4, token_budget=64)
+    engine.warm_up()
+    recorded, batch = recorder.recorded, random_requests(9, random.Random(0))
+    found = run(engine, batch)
+    assert recorder.recorded == recorded and recorder.replayed > 20
+    assert found == run(Engine(model, max_rows=4, token_budget=64), batch)
+
+
 def test_outputs_say_why_they_ended_and_what_was_cached(model: Decoder) -> None:
     engine = Engine(model, block_size=4)
     prompt = random.Random(0).choices(range(VOCABULARY), k=13)

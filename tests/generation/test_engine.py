@@ -45,7 +45,7 @@ def test_greedy_texts_are_the_models_own(chunk: int, recorded: bool, model: Deco
         assert completion.tokens == one_by_one(model, prompt, 25) and completion.reason == "length"
     if recorder is not None:
         # Rows whose prompts end at different steps decode in numbers of rows of their own.
-        assert 1 <= recorder.recorded <= 3 and recorder.replayed == 24
+        assert 2 <= recorder.recorded <= 5 and recorder.replayed >= 25
 
 
 def test_a_memory_model_generates_what_its_forward_predicts(memory_model: TitanModel) -> None:
@@ -100,8 +100,8 @@ def test_a_recorded_step_follows_settings_and_leaves_nothing_behind(model: Decod
         assert engine.generate(batch, sampling, max_tokens=20) == plain.generate(batch, sampling, max_tokens=20)
     before = engine.setup_s
     engine.generate(batch, max_tokens=20)
-    # Sampling is not part of the recorded step.
-    assert recorder.recorded == 1 and engine.setup_s == before > 0
+    # The step of the prompts, and the others; sampling is not part of them.
+    assert recorder.recorded == 2 and engine.setup_s == before > 0
 
 
 def test_stop_tokens_end_a_row_and_not_the_others(model: Decoder) -> None:
@@ -182,7 +182,8 @@ def test_a_plan_is_one_argument(model: Decoder) -> None:
     assert "9 of 9 linear layers hold int8 weights" in proofs["int8(min_features=16)"]
     with torch.no_grad():
         exact, rounded = (
-            one.step(torch.tensor([5]), one.new_cache(1, 4)) for one in (InferenceEngine(model).model, engine.model)
+            one.prefill(torch.tensor([[5]]), torch.tensor([1]), one.new_cache(1, 4))
+            for one in (InferenceEngine(model).model, engine.model)
         )
     assert 0 < (rounded - exact).norm() < 0.1 * exact.norm()
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())

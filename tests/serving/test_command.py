@@ -91,7 +91,7 @@ def test_keys_and_json_logs(call: Call, folder: Path, tmp_path: Path) -> None:
         assert send(f"{url}/v1/models", headers={"Authorization": f"Bearer {KEY}"}).json["data"][0]["id"] == "mine"
 
     code, err = call("serve", folder, "--port", port, "--api-keys", "keys", "--name", "mine", "--json-logs", then=then)
-    lines: list[Any] = [json.loads(line) for line in err.splitlines() if line.startswith("{")]
+    lines: list[Any] = [json.loads(line) for line in err.splitlines()]
     assert code == 0 and next(line for line in lines if line.get("message") == "ready")["url"] == url
     requests = [(line["status"], line["caller"]) for line in lines if line.get("path") == "/v1/models"]
     assert requests == [(401, "anyone"), (200, "alice")] and KEY not in err

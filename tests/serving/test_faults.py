@@ -93,6 +93,7 @@ def test_what_the_engine_refuses_is_the_clients_error(folder: Path, server: Serv
     assert complete(server, **failed, guided_regex="x").json["error"]["message"] == "too complex"
 
 
+@pytest.mark.usefixtures("no_errors_logged")
 def test_many_clients_leave_and_the_others_are_answered(folder: Path) -> None:
     with make_server(folder, step_s=0.002) as server, ThreadPoolExecutor(8) as pool:
 
@@ -141,6 +142,7 @@ class opened_later:
         self._socket.close()
 
 
+@pytest.mark.usefixtures("no_errors_logged")
 def test_a_client_that_stops_reading_is_closed(folder: Path) -> None:
     with make_server(folder, stall_s=0.2) as server:
         with socket.socket() as slow:
@@ -152,6 +154,13 @@ def test_a_client_that_stops_reading_is_closed(folder: Path) -> None:
             wait_until(lambda: server.services.admission.running == 1)
             wait_until(lambda: server.services.admission.running == 0)
         assert complete(server).status == 200
+
+
+def test_a_silent_stream_is_kept_awake(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("redline.serving.engine_process._PING_EVERY_S", 0.05)
+    with make_server(folder, step_s=0.3) as server:
+        events = stream_of(server, {"prompt": "[[say ab]]"}).split("\n\n")
+    assert ": keep-alive" in events and events[-2] == "data: [DONE]"
 
 
 def test_overload_is_answered_with_429_at_once(folder: Path) -> None:
@@ -223,7 +232,7 @@ def test_connections_that_send_nothing_are_closed(folder: Path) -> None:
 
 def test_an_idle_flood_does_not_keep_others_out(folder: Path) -> None:
     with make_server(folder, connections=16) as server:
-        idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(12)]
+        idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(40)]
         assert complete(server).status == 200
         for connection in idle:
             connection.close()

@@ -25,6 +25,7 @@ from redline.serving.model_engine import load_engine
 from serving.plain_http import PATIENCE_S, send
 
 TEMPLATE = "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}</s>{% endfor %}<s>assistant:"
+_TWELVE = range(12)
 PROMPTS = ["the sea", "the land and the sea", "é", "the sea is the sea and the land is", "a"]
 
 
@@ -71,6 +72,14 @@ def test_texts_are_those_of_the_text_generator(api: openai.OpenAI, expected: lis
 def test_the_batch_processor_gives_the_same_texts(model: Path, expected: list[str]) -> None:
     with BatchProcessor(model, max_batch_size=3, device="cpu", blocks=64) as batches:
         assert batches.process(PROMPTS, max_tokens=24) == expected
+
+
+def test_the_context_is_no_larger_than_the_cache(model: Path, memory_model: Path) -> None:
+    for folder, blocks, context in ((model, 64, 200), (model, 4, 64), (memory_model, None, None)):
+        options = {} if blocks is None else {"blocks": blocks}
+        engine, info = load_engine(str(folder), device="cpu", max_rows=2, **options)
+        engine.close()
+        assert info.context == context and info.device == "cpu" and info.plan == str(engine.plan)
 
 
 def test_a_seed_fixes_the_text_and_choices_differ(api: openai.OpenAI) -> None:
@@ -124,6 +133,26 @@ def test_json_schema_and_regex_hold(api: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         api.completions.create(model="decoder", prompt="a", extra_body={"guided_regex": "("})
     assert refused.value.code in ("invalid_grammar", None)
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        {"guided_regex": "(a|aa)+" * 200},
+        {
+            "guided_json": {
+                "allOf": [{"anyOf": [{"properties": {f"{i}{j}": {}}} for j in range(12)]} for i in range(12)]
+            }
+        },
+        {"guided_json": {"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}]}}, "$ref": "#/$defs/a"}},
+    ],
+    ids=["regex", "products", "recursion"],
+)
+def test_bombs_of_grammars_end_only_their_own_request(api: openai.OpenAI, bomb: dict[str, Any]) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        api.completions.create(model="decoder", prompt="a", extra_body=bomb)
+    assert refused.value.code == "invalid_grammar"
+    assert api.completions.create(model="decoder", prompt="a", max_tokens=1).choices
 
 
 def test_scores_of_a_prompt_are_those_of_the_model(api: openai.OpenAI, model: Path) -> None:
@@ -204,7 +233,7 @@ def test_the_command_serves_until_it_is_terminated(model: Path, tmp_path: Path) 
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment, cwd=tmp_path) as process:
         assert process.stderr is not None
         lines = iter(process.stderr.readline, "")
-        events = (json.loads(line) for line in lines if line.startswith("{"))
+        events = map(json.loads, lines)
         ready = next(event for event in events if event["message"] == "ready")
         bearer = {"Authorization": "Bearer a-long-enough-key"}
         assert send(f"{ready['url']}/v1/models", headers=bearer).json["data"][0]["id"] == "decoder"

@@ -37,6 +37,7 @@ def bearer(key: str) -> dict[str, str]:
 def test_everything_but_health_needs_a_key(locked: Server, path: str, headers: dict[str, str]) -> None:
     answer = send(f"{locked.url}{path}", SAY if path in (TEXT, "/tokenize") else None, headers)
     assert (answer.status, answer.code) == (401, "invalid_api_key")
+    assert answer.headers["connection"] == "close"
     assert send(f"{locked.url}/health").status == 200
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import shlex
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -90,7 +89,7 @@ def serve(
     options["strict"] = strict or None
     with written_log(json_logs):
         begun_s = time.perf_counter()
-        with LiveLine("loading the model …") as line:
+        with nullcontext() if json_logs else LiveLine("loading the model …") as line:
             server = start_server(
                 model,
                 host=host,
@@ -102,13 +101,19 @@ def serve(
                 vllm_python=vllm_python,
                 vllm_options=tuple(vllm_option or ()),
                 limits=limits,
-                on_progress=line.update,
+                on_progress=log_event if line is None else line.update,
                 **options,
             )
-        with server, _signals(server.drain):
+
+        def drain() -> None:
+            text = "finishing the running requests; press Ctrl-C again to end them now"
+            log_event(text) if json_logs else note(text)
+            server.drain()
+
+        with server, _signals(drain):
             seconds = time.perf_counter() - begun_s
             if json_logs:
-                print(log_event("ready", url=server.url, seconds=round(seconds, 3)), file=sys.stderr, flush=True)
+                log_event("ready", url=server.url, seconds=round(seconds, 3))
             else:
                 _introduce(server, seconds)
             server.wait()
@@ -142,7 +147,6 @@ def _signals(drain: Callable[[], object]) -> Iterator[None]:
     """Calls `drain` at SIGTERM and Ctrl-C; a second one ends the running requests at once."""
 
     def handle(number: int, frame: FrameType | None) -> None:
-        note("finishing the running requests; press Ctrl-C again to end them now")
         drain()
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}

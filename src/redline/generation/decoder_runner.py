@@ -2,7 +2,7 @@
 
 A token that was sampled stays on the device as the next input, so a step can be launched before the last one is read.
 Steps in which every row decodes are captured as CUDA graphs, one for each number of rows and pages that is rounded up
-to a bucket. Nothing but the sizes of buckets reaches a captured launch as a number.
+to a bucket; so are short steps with prompts. Nothing but the sizes of buckets reaches a captured launch as a number.
 
 T: tokens of a step, R: its rows, N: sampled tokens, W: pages in the table of a row.
 """
@@ -10,6 +10,7 @@ T: tokens of a step, R: its rows, N: sampled tokens, W: pages in the table of a 
 import warnings
 from collections.abc import Callable, Sequence
 from time import perf_counter
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,15 +23,28 @@ from redline.generation.sampler import Sampler
 from redline.generation.step_plan import PlannedRow, StepPlan
 from redline.machine.cuda_graphs import GraphCapturer
 from redline.models.decoder.paged_cache import FlatCall, PagePool
-from redline.ops.paged_attention import PagedRows
+from redline.ops.paged_attention import ALL, PagedRows
 
 Masks = Sequence[bytes | None]
 _ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 160, 192, 224, 256)
+# The tokens and rows of captured steps with prompts. Larger steps hide the time of launching kernels one by one.
+_TOKEN_BUCKETS = (64, 128, 256, 512, 1024, 2048)
+_MIXED_ROWS = (8, 64, 256)
 # Tables of captured steps have a power of four times this number of pages.
 _LEAST_WIDTH = 16
 _WARMUPS = 2
 # A row that decodes is split into at most this many parts, and parts have at least this many positions.
 _MOST_SPLITS, _LEAST_SPLIT = 64, 256
+
+
+class Shape(NamedTuple):
+    """The number of tokens and rows of a step, and of pages in the table of a row."""
+
+    tokens: int
+    rows: int
+    width: int
+    # Whether every row has one token and samples.
+    is_decode: bool
 
 
 class DecoderRunner:
@@ -54,7 +68,8 @@ class DecoderRunner:
         self._held = [0] * rows
         self._last_R = torch.zeros(rows, dtype=torch.int32, device=device)
         self._split = max(_LEAST_SPLIT, -(-context // _MOST_SPLITS))
-        self._captured: dict[tuple[int, int], CapturedStep] = {}
+        self._captured: dict[Shape, CapturedStep] = {}
+        self._logits_RV: Tensor | None = None
         self.capture_s = 0.0
 
     @torch.no_grad()
@@ -82,90 +97,111 @@ class DecoderRunner:
 
     def warm_up(self, rows: int) -> None:
         """Captures the steps of up to this many rows and short texts, so that no request waits for it."""
-        if self.recorder is not None:
-            for bucket in reversed([one for one in _ROW_BUCKETS if one < 2 * rows]):
-                self._capture(bucket, min(_LEAST_WIDTH, self._tables.shape[1]))
+        width = min(_LEAST_WIDTH, self._tables.shape[1])
+        # The largest first, because later captures reuse its memory.
+        for tokens in reversed(_TOKEN_BUCKETS):
+            self._capture(Shape(tokens, _MIXED_ROWS[0], width, False))
+        for bucket in reversed([one for one in _ROW_BUCKETS if one < 2 * rows]):
+            self._capture(Shape(bucket, bucket, width, True))
 
     def _logits(self, plan: StepPlan) -> Tensor:
         rows = plan.rows
         counts = np.array([row.count for row in rows], dtype=np.int32)
         lengths = np.array([row.start for row in rows], dtype=np.int32)
         width = int((lengths + counts - 1).max()) // self.size + 1
-        captured = self._captured_step(len(rows), width) if plan.is_decode else None
+        shape = Shape(int(counts.sum()), len(rows), width, plan.is_decode)
+        captured = self._captured_step(shape, plan)
         if captured is not None:
-            return captured.run(self._inputs(rows, counts, lengths, captured.rows, captured.width))[: len(rows)]
-        inputs = self._sent(self._inputs(rows, counts, lengths, len(rows), width))
-        tokens, samples = int(counts.sum()), sum(row.samples for row in rows)
-        singles = int((counts == 1).sum())
-        return self._run(inputs, tokens, len(rows), width, samples, singles, plan.is_decode)
+            logits_RV = captured.run(self._inputs(rows, counts, lengths, captured.shape, is_captured=True))
+            sampling = [index for index, row in enumerate(rows) if row.samples]
+            return logits_RV[: len(rows)] if len(sampling) == len(rows) else logits_RV[self._sent(np.array(sampling))]
+        inputs = self._sent(self._inputs(rows, counts, lengths, shape, is_captured=False))
+        samples, singles = sum(row.samples for row in rows), ALL if plan.is_decode else int((counts == 1).sum())
+        return self._run(inputs, shape, samples, singles, singles)
 
-    def _run(
-        self, inputs: Tensor, tokens: int, rows: int, width: int, samples: int, singles: int, is_decode: bool
-    ) -> Tensor:
+    def _run(self, inputs: Tensor, shape: "Shape", samples: int, singles: int, prompts: int) -> Tensor:
         """Calls the model with the inputs that `_inputs` packed."""
+        tokens, rows, width, is_decode = shape
         sizes = (tokens, tokens, tokens, tokens, rows + 1, rows, rows * width, samples)
         tokens_T, positions_T, slots_T, rows_T, starts_E, lengths_R, tables, sampled_N = inputs.split(sizes)
         tokens_T = torch.where(tokens_T < 0, self._last_R[rows_T], tokens_T)
         numbers = (slots_T, starts_E, lengths_R, tables.view(rows, width))
-        call = FlatCall(positions_T, sampled_N, PagedRows(*numbers, singles=singles, split=self._split), self.pool)
-        return self.model.flat(tokens_T, call, is_decode)
+        paged = PagedRows(*numbers, singles=singles, prompts=prompts, split=self._split)
+        return self.model.flat(tokens_T, FlatCall(positions_T, sampled_N, paged, self.pool), is_decode)
 
     def _inputs(
-        self, rows: list[PlannedRow], counts: np.ndarray, lengths: np.ndarray, padded_rows: int, width: int
+        self, rows: list[PlannedRow], counts: np.ndarray, lengths: np.ndarray, shape: "Shape", is_captured: bool
     ) -> np.ndarray:
         """Returns all numbers of a step in one array, so that there is one copy to the device.
 
-        Rows of padding have one token, which is not stored.
+        A captured step gives the logits after the last token of each row. Its rows of padding have one token if all
+        rows have one, otherwise none; tokens of padding are not stored.
         """
         ids = np.array([row.row for row in rows], dtype=np.int32)
-        padding = padded_rows - len(rows)
-        starts = np.zeros(padded_rows + 1, dtype=np.int32)
-        starts[1:] = np.concatenate((counts, np.ones(padding, dtype=np.int32))).cumsum()
-        tables = np.zeros((padded_rows, width), dtype=np.int32)
-        tables[: len(rows)] = self._tables[ids, :width]
+        real, padding = int(counts.sum()), shape.rows - len(rows)
+        ends = np.zeros(shape.rows + 1, dtype=np.int32)
+        ends[1:] = np.pad(counts, (0, padding), constant_values=int(shape.is_decode)).cumsum()
+        tables = np.zeros((shape.rows, shape.width), dtype=np.int32)
+        tables[: len(rows)] = self._tables[ids, : shape.width]
         of_token = np.repeat(np.arange(len(rows)), counts)
-        positions = np.arange(len(of_token), dtype=np.int32) - starts[of_token] + lengths[of_token]
+        positions = np.arange(real, dtype=np.int32) - ends[of_token] + lengths[of_token]
         slots = tables[of_token, positions // self.size] * self.size + positions % self.size
         tokens = [token for row in rows for token in row.input_tokens()]
-        sampled = [end - left for row, end in zip(rows, starts[1:], strict=False) for left in range(row.samples, 0, -1)]
-        zeros = np.zeros(padding, dtype=np.int32)
+        if is_captured:
+            sampled = np.maximum(ends[1:] - 1, 0)
+        else:
+            sampled = [
+                end - left for row, end in zip(rows, ends[1:], strict=False) for left in range(row.samples, 0, -1)
+            ]
+        zeros = np.zeros(shape.tokens - real, dtype=np.int32)
         parts = (
             *(tokens, zeros, positions, zeros, slots, zeros - 1, ids[of_token], zeros),
-            *(starts, lengths, zeros, tables.ravel(), sampled, np.arange(len(rows), padded_rows)),
+            *(ends, lengths, np.zeros(padding), tables.ravel(), sampled),
         )
         return np.concatenate([np.asarray(part, dtype=np.int32) for part in parts])
 
-    def _captured_step(self, rows: int, width: int) -> "CapturedStep | None":
-        if self.recorder is None or rows > _ROW_BUCKETS[-1]:
+    def _captured_step(self, shape: "Shape", plan: StepPlan) -> "CapturedStep | None":
+        """Returns the smallest captured step that is large enough, or None if steps like this are not captured."""
+        if self.recorder is None or any(row.drafts for row in plan.rows):
             return None
-        bucket, padded = next(one for one in _ROW_BUCKETS if one >= rows), _LEAST_WIDTH
-        while padded < width:
-            padded *= 4
-        return self._capture(bucket, min(padded, self._tables.shape[1]))
+        row_buckets = _ROW_BUCKETS if plan.is_decode else _MIXED_ROWS
+        rows = next((one for one in row_buckets if one >= shape.rows), None)
+        tokens = rows if plan.is_decode else next((one for one in _TOKEN_BUCKETS if one >= shape.tokens), None)
+        if rows is None or tokens is None:
+            return None
+        width = _LEAST_WIDTH
+        while width < shape.width:
+            width *= 4
+        return self._capture(Shape(tokens, rows, min(width, self._tables.shape[1]), plan.is_decode))
 
-    def _capture(self, rows: int, width: int) -> "CapturedStep | None":
-        if (rows, width) not in self._captured:
-            assert self.recorder is not None
-            sizes = (rows, rows, width, rows, rows)
+    def _capture(self, shape: "Shape") -> "CapturedStep | None":
+        if shape in self._captured or self.recorder is None:
+            return self._captured.get(shape)
+        tokens, rows, width, is_decode = shape
 
-            def run(inputs: Tensor) -> Tensor:
-                return self._run(inputs, *sizes, True)
+        def run(inputs: Tensor) -> Tensor:
+            # Which rows have one token, only the device knows.
+            return self._run(inputs, shape, rows, ALL, ALL if is_decode else 0)
 
-            count = 4 * rows + (rows + 1) + rows + rows * width + rows
-            inputs = torch.zeros(count, dtype=torch.int32, device=self.device)
-            inputs[2 * rows : 3 * rows] = -1  # nothing is stored
-            inputs[4 * rows : 5 * rows + 1] = torch.arange(rows + 1)
-            begun = perf_counter()
-            try:
-                self._captured[rows, width] = CapturedStep(run, inputs, rows, width, self.recorder)
-                self.capture_s += perf_counter() - begun
-            except RuntimeError as error:
-                # The usual cause is a lack of memory. Steps can run without the capture.
-                self.recorder = None
-                why = f"the capture of a CUDA graph failed: {first_line(error)}"
-                warnings.warn(f"tokens are generated slowly, because {why}.", stacklevel=2)
-                return None
-        return self._captured[rows, width]
+        # One row, or rows of one token, after no stored ones; nothing is stored.
+        longest = min(tokens, width * self.size)
+        inputs = torch.zeros(4 * tokens + 3 * rows + 1 + rows * width, dtype=torch.int32, device=self.device)
+        inputs[2 * tokens : 3 * tokens] = -1
+        inputs[4 * tokens : 4 * tokens + rows + 1] = torch.arange(rows + 1) if is_decode else longest
+        inputs[4 * tokens] = 0
+        begun = perf_counter()
+        try:
+            if self._logits_RV is None:
+                logits_RV = self.recorder.warm_up(lambda: run(inputs))
+                self._logits_RV = logits_RV.new_empty((max(_ROW_BUCKETS[-1], _MIXED_ROWS[-1]), logits_RV.shape[1]))
+            self._captured[shape] = CapturedStep(run, inputs, shape, self._logits_RV[:rows], self.recorder)
+        except RuntimeError as error:
+            # The usual cause is a lack of memory. Steps can run without the capture.
+            self.recorder = None
+            why = f"the capture of a CUDA graph failed: {first_line(error)}"
+            warnings.warn(f"tokens are generated slowly, because {why}.", stacklevel=2)
+        self.capture_s += perf_counter() - begun
+        return self._captured.get(shape)
 
     def _sent(self, numbers: np.ndarray) -> Tensor:
         tensor = torch.from_numpy(numbers)
@@ -173,24 +209,26 @@ class DecoderRunner:
 
 
 class CapturedStep:
-    """A decode step of `rows` rows, some of which may be padding, with tables of `width` pages."""
+    """A step of a shape, some of whose tokens and rows may be padding. The logits are in a buffer that all share."""
 
     def __init__(
-        self, run: Callable[[Tensor], Tensor], inputs: Tensor, rows: int, width: int, recorder: GraphCapturer
+        self,
+        run: Callable[[Tensor], Tensor],
+        inputs: Tensor,
+        shape: Shape,
+        logits_RV: Tensor,
+        recorder: GraphCapturer,
     ) -> None:
-        self.rows, self.width = rows, width
-        self._inputs = inputs
-        # The graph copies the logits out of the memory pool, because other graphs use the same pool.
-        self._logits_NV = torch.empty_like(recorder.warm_up(lambda: run(inputs)))
-        for _ in range(_WARMUPS - 1):
+        self.shape, self._inputs, self._logits_RV = shape, inputs, logits_RV
+        for _ in range(_WARMUPS):
             recorder.warm_up(lambda: run(inputs))
-        self._replay = recorder.capture(lambda: self._logits_NV.copy_(run(inputs)))[1]
+        self._replay = recorder.capture(lambda: logits_RV.copy_(run(inputs)))[1]
 
     def run(self, inputs: np.ndarray) -> Tensor:
-        """Returns the logits, in a buffer that the next call overwrites."""
+        """Returns the logits of each row, in a buffer that the next step overwrites."""
         tensor = torch.from_numpy(inputs)
         if self._inputs.is_cuda:
             tensor = tensor.pin_memory()
         self._inputs.copy_(tensor, non_blocking=True)
         self._replay()
-        return self._logits_NV
+        return self._logits_RV

@@ -66,9 +66,9 @@ class Sampler:
             shape = (self.rows, self.vocabulary)
             self._seen_RV = torch.zeros(shape, dtype=torch.bool, device=self.device)
             self._counts_RV = torch.zeros(shape, dtype=torch.int32, device=self.device)
-        self._seen_RV[row] = False
-        self._seen_RV[row, self._sent([*prompt, *output])] = True
-        self._counts_RV[row] = self._sent(list(output)).bincount(minlength=self.vocabulary)
+        generated = self._sent(list(output))
+        self._seen_RV[row].zero_().index_fill_(0, self._sent([*prompt, *output]), True)
+        self._counts_RV[row].zero_().index_add_(0, generated, torch.ones_like(generated, dtype=torch.int32))
 
     def sample(self, logits_NV: Tensor, entries: Sequence[PlannedRow], masks: Sequence[bytes | None]) -> Sampled:
         """Returns the tokens of the entries, which are planned rows, repeated for each of their samples.
@@ -130,8 +130,8 @@ class Sampler:
         assert self._seen_RV is not None and self._counts_RV is not None
         rows_M = self._sent([entry.row for entry in entries if has_penalties(entry.sequence.request.sampling)])
         tokens_M = tokens_N[penalties.rows_M].clamp(min=0)
-        self._seen_RV[rows_M, tokens_M] = True
-        self._counts_RV[rows_M, tokens_M] += 1
+        self._seen_RV.index_put_((rows_M, tokens_M), torch.ones_like(tokens_M, dtype=torch.bool))
+        self._counts_RV.index_put_((rows_M, tokens_M), torch.ones_like(tokens_M, dtype=torch.int32), accumulate=True)
 
     def _biased(self, logits_NV: Tensor, entries: Sequence[PlannedRow]) -> Tensor:
         """Adds `logit_bias`, and −∞ for stop tokens before `min_tokens`."""

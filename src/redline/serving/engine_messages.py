@@ -96,10 +96,9 @@ class SessionDeleted(Struct, frozen=True, tag=True):
 
 
 class Failed(Struct, frozen=True, tag=True):
-    """The engine could not be built. With `is_input_error`, starting it again would fail again."""
+    """The engine could not be built, because of the model or an option."""
 
     message: str
-    is_input_error: bool
 
 
 ToEngine = Start | Submit | Abort | Embed | Score | DeleteSession

@@ -148,6 +148,7 @@ class EngineProcess(SupervisedProcess):
                     body = await reader.readexactly(body_bytes(await reader.readexactly(HEADER_BYTES)))
                     self._receive(read_for_server(body))
             except (asyncio.IncompleteReadError, ConnectionError):
+                self._has_ended()
                 code = await self._end(child)
                 self._log_tail(Path(file.name))
                 raise RedlineError(f"{child.describe_exit(code)}.") from None
@@ -220,7 +221,7 @@ class EngineProcess(SupervisedProcess):
         """Wakes silent streams, and kills an engine that does not answer."""
         pinged_s = self._now_s()
         while True:
-            await asyncio.sleep(min(1.0, self._silence_s / 4))
+            await asyncio.sleep(min(1.0, self._silence_s / 4, _PING_EVERY_S / 4))
             now_s = self._now_s()
             if now_s - pinged_s >= _PING_EVERY_S:
                 pinged_s = now_s

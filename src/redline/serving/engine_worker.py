@@ -96,7 +96,7 @@ class EngineWorker:
             factory = resolve_factory(start.factory)
             engine, info = factory(**start.options, progress=lambda text: self._send(Progress(text)))
         except RedlineError as error:
-            self._send(Failed(str(error), True))
+            self._send(Failed(str(error)))
             return None
         self._send(Ready(info))
         return engine

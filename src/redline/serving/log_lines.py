@@ -8,6 +8,8 @@ from contextlib import contextmanager
 
 import msgspec
 
+# Records of this logger are JSON already.
+_READY_MADE = "redline.serving.requests"
 _LOGGERS = ("redline.serving", "redline.web")
 
 
@@ -16,7 +18,7 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         text = record.getMessage()
-        if record.name == "redline.serving.requests":
+        if record.name == _READY_MADE:
             return text
         fields = {"time": record.created, "level": record.levelname.lower(), "message": text}
         if record.exc_info:
@@ -44,6 +46,7 @@ def written_log(as_json: bool) -> Iterator[None]:
             logger.propagate = propagate
 
 
-def log_event(event: str, **fields: object) -> str:
-    """Returns an event of the server as one line of JSON."""
-    return msgspec.json.encode({"time": time.time(), "level": "info", "message": event, **fields}).decode()
+def log_event(event: str, **fields: object) -> None:
+    """Logs an event of the server as one line of JSON."""
+    values = {"time": time.time(), "level": "info", "message": event, **fields}
+    logging.getLogger(_READY_MADE).info("%s", msgspec.json.encode(values).decode())

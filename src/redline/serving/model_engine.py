@@ -36,4 +36,12 @@ def load_engine(
     engine = Engine(weights, chosen.plan, share=True, vocabulary=folder.tokens, tokenizer=folder.tokenizer, **options)
     progress("preparing the first steps …")
     engine.warm_up()
-    return engine, EngineInfo(engine.model.context, engine.vocabulary, str(engine.plan), str(place), engine.setup_s)
+    return engine, EngineInfo(_context(engine), engine.vocabulary, str(engine.plan), str(place), engine.setup_s)
+
+
+def _context(engine: Engine) -> int | None:
+    """Returns the largest number of tokens of a text: the model's limit, or what the key-value cache has room for."""
+    if not engine.model.is_paged:
+        return engine.model.context
+    blocks = engine.scheduler.blocks
+    return min(engine.model.context or blocks.count * blocks.size, blocks.count * blocks.size)

@@ -19,6 +19,7 @@ from redline.serving.engine_process import EngineProcess
 from redline.serving.errors import ApiError, invalid
 from redline.serving.forwarding import forward
 from redline.serving.information import delete_session, detokenize, health, metrics, model, models, tokenize, version
+from redline.serving.keys import ANYONE
 from redline.serving.services import CALL, SERVICES, Call, Services
 from redline.serving.site import add_page
 from redline.web.access import Access, is_loopback
@@ -84,6 +85,9 @@ class _Checks:
         try:
             response = await self._answer(request, handler)
             status = response.status
+            if self.services.keys.callers and request[CALL].caller is ANYONE:
+                # Only callers with a key may keep a connection open.
+                response.force_close()
             return response
         finally:
             self.release(request)
@@ -98,8 +102,9 @@ class _Checks:
             return self._error(invalid(str(error)))
         except web.HTTPException as error:
             return self._error(_of_http(request, error))
-        except (ConnectionError, asyncio.CancelledError):
-            raise
+        except ConnectionError as error:
+            # aiohttp would log an error; a client that leaves is none, and usually cancels the handler.
+            raise asyncio.CancelledError from error
         except Exception:
             log.exception("a request failed: %s %s", request.method, request.path)
             return self._error(ApiError(500, "The server failed.", kind="server_error", code="internal_error"))

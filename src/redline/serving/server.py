@@ -84,9 +84,9 @@ class Server:
         self.port = int(self._listener.getsockname()[1])
         self.urls = urls("http", host, self.port, "", None)
         app = new_app(self.services, host, lambda request: self._web.release(request))
-        limits_of_connections = ConnectionLimits(
-            self.limits.connections, self.limits.connections, self.limits.request_s, self.limits.connections
-        )
+        # Connections that send nothing must not take the places of all others, so fewer of them are kept.
+        pending = max(1, self.limits.connections // 2)
+        limits_of_connections = ConnectionLimits(pending, pending, self.limits.request_s, self.limits.connections)
         self._web = WebServer(
             app,
             self._listener,

@@ -88,6 +88,12 @@ class SupervisedProcess(ABC):
         if self._first_result is not None and not self._first_result.done():
             self._first_result.set_result(None)
 
+    def _has_ended(self) -> None:
+        """Ends the running requests, and refuses further ones until the process is ready again."""
+        if self.state is not ProcessState.CLOSED:
+            self.state = ProcessState.RESTARTING
+            self.fail_all(engine_died())
+
     async def _supervise(self) -> None:
         delay_s = _FIRST_DELAY_S
         while True:
@@ -100,8 +106,7 @@ class SupervisedProcess(ABC):
                     self._first_result.set_exception(error)
                     return
                 log.error("the engine ended: %s Restarting it in %.1f s.", error, delay_s)
-            self.state = ProcessState.RESTARTING
-            self.fail_all(engine_died())
+            self._has_ended()
             self.restarts += 1
             if self._now_s() - begun_s > _STABLE_S:
                 delay_s = _FIRST_DELAY_S

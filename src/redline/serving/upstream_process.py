@@ -91,6 +91,7 @@ class UpstreamProcess(SupervisedProcess):
                         self._is_ready(EngineInfo(plan=self._name))
                     while child.process is not None and child.process.poll() is None:
                         await asyncio.sleep(_POLL_S)
+                self._has_ended()
                 code = child.process.poll() if child.process is not None else None
                 self._log_tail(Path(file.name))
                 raise RedlineError(f"{child.describe_exit(code)}.")

@@ -6,7 +6,7 @@ By itself, aiohttp waits for a request without a timeout and accepts any number 
 import asyncio
 import socket
 import ssl
-from collections.abc import Sized
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -32,7 +32,7 @@ class Connections(Protocol):
     """The part of aiohttp's `Server` that an `Acceptor` needs."""
 
     @property
-    def connections(self) -> Sized: ...
+    def connections(self) -> Collection[Any]: ...
 
     def __call__(self) -> asyncio.BaseProtocol: ...
 
@@ -57,7 +57,7 @@ class Acceptor:
                 except OSError:
                     await asyncio.sleep(_RETRY_S)
                     continue
-                if len(self._server.connections) >= self._limits.open_at_once:
+                if self._is_full():
                     connection.close()
                     continue
                 task = loop.create_task(self._serve(connection, tls))
@@ -71,6 +71,13 @@ class Acceptor:
             for task in list(self._tasks):
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _is_full(self) -> bool:
+        most, connections = self._limits.open_at_once, self._server.connections
+        if len(connections) < most:
+            return False
+        # Connections that were just closed to make room are still listed.
+        return sum(one.transport is not None and not one.transport.is_closing() for one in connections) >= most
 
     def release(self, transport: asyncio.Transport | None) -> None:
         """Removes the deadline of a connection that stays open."""

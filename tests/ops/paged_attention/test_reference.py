@@ -82,8 +82,11 @@ def test_invalid_arguments_are_refused() -> None:
         ((q[:, :3], k, v, keys, values, rows), "the 3 query heads must be a multiple of the 2"),
         ((q, k, v, keys, values[1:], rows), "values_NPGD must have shape"),
         ((q, k, v, keys, values, replace(rows, starts_E=rows.starts_E[1:])), "starts_E must have 3 numbers for 2 rows"),
-        ((q, k, v, keys, values, replace(rows, singles=3)), "singles must be from 0 to the 2 rows"),
-        ((q, k, v, keys, values, rows, 0), "window at least 1, not 1, 256 and 0"),
+        (
+            (q, k, v, keys, values, replace(rows, singles=3)),
+            "prompts must be from 0 to singles, singles at most the 2 rows",
+        ),
+        ((q, k, v, keys, values, rows, 0), "window at least 1, not 0, 1, 256 and 0"),
         ((q.half(), k, v, keys, values, rows), "k_TGD is torch.float32, but q_THD is torch.float16"),
         ((q, k, v, keys.transpose(0, 1), values.transpose(0, 1), rows), "must be contiguous"),
     ):

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from redline.ops import kernel
-from redline.ops.paged_attention.reference import PagedRows
+from redline.ops.paged_attention.reference import ALL, PagedRows
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,8 @@ def attend_kernel(
     else:
         # Row r of these has the tiles from (first token // QUERIES) + r on: finds the last row that starts by `tile`.
         base = tl.load(starts + first_row)
-        low, high = 0, rows
+        low = tl.full((), 0, tl.int32)
+        high = low + rows
         while low < high:
             middle = (low + high) // 2
             if (tl.load(starts + first_row + middle) - base) // QUERIES + middle <= tile:
@@ -94,7 +95,8 @@ def attend_kernel(
         begin, end = 0, whole
     if WINDOWED:
         begin = tl.maximum(begin, tl.maximum(length + first - window + 1, 0) // BLOCK_C * BLOCK_C)
-    if first < count:
+    # Rows with one new token belong to the programs with splits, whatever else is in the step.
+    if (first < count) & ((count == 1) == (QUERIES == 1)):
         q_mask = in_m[:, None] & in_d[None, :]
         queries = tl.load(q + token[:, None] * q_row + head[:, None] * q_head + d[None, :], mask=q_mask, other=0.0)
         peak = tl.full((BLOCK_M,), float("-inf"), tl.float32)
@@ -155,15 +157,17 @@ def merge_kernel(
 @kernel.custom_op("paged_attention", lambda q, *_: kernel.empty_like(q), mutates=("keys", "values"))
 def _paged_attention(
     q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor, starts: Tensor, lengths: Tensor,
-    tables: Tensor, singles: int, split: int, window: int,
+    tables: Tensor, singles: int, prompts: int, split: int, window: int,
 ) -> Tensor:  # fmt: skip
     q, k, v = (kernel.rows_contiguous(one) for one in (q, k, v))
     tokens, heads, dim = q.shape
     rows, groups, size = len(lengths), k.shape[1], keys.shape[1]
+    singles, prompts = (rows if number == ALL else number for number in (singles, prompts))
     sizes = {"GROUPS": groups, "DIM": dim, "BLOCK_G": kernel.padded(groups, 1), "BLOCK_D": kernel.padded(dim)}
     strides = (*k.stride()[:2], *v.stride()[:2])
     kernel.launch(write_kernel, (tokens,), k, v, keys, values, slots, *strides, **sizes, num_warps=SINGLE.warps)
     out = torch.empty((tokens, heads, dim), dtype=q.dtype, device=q.device)
+    tensors = (q, keys, values, starts, lengths, tables, out)
     if singles:
         # A split begins with a whole block.
         split = -(-split // SINGLE.block) * SINGLE.block
@@ -171,61 +175,34 @@ def _paged_attention(
         partial = peaks = sums = out
         if splits > 1:
             partial = torch.empty((singles, heads, splits, dim), dtype=torch.float32, device=q.device)
-            peaks, sums = (torch.empty((singles, heads, splits), dtype=torch.float32, device=q.device) for _ in "ab")
-        scratch = (partial, peaks, sums)
-        _attend(
-            SINGLE,
-            1,
-            splits,
-            0,
-            singles,
-            singles,
-            q,
-            keys,
-            values,
-            starts,
-            lengths,
-            tables,
-            out,
-            scratch,
-            split,
-            window,
-        )
+            peaks, sums = (
+                torch.empty((singles, heads, splits), dtype=torch.float32, device=q.device) for _ in range(2)
+            )
+        _attend(SINGLE, (1, splits), (0, singles, singles), tensors, (partial, peaks, sums), split, window)
         if splits > 1:
+            # Also writes to rows that have more tokens; the last kernel overwrites that.
             merged = {"SPLITS": splits, "BLOCK_S": kernel.padded(splits), "DIM": dim, "BLOCK_D": kernel.padded(dim)}
-            kernel.launch(merge_kernel, (singles * heads,), *scratch, out, **merged, num_warps=_MERGE_WARPS)
-    if rows > singles:
-        queries = max(1, PROMPT.queries // (heads // groups))
-        # With one query a tile, the tiles of a row would be found as those of rows with one token are.
-        queries = max(2, queries)
-        tiles = (tokens - singles) // queries + rows - singles
-        scratch = (out, out, out)
-        _attend(
-            PROMPT,
-            queries,
-            1,
-            singles,
-            rows - singles,
-            tiles,
-            q,
-            keys,
-            values,
-            starts,
-            lengths,
-            tables,
-            out,
-            scratch,
-            1,
-            window,
-        )
+            kernel.launch(merge_kernel, (singles * heads,), partial, peaks, sums, out, **merged, num_warps=_MERGE_WARPS)
+    if rows > prompts:
+        # With one query a tile, the tiles would be those of rows with one token.
+        queries = max(2, PROMPT.queries // (heads // groups))
+        tiles = (tokens - prompts) // queries + rows - prompts
+        _attend(PROMPT, (queries, 1), (prompts, rows - prompts, tiles), tensors, (out, out, out), 1, window)
     return out
 
 
 def _attend(
-    tile: Tiles, queries: int, splits: int, first_row: int, rows: int, tiles: int,
-    q: Tensor, keys: Tensor, values: Tensor, starts: Tensor, lengths: Tensor, tables: Tensor, out: Tensor,
-    scratch: tuple[Tensor, Tensor, Tensor], split: int, window: int,
-) -> None:  # fmt: skip
+    tile: Tiles,
+    shape: tuple[int, int],
+    part: tuple[int, int, int],
+    tensors: tuple[Tensor, ...],
+    scratch: tuple[Tensor, Tensor, Tensor],
+    split: int,
+    window: int,
+) -> None:
+    """Launches tiles with `shape` queries and splits; `part` is the first row, the number of rows, and of tiles."""
+    (queries, splits), (first_row, rows, tiles) = shape, part
+    q, keys, tables = tensors[0], tensors[1], tensors[5]
     (_, heads, dim), (_, size, groups, _) = q.shape, keys.shape
     group_size = heads // groups
     constants = {
@@ -243,9 +220,8 @@ def _attend(
         "num_warps": tile.warps,
         "num_stages": tile.stages,
     }
-    tensors = (q, keys, values, starts, lengths, tables, out, *scratch)
     numbers = (dim**-0.5, first_row, rows, heads, groups, *q.stride()[:2], tables.stride(0), split, window)
-    kernel.launch(attend_kernel, (tiles * groups, splits), *tensors, *numbers, **constants)
+    kernel.launch(attend_kernel, (tiles * groups, splits), *tensors, *scratch, *numbers, **constants)
 
 
 def paged_attention(
@@ -259,4 +235,4 @@ def paged_attention(
 ) -> Tensor:
     """Computes the same as the reference. The op has no gradient."""
     new, numbers = (q_THD, k_TGD, v_TGD), (rows.slots_T, rows.starts_E, rows.lengths_R, rows.tables_RW)
-    return _paged_attention(*new, keys_NPGD, values_NPGD, *numbers, rows.singles, rows.split, window or 0)
+    return _paged_attention(*new, keys_NPGD, values_NPGD, *numbers, rows.singles, rows.prompts, rows.split, window or 0)
