@@ -23,7 +23,7 @@ from torch import nn
 from train_speed import Race
 
 from redline.files.atomic import write_text
-from redline.generation import InferenceEngine
+from redline.generation.static_batch import StaticBatchEngine
 from redline.ladder.search.run_log import command_line
 from redline.training.text.architectures import MemorySettings
 
@@ -48,8 +48,7 @@ def measure(kind: str, length: int, slots: int, tiny: bool) -> dict[str, Any]:
     arm = f"redline {kind}, {slots} slots" if slots else f"redline {kind}"
     row: dict[str, Any] = {"arm": arm, "length": length, "plan": "" if tiny else PLAN}
     try:
-        cache: dict[str, Any] = {"max_rows": 1, "block_size": 64, "blocks": -(-(length + MORE_TOKENS) // 64)}
-        engine = InferenceEngine(build(kind, length, slots, tiny), row["plan"], share=True, **cache)
+        engine = StaticBatchEngine(build(kind, length, slots, tiny), row["plan"], share=True)
         row["parameters"] = sum(weight.numel() for weight in engine.model.applied.parameters())
         source = random.Random(length)
         prompt = [source.randrange(engine.model.vocabulary) for _ in range(length)]
@@ -57,9 +56,10 @@ def measure(kind: str, length: int, slots: int, tiny: bool) -> dict[str, Any]:
         engine.generate([prompt[:WARM_UP_TOKENS]], max_tokens=2)
         before = 0
         if not tiny:
+            engine._idle = None
             gc.collect()
             torch.cuda.empty_cache()
-            before = torch.cuda.memory_allocated() - engine.engine.cache_bytes
+            before = torch.cuda.memory_allocated()
             torch.cuda.reset_peak_memory_stats()
         with engine.stream([prompt], max_tokens=MORE_TOKENS) as stream:
             for _ in stream:

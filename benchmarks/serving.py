@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from decode import LARGE, TINY
 from long_context import build
-from torch import nn
 from train_speed import write_rows
 
 from redline.generation.engine import Engine
@@ -38,7 +37,7 @@ _PROFILED_STEPS = 20
 class Bench:
     """What all cases share. With `tiny`, sizes are divided by 16, for a smoke test on the CPU."""
 
-    model: nn.Module
+    model: Any
     plan: str
     device: str
     tiny: bool
@@ -158,7 +157,7 @@ def device_idle(bench: Bench, engine: Engine, given: Sequence[Request]) -> float
         bench.wait()
     spans = sorted(
         (event.time_range.start, event.time_range.end)
-        for event in profile.events()
+        for event in profile.events() or ()
         if event.device_type == torch.autograd.DeviceType.CUDA
     )
     busy, end = 0.0, -math.inf
@@ -222,7 +221,7 @@ def long_prompt(bench: Bench) -> dict[str, Any]:
     count = bench.size(64)
     engine = bench.engine(max_rows=count + 1)
     given = requests(bench, [bench.size(128)] * count, bench.size(512), 1)
-    length = min(bench.size(100_000), bench.model.context - 8)  # type: ignore[operator]
+    length = min(bench.size(100_000), bench.model.context - 8)
     for request in given:
         engine.submit(request)
     found, begun = Run(), time.perf_counter()
@@ -245,7 +244,7 @@ def long_prompt(bench: Bench) -> dict[str, Any]:
 
 def grammar(bench: Bench) -> dict[str, Any]:
     """All rows follow a grammar, against none; the text of the grammar never ends by itself."""
-    tokenizer = made_tokenizer(bench.model.vocabulary)  # type: ignore[arg-type]
+    tokenizer = made_tokenizer(bench.model.vocabulary)
     count, tokens = bench.size(256), bench.size(128)
     engine = bench.engine(max_rows=count, tokenizer=tokenizer)
     rows: dict[str, Any] = {}

@@ -28,6 +28,7 @@ ELSEWHERE = {
     "fused_mlp",
     "linear_cross_entropy_scaled",
     "memory_step",
+    "decode_attention",
     "paged_attention",
     "paged_attention_on_cpu",
     "slot_write",

@@ -39,6 +39,7 @@ OPS = (
     Op(ops.causal_attention, ({"dim": 16, "with_far": True},), ("q_THD", "k_TGD", "v_TGD", "far")),
     Op(ops.convolved_heads, ({"key_dim": 16, "value_dim": 16},), ("x_BSC", "taps_TC", "recent_BTC")),
     Op(ops.cross_entropy, trained=("logits_NV",)),
+    Op(ops.decode_attention, ({"dim": 16}, {"dim": 16, "ring": 4096})),
     Op(ops.fused_linear),
     Op(ops.fused_mlp),
     Op(ops.gated_delta_rule, (_SMALL_HEADS,), (*_QKV, "g_BSH", "beta_BSH", "state_BHKV")),

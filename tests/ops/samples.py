@@ -55,6 +55,16 @@ def cross_entropy(
     return {"logits_NV": _normal(dtype, rows, classes), "target_N": torch.randint(classes, (rows,))} | options
 
 
+def decode_attention(
+    dtype: torch.dtype, rows: int = 2, heads: int = 8, groups: int = 2, dim: int = 64, ring: int = 200
+) -> Arguments:
+    k, v = _normals(2, dtype, rows, groups, dim)
+    keys, values = _normals(2, dtype, rows, ring, groups, dim)
+    new = {"q_BHD": _normal(dtype, rows, heads, dim), "k_BGD": k, "v_BGD": v}
+    held = {"keys_BCGD": keys, "values_BCGD": values, "lengths_B": torch.full((rows,), ring // 2)}
+    return new | held | {"ring": ring}
+
+
 def fused_linear(
     dtype: torch.dtype,
     rows: int = 130,

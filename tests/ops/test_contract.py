@@ -200,6 +200,7 @@ SIZES: dict[str, list[Sizes]] = {
         for packed in (False, True)
     ],
     "cross_entropy": each("smoothing", 0.0, 0.1),
+    "decode_attention": each("ring", 200, 4096),
     "fused_linear": [
         {"columns": columns, "with_epilogue": around} for columns in (32, 64, 312) for around in (False, True)
     ],

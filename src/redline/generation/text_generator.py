@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack, overload
 
 import torch
+from torch import nn
 
 from redline.errors import RedlineError
 from redline.files.atomic import check_can_write, check_can_write_file
@@ -17,6 +18,8 @@ from redline.generation.inference_engine import InferenceEngine
 from redline.generation.offline_batch import OfflineBatch
 from redline.generation.planned import choose_load_options
 from redline.generation.request import SamplingOptions
+from redline.generation.static_batch import StaticBatchEngine
+from redline.generation.static_batch.token_stream import TokenStream as BatchStream
 from redline.generation.text_stream import TextStream
 from redline.generation.token_stream import TokenStream
 from redline.ladder.plan import Plan, read_plan
@@ -84,9 +87,19 @@ class TextGenerator:
     @cached_property
     def engine(self) -> InferenceEngine:
         """The engine, which generates token ids. The first access reads the weights."""
-        model = self.folder.load(self._load_options.dtype, self.device, self._strict)
         options: dict[str, Any] = {"vocabulary": self.folder.tokens, "tokenizer": self.tokenizer}
-        return InferenceEngine(model, self._load_options.plan, share=True, **options)
+        return InferenceEngine(self._read_weights(), self._load_options.plan, share=True, **options)
+
+    @cached_property
+    def _batch_engine(self) -> InferenceEngine | StaticBatchEngine:
+        """The engine for prompts that are given together: on a GPU the one whose speed has been measured there."""
+        if self.device.type != "cuda":
+            return self.engine
+        plan, vocabulary = self._load_options.plan, self.folder.tokens
+        return StaticBatchEngine(self._read_weights(), plan, share=True, vocabulary=vocabulary)
+
+    def _read_weights(self) -> nn.Module:
+        return self.folder.load(self._load_options.dtype, self.device, self._strict)
 
     @property
     def tokenizer(self) -> Any:
@@ -109,7 +122,7 @@ class TextGenerator:
         sampling, max_tokens = _split(options)
         tokens = [self._encode(text) for text in prompts]
         stops = self.folder.stop_tokens
-        completions = self.engine.generate(tokens, sampling, max_tokens=max_tokens, stop_tokens=stops)
+        completions = self._batch_engine.generate(tokens, sampling, max_tokens=max_tokens, stop_tokens=stops)
         texts = []
         for given, completion in zip(tokens, completions, strict=True):
             pieces = TextStream(self.tokenizer, given)
@@ -131,7 +144,7 @@ class TextGenerator:
         continues = memory is not None and memory.exists()
         # A text that continues a state gets no special tokens, such as a begin-of-text token.
         tokens = self._encode(prompt, special_tokens=not continues)
-        state = None if memory is None else self.engine.new_state()
+        state = None if memory is None else self._batch_engine.new_state()
         if memory is not None and state is not None and continues:
             state = state.load(memory)
         return self._start(tokens, options, state, memory)
@@ -141,7 +154,7 @@ class TextGenerator:
     ) -> "GeneratedStream":
         sampling, max_tokens = _split(options)
         stops = self.folder.stop_tokens
-        stream = self.engine.stream([tokens], sampling, max_tokens=max_tokens, stop_tokens=stops, state=state)
+        stream = self._batch_engine.stream([tokens], sampling, max_tokens=max_tokens, stop_tokens=stops, state=state)
         return GeneratedStream(stream, TextStream(self.tokenizer, tokens), len(tokens), memory)
 
     @overload
@@ -230,7 +243,9 @@ class GeneratedStream:
     token.
     """
 
-    def __init__(self, stream: TokenStream, decoder: TextStream, prompt_tokens: int, memory: Path | None) -> None:
+    def __init__(
+        self, stream: TokenStream | BatchStream, decoder: TextStream, prompt_tokens: int, memory: Path | None
+    ) -> None:
         self.prompt_tokens = prompt_tokens
         self._stream, self._decoder, self._memory = stream, decoder, memory
         self._written: list[str] = []

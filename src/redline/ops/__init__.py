@@ -8,6 +8,7 @@ Importing this package does not import Triton or initialize CUDA.
 from redline.ops.causal_attention import Far, causal_attention
 from redline.ops.convolved_heads import convolved_heads
 from redline.ops.cross_entropy import cross_entropy
+from redline.ops.decode_attention import decode_attention
 from redline.ops.fused_linear import fused_linear
 from redline.ops.fused_mlp import fused_mlp
 from redline.ops.gated_delta_rule import gated_delta_rule, gated_delta_step
@@ -37,6 +38,7 @@ __all__ = [
     "causal_attention",
     "convolved_heads",
     "cross_entropy",
+    "decode_attention",
     "fused_linear",
     "fused_mlp",
     "gated_delta_rule",
