@@ -30,6 +30,7 @@ ELSEWHERE = {
     "memory_step",
     "paged_attention",
     "paged_attention_on_cpu",
+    "sample",
     "slot_write",
     "window_attention_table_gradient",
     "window_attention_expanded",
