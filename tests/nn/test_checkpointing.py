@@ -31,6 +31,7 @@ ELSEWHERE = {
     "decode_attention",
     "paged_attention",
     "paged_attention_on_cpu",
+    "sample",
     "slot_write",
     "window_attention_table_gradient",
     "window_attention_expanded",

@@ -52,6 +52,7 @@ OPS = (
     Op(ops.rms_norm, trained=("x", "weight")),
     Op(ops.add_rms_norm, trained=("x", "residual", "weight")),
     Op(ops.rope, ({}, {"positioned": False}), ("q_BSHD", "k_BSHD")),
+    Op(ops.sample),
     Op(ops.slot_write, ({"slots": 20, "tokens": 5, "heads": 2, "dim": 16},)),
     Op(ops.small_matmul, ({}, {"rows": 8}), ("x_MK", "w_NK", "bias_N")),
     Op(ops.swiglu, trained=("gate", "up")),

@@ -192,6 +192,11 @@ def rope(
     return {"q_BSHD": q, "k_BSHD": k, "cos_SD": cos, "sin_SD": sin, "positions_BS": positions}
 
 
+def sample(dtype: torch.dtype, rows: int = 3, columns: int = 5000) -> Arguments:
+    numbers = {"keys_N": torch.randint(2**32, (rows,)), "drawn_N": torch.arange(rows)}
+    return {"logits_NV": _normal(dtype, rows, columns), "temperature_N": torch.arange(rows) / 2} | numbers
+
+
 def slot_write(
     dtype: torch.dtype, batch: int = 2, slots: int = 512, tokens: int = 32, heads: int = 12, dim: int = 64
 ) -> Arguments:

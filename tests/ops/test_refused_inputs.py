@@ -21,6 +21,7 @@ from redline.ops.linear_cross_entropy import linear_cross_entropy
 from redline.ops.paged_attention import PagedRows, paged_attention
 from redline.ops.rms_norm import add_rms_norm, rms_norm
 from redline.ops.rope import rope
+from redline.ops.sample import sample
 from redline.ops.slot_write import slot_write
 from redline.ops.slot_write.reference import Slots
 from redline.ops.small_matmul import small_matmul
@@ -199,6 +200,11 @@ CASES = {
         {"both": floats(2, 4)},
         frozenset({("both", -1), ("both", 0)}),
         frozenset({"dtype"}),
+    ),
+    "sample": Case(
+        lambda **given: sample(*given.values()),
+        {"logits": floats(3, 7), "temperature": floats(3), "keys": whole(3), "drawn": whole(3)},
+        frozenset({("logits", 1)}),
     ),
     "slot_write": Case(
         write,

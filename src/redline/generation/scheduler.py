@@ -250,8 +250,8 @@ class Scheduler:
         if sequence.lost:
             self.counted["recomputed_tokens"] += max(0, sequence.lost - sequence.computed)
             sequence.lost = 0
-        elif not sequence.generated:
-            sequence.cached = sequence.computed
+        if not sequence.was_admitted:
+            sequence.was_admitted, sequence.cached = True, sequence.computed
             self.counted["cached_tokens"] += sequence.cached
             self.counted["prompt_tokens"] += len(sequence.request.prompt)
         return True

@@ -19,6 +19,7 @@ from redline.ops.memory_step import Learned, Projected, memory_step
 from redline.ops.paged_attention import PagedRows, paged_attention
 from redline.ops.rms_norm import add_rms_norm, rms_norm
 from redline.ops.rope import LinearScaling, Llama3Scaling, rope, rope_tables
+from redline.ops.sample import sample
 from redline.ops.slot_write import Slots, slot_write
 from redline.ops.small_matmul import small_matmul
 from redline.ops.swiglu import packed_swiglu, swiglu
@@ -52,6 +53,7 @@ __all__ = [
     "rms_norm",
     "rope",
     "rope_tables",
+    "sample",
     "slot_write",
     "small_matmul",
     "swiglu",
