@@ -31,8 +31,9 @@ from redline.ladder.search.run_log import command_line
 from redline.models.decoder import Decoder, DecoderConfig
 from redline.models.decoder.checkpoint import pieces
 from redline.models.decoder.hugging_face import write_config
-from redline.nn.attention import GroupedQueryAttention
+from redline.models.decoder.paged_cache import FlatCall
 from redline.nn.linear import Linear
+from redline.ops.paged_attention import PagedRows
 
 LARGE = DecoderConfig(
     128_256, 2048, 16, 32, 8192, key_value_heads=8, context=2048, rope_base=500_000.0, tied_embeddings=True
@@ -44,6 +45,8 @@ TINY = DecoderConfig(512, 64, 2, 4, 128, key_value_heads=2, context=512, tied_em
 LARGEST_ERROR = {"int8": 8, "fp8": 16, "": 2}
 # The tiny model is in fp32, where the error is nearly zero.
 LEAST_ERROR = 2**-9
+# The tokens in a page of the key-value cache.
+PAGE = 64
 
 
 @dataclass
@@ -67,13 +70,14 @@ class Task:
             torch.cuda.synchronize()
 
 
-def ours(task: Task, plan: str, graph: bool, linear: str | None = None, fused_step: bool = True) -> Arm:
-    engine = InferenceEngine(task.model, plan, graph=graph and task.device == "cuda")
+def ours(task: Task, plan: str, graph: bool, linear: str | None = None) -> Arm:
+    rows, longest = len(task.prompts), len(task.prompts[0]) + task.tokens
+    pages = -(-longest // PAGE)
+    cache: dict[str, Any] = {"max_rows": rows, "block_size": PAGE, "blocks": rows * pages}
+    engine = InferenceEngine(task.model, plan, graph=graph and task.device == "cuda", **cache)
     for module in engine.model.applied.modules():
         if isinstance(module, Linear) and linear is not None:
             module.implementation = linear
-        if isinstance(module, GroupedQueryAttention):
-            module.fused_step = fused_step
 
     def run() -> tuple[float, float]:
         with engine.stream(task.prompts, max_tokens=task.tokens) as stream:
@@ -85,10 +89,19 @@ def ours(task: Task, plan: str, graph: bool, linear: str | None = None, fused_st
     def logits() -> Tensor:
         """Processes the last token with a decoding step, so that the checked code is the timed code."""
         tokens = torch.tensor(task.prompts, device=task.device)
-        cache = engine.model.new_cache(len(tokens), 256 * -(-(tokens.shape[1] + task.tokens) // 256))
-        counts = torch.full((len(tokens),), tokens.shape[1] - 1, device=task.device)
-        engine.model.prefill(tokens[:, :-1], counts, cache)
-        return engine.model.step(tokens[:, -1].contiguous(), cache).float()
+        pool = engine.model.new_pages(rows * pages, PAGE)
+        tables = torch.arange(rows * pages, device=task.device).view(rows, pages)
+        before = tokens.shape[1] - 1
+        found = tokens.new_empty(0)
+        for first, count in ((0, before), (before, 1)):
+            positions = torch.arange(first, first + count, device=task.device)
+            slots = (tables[:, positions // PAGE] * PAGE + positions % PAGE).flatten()
+            starts = torch.arange(rows + 1, device=task.device) * count
+            singles = rows if count == 1 else 0
+            paged = PagedRows(slots, starts, torch.full_like(starts[1:], first), tables, singles, singles)
+            call = FlatCall(positions.repeat(rows), starts[1:] - 1, paged, pool)
+            found = engine.model.flat(tokens[:, positions].flatten(), call, count == 1)
+        return found.float()
 
     def about() -> dict[str, Any]:
         return {"plan": str(engine.plan), "proofs": engine.model.proofs(), "setup_s": engine.setup_s}
@@ -150,7 +163,6 @@ def arms(task: Task) -> dict[str, Callable[[], Arm]]:
         "redline fused_ops + graph": lambda: ours(task, "fused_ops", graph=True),
         "redline fused_ops + small_matmul everywhere + graph": lambda: ours(task, "fused_ops", True, "triton"),
         "redline fused_ops, torch's products + graph": lambda: ours(task, "fused_ops", True, "reference"),
-        "redline fused_ops, torch's attention + graph": lambda: ours(task, "fused_ops", True, fused_step=False),
         "redline compile + graph": lambda: ours(task, "compile", graph=True),
         "redline fused_ops + compile + graph": lambda: ours(task, "fused_ops + compile", graph=True),
         "redline compile(max-autotune) + graph": lambda: ours(task, "compile(mode=max-autotune)", graph=True),

@@ -182,7 +182,8 @@ def test_a_plan_is_one_argument(model: Decoder) -> None:
     assert "9 of 9 linear layers hold int8 weights" in proofs["int8(min_features=16)"]
     with torch.no_grad():
         exact, rounded = (
-            one.step(torch.tensor([5]), one.new_cache(1, 4)) for one in (InferenceEngine(model).model, engine.model)
+            one.prefill(torch.tensor([[5]]), torch.tensor([1]), one.new_cache(1, 4))
+            for one in (InferenceEngine(model).model, engine.model)
         )
     assert 0 < (rounded - exact).norm() < 0.1 * exact.norm()
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())

@@ -11,9 +11,10 @@ from redline.generation import sampling as sampling_module
 from redline.generation.request import Finish, Request
 from redline.generation.request import SamplingOptions as Sampling
 from redline.generation.sampler import Sampler
-from redline.generation.sampling import mixed, noise, seed_key
+from redline.generation.sampling import seed_key
 from redline.generation.sequence import Sequence
 from redline.generation.step_plan import PlannedRow
+from redline.ops.sample import mixed, noise
 
 CPU = torch.device("cpu")
 
@@ -49,14 +50,14 @@ class Drawer:
 def cut(sampling: Sampling, logits: Tensor, prompt: Tensor, monkeypatch: pytest.MonkeyPatch) -> Tensor:
     """The logits after penalty, temperature and cuts, before noise."""
     kept: list[Tensor] = []
-    original = sampling_module.cut
 
-    def catch(*arguments: Tensor) -> Tensor:
-        kept.append(original(*arguments))
-        return kept[-1]
+    def catch(logits: Tensor, temperature: Tensor, *numbers: Tensor) -> Tensor:
+        kept.append(logits / temperature[:, None])
+        return original(logits, temperature, *numbers)
 
+    original = sampling_module.sample
     with monkeypatch.context() as patch:
-        patch.setattr(sampling_module, "cut", catch)
+        patch.setattr(sampling_module, "sample", catch)
         Drawer(sampling, len(logits), logits.shape[1], prompt).next_tokens(logits)
     return kept[0]
 

@@ -1,29 +1,9 @@
 """Tests grouped-query attention: projection sizes, norms, and the choice of the decode kernel."""
 
-from typing import cast
-
-import pytest
 import torch
-from torch import Tensor
 
 from redline.nn.attention import GroupedQueryAttention
 from redline.nn.rope import RotaryTables
-
-
-class OnGpu:
-    """A stand-in for a tensor on a GPU."""
-
-    is_cuda = True
-
-
-@pytest.mark.parametrize(
-    ("fused", "x", "expected"),
-    [(True, OnGpu(), "auto"), (False, OnGpu(), "reference"), (True, torch.zeros(1), "reference")],
-)
-def test_the_step_kernel_runs_only_on_a_gpu_and_only_if_allowed(fused: bool, x: object, expected: str) -> None:
-    attention = GroupedQueryAttention(16, heads=2, key_value_heads=1, head_dim=8)
-    attention.implementation, attention.fused_step = "auto", fused
-    assert attention.step_implementation(cast(Tensor, x)) == expected
 
 
 def test_queries_keys_and_values_have_their_own_number_of_heads() -> None:

@@ -24,11 +24,13 @@ CHEAP = {
 }
 # Never recomputed: ops without a gradient, and parts of a backward pass.
 ELSEWHERE = {
-    "decode_attention",
     "fused_linear",
     "fused_mlp",
     "linear_cross_entropy_scaled",
     "memory_step",
+    "paged_attention",
+    "paged_attention_on_cpu",
+    "sample",
     "slot_write",
     "window_attention_table_gradient",
     "window_attention_expanded",

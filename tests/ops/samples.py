@@ -55,16 +55,6 @@ def cross_entropy(
     return {"logits_NV": _normal(dtype, rows, classes), "target_N": torch.randint(classes, (rows,))} | options
 
 
-def decode_attention(
-    dtype: torch.dtype, rows: int = 2, heads: int = 8, groups: int = 2, dim: int = 64, ring: int = 200
-) -> Arguments:
-    k, v = _normals(2, dtype, rows, groups, dim)
-    keys, values = _normals(2, dtype, rows, ring, groups, dim)
-    new = {"q_BHD": _normal(dtype, rows, heads, dim), "k_BGD": k, "v_BGD": v}
-    held = {"keys_BCGD": keys, "values_BCGD": values, "lengths_B": torch.full((rows,), ring // 2)}
-    return new | held | {"ring": ring}
-
-
 def fused_linear(
     dtype: torch.dtype,
     rows: int = 130,
@@ -152,17 +142,25 @@ def memory_step(
 
 
 def paged_attention(
-    dtype: torch.dtype, heads: int = 8, groups: int = 2, dim: int = 64, width: int = 9, window: int | None = None
+    dtype: torch.dtype,
+    heads: int = 8,
+    groups: int = 2,
+    dim: int = 64,
+    width: int = 9,
+    window: int | None = None,
+    alone: bool = False,
 ) -> Arguments:
-    """Two rows that decode, and two prompts, of which one has stored tokens; then padding."""
+    """Two rows that decode, and two prompts, of which one has stored tokens; then padding. `alone` is one prompt."""
     size, counts, lengths = 64, [1, 1, 70, 33], [20, width * 64 - 1, 0, 40]
+    if alone:
+        counts, lengths = [70], [0]
     k, v = _normals(2, dtype, sum(counts) + 3, groups, dim)
     keys, values = _normals(2, dtype, 4 * width, size, groups, dim)
-    tables = torch.randperm(4 * width).view(4, width)
+    tables = torch.randperm(4 * width).view(4, width)[: len(counts)]
     positions = [(row, length + i) for row, length in enumerate(lengths) for i in range(counts[row])]
     slots = [int(tables[row, place // size]) * size + place % size for row, place in positions]
     starts = torch.tensor([0, *counts]).cumsum(0)
-    rows = PagedRows(torch.tensor([*slots, -1, -1, -1]), starts, torch.tensor(lengths), tables, singles=2)
+    rows = PagedRows(torch.tensor([*slots, -1, -1, -1]), starts, torch.tensor(lengths), tables, 0 if alone else 2)
     new = {"q_THD": _normal(dtype, sum(counts) + 3, heads, dim), "k_TGD": k, "v_TGD": v}
     return new | {"keys_NPGD": keys, "values_NPGD": values, "rows": rows, "window": window}
 
@@ -182,6 +180,11 @@ def rope(
     positions = torch.randint(40, (1, tokens)) if positioned else None
     q, k = _normal(dtype, 1, tokens, heads, dim), _normal(dtype, 1, tokens, shared, dim)
     return {"q_BSHD": q, "k_BSHD": k, "cos_SD": cos, "sin_SD": sin, "positions_BS": positions}
+
+
+def sample(dtype: torch.dtype, rows: int = 3, columns: int = 5000) -> Arguments:
+    numbers = {"keys_N": torch.randint(2**32, (rows,)), "drawn_N": torch.arange(rows)}
+    return {"logits_NV": _normal(dtype, rows, columns), "temperature_N": torch.arange(rows) / 2} | numbers
 
 
 def slot_write(

@@ -200,7 +200,6 @@ SIZES: dict[str, list[Sizes]] = {
         for packed in (False, True)
     ],
     "cross_entropy": each("smoothing", 0.0, 0.1),
-    "decode_attention": each("ring", 200, 4096),
     "fused_linear": [
         {"columns": columns, "with_epilogue": around} for columns in (32, 64, 312) for around in (False, True)
     ],
@@ -219,6 +218,7 @@ SIZES: dict[str, list[Sizes]] = {
     "rms_norm": each("width", 1, 37, 64, 128, 200, 512, 2048, 5000, 8192, 16384, 65536),
     "add_rms_norm": each("width", 1, 200, 768, 4096),
     "rope": [{"heads": h, "shared": k, "dim": d} for h, k, d in ((12, 12, 64), (128, 8, 128), (3, 1, 6), (1, 1, 1024))],
+    "sample": each("columns", 3, 128_256),
     "slot_write": [{}],
     "small_matmul": each("rows", 1, 8),
     "swiglu": [{}],

@@ -12,7 +12,6 @@ from redline.errors import ModelError
 from redline.ops.causal_attention import Far, causal_attention
 from redline.ops.convolved_heads import convolved_heads
 from redline.ops.cross_entropy import cross_entropy
-from redline.ops.decode_attention import decode_attention
 from redline.ops.fused_linear import fused_linear
 from redline.ops.gated_delta_rule import gated_delta_rule
 from redline.ops.int8_matmul import int8_matmul, weight_only_matmul
@@ -21,6 +20,7 @@ from redline.ops.linear_cross_entropy import linear_cross_entropy
 from redline.ops.paged_attention import PagedRows, paged_attention
 from redline.ops.rms_norm import add_rms_norm, rms_norm
 from redline.ops.rope import rope
+from redline.ops.sample import sample
 from redline.ops.slot_write import slot_write
 from redline.ops.slot_write.reference import Slots
 from redline.ops.small_matmul import small_matmul
@@ -91,18 +91,6 @@ CASES = {
     "convolved_heads": Case(
         lambda **given: convolved_heads(given["x"], given["taps"], given["recent"], 2, 3, given["documents"]),
         {"x": floats(2, 5, 20), "taps": floats(4, 20), "recent": floats(2, 3, 20), "documents": whole(2, 5)},
-    ),
-    "decode_attention": Case(
-        lambda **given: decode_attention(*given.values(), 7),
-        {
-            "q": floats(2, 6, 4),
-            "k": floats(2, 3, 4),
-            "v": floats(2, 3, 4),
-            "keys": floats(2, 7, 3, 4),
-            "values": floats(2, 7, 3, 4),
-            "lengths": whole(2),
-        },
-        checks=frozenset({"dtype"}),
     ),
     "fused_linear": Case(
         torch.no_grad()(named(fused_linear, "x", "weight", "bias", "out")),
@@ -199,6 +187,11 @@ CASES = {
         {"both": floats(2, 4)},
         frozenset({("both", -1), ("both", 0)}),
         frozenset({"dtype"}),
+    ),
+    "sample": Case(
+        lambda **given: sample(*given.values()),
+        {"logits": floats(3, 7), "temperature": floats(3), "keys": whole(3), "drawn": whole(3)},
+        frozenset({("logits", 1)}),
     ),
     "slot_write": Case(
         write,

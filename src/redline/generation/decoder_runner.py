@@ -23,7 +23,7 @@ from redline.generation.sampler import Sampler
 from redline.generation.step_plan import PlannedRow, StepPlan
 from redline.machine.cuda_graphs import GraphCapturer
 from redline.models.decoder.paged_cache import FlatCall, PagePool
-from redline.ops.paged_attention import PagedRows
+from redline.ops.paged_attention import ALL, PagedRows
 
 Masks = Sequence[bytes | None]
 _ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 160, 192, 224, 256)
@@ -116,7 +116,7 @@ class DecoderRunner:
             sampling = [index for index, row in enumerate(rows) if row.samples]
             return logits_RV[: len(rows)] if len(sampling) == len(rows) else logits_RV[self._sent(np.array(sampling))]
         inputs = self._sent(self._inputs(rows, counts, lengths, shape, is_captured=False))
-        samples, singles = sum(row.samples for row in rows), int((counts == 1).sum())
+        samples, singles = sum(row.samples for row in rows), ALL if plan.is_decode else int((counts == 1).sum())
         return self._run(inputs, shape, samples, singles, singles)
 
     def _run(self, inputs: Tensor, shape: "Shape", samples: int, singles: int, prompts: int) -> Tensor:
@@ -181,7 +181,7 @@ class DecoderRunner:
 
         def run(inputs: Tensor) -> Tensor:
             # Which rows have one token, only the device knows.
-            return self._run(inputs, shape, rows, rows, rows if is_decode else 0)
+            return self._run(inputs, shape, rows, ALL, ALL if is_decode else 0)
 
         # One row, or rows of one token, after no stored ones; nothing is stored.
         longest = min(tokens, width * self.size)

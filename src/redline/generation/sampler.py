@@ -75,16 +75,15 @@ class Sampler:
 
         `masks` holds the allowed tokens of each entry as bits, or None if all are allowed.
         """
-        raw_NV = logits_NV[:, : self.vocabulary].float()
+        raw_NV = logits_NV = logits_NV[:, : self.vocabulary]
         numbers, form = self._settings(entries)
-        logits_NV = raw_NV
         penalties = self._penalties(entries)
         if penalties is not None:
-            logits_NV = penalized(logits_NV, penalties)
+            logits_NV = penalized(logits_NV.float(), penalties)
         logits_NV = self._biased(logits_NV, entries)
         if constrained := [index for index, mask in enumerate(masks) if mask is not None]:
             bits = np.stack([np.frombuffer(mask, dtype=np.int32) for mask in masks if mask is not None])
-            logits_NV = masked(logits_NV, self._sent(constrained), self._sent(bits))
+            logits_NV = masked(logits_NV.float(), self._sent(constrained), self._sent(bits))
         tokens_N = choose(logits_NV, numbers, form)
         if penalties is not None:
             self._count(entries, penalties, tokens_N)
@@ -96,8 +95,9 @@ class Sampler:
         top_k, keys = self._ints[:, rows]
         draws = temperature > 0
         if not draws.any():
-            empty = torch.empty(0, device=self.device)
-            return Numbers(empty, empty, empty, empty, empty, empty), Form()
+            zeros = torch.zeros(len(entries), device=self.device)
+            whole = zeros.long()
+            return Numbers(zeros, whole, zeros, zeros, whole, whole), Form()
         drawn, previous, count = [], None, 0
         for entry in entries:
             count = count + 1 if entry is previous else 0
@@ -105,7 +105,6 @@ class Sampler:
             previous = entry
         cut = np.flatnonzero(draws & ((top_k > 0) | (top_p < 1)))
         form = Form(
-            True,
             int(top_k[cut].max(initial=0)),
             bool((top_p[cut] < 1).any()),
             bool((min_p[draws] > 0).any()),
@@ -152,14 +151,14 @@ class Sampler:
             return logits_NV
         rows, tokens = self._sent(np.array(places).T)
         added = self._sent(np.array(values, dtype=np.float32))
-        return logits_NV.index_put((rows, tokens), added, accumulate=True)
+        return logits_NV.float().index_put((rows, tokens), added, accumulate=True)
 
     def _with_logprobs(self, raw_NV: Tensor, tokens_N: Tensor, entries: Sequence[PlannedRow]) -> Sampled:
         asked = [i for i, entry in enumerate(entries) if entry.sequence.request.logprobs is not None]
         if not asked:
             return Sampled(tokens_N, asked)
         asked_M = self._sent(asked)
-        logprobs_MV = raw_NV[asked_M].log_softmax(-1)
+        logprobs_MV = raw_NV[asked_M].float().log_softmax(-1)
         chosen_M = logprobs_MV.gather(1, tokens_N[asked_M].clamp(min=0)[:, None])[:, 0]
         most = max(entries[index].sequence.request.logprobs or 0 for index in asked)
         top_MK, top_tokens_MK = logprobs_MV.topk(min(most, self.vocabulary), dim=-1)

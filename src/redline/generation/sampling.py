@@ -14,6 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from redline.ops.sample import sample
+
 _32_BITS = 0xFFFFFFFF
 # At lower temperatures, noise has no effect, and dividing the logits by the temperature could overflow fp32.
 LEAST_TEMPERATURE = 1e-20
@@ -45,12 +47,11 @@ class Penalties(NamedTuple):
 
 @dataclass(frozen=True)
 class Form:
-    """Whether any row draws (has a temperature), the largest top_k, and whether any row has a top_p or a min_p.
+    """The largest top_k, and whether any row that draws (has a temperature) has a top_p or a min_p.
 
     `cut_M` are the rows that have a top_k or a top_p, for which the logits are sorted.
     """
 
-    draws: bool = False
     top_k: int = 0
     by_top_p: bool = False
     by_min_p: bool = False
@@ -80,16 +81,14 @@ def choose(logits_NV: Tensor, numbers: Numbers, form: Form) -> Tensor:
 
     Returns `NO_TOKEN` for a row whose logits contain NaN or +∞ or are all −∞; the caller must check for it.
     """
-    if form.draws:
-        draws_N1 = (numbers.temperature_N >= LEAST_TEMPERATURE)[:, None]
-        temperature_N1 = torch.where(draws_N1, numbers.temperature_N[:, None], 1.0)
-        drawn = cut(logits_NV / temperature_N1, numbers, form)
-        drawn = drawn + noise(numbers.keys_N, numbers.drawn_N, logits_NV.shape[1])
-        logits_NV = torch.where(draws_N1, drawn, logits_NV)
-    tokens_N = logits_NV.argmax(dim=-1)
-    # argmax treats NaN as the largest value, so checking the chosen logit is enough.
-    largest_N = logits_NV.gather(1, tokens_N[:, None])[:, 0]
-    return tokens_N.masked_fill(~largest_N.isfinite(), NO_TOKEN)
+    temperature_N = numbers.temperature_N
+    if form.cut_M is not None or form.by_min_p:
+        draws_N1 = (temperature_N > 0)[:, None]
+        logits_NV = logits_NV.float()
+        scaled_NV = logits_NV / torch.where(draws_N1, temperature_N[:, None], 1.0)
+        logits_NV = torch.where(draws_N1, cut(scaled_NV, numbers, form), logits_NV)
+        temperature_N = (temperature_N > 0).float()
+    return sample(logits_NV, temperature_N, numbers.keys_N, numbers.drawn_N)
 
 
 def cut(logits_NV: Tensor, numbers: Numbers, form: Form) -> Tensor:
@@ -116,23 +115,6 @@ def _cut_sorted(logits_MV: Tensor, numbers: Numbers, form: Form, rows_M: Tensor)
         leaves = (shares.cumsum(dim=-1) - shares >= top_p_M1) & (top_p_M1 < 1)
         logits_MV = logits_MV.masked_fill(torch.zeros_like(leaves).scatter(1, order, leaves), float("-inf"))
     return logits_MV
-
-
-def noise(keys_N: Tensor, drawn_N: Tensor, vocabulary: int) -> Tensor:
-    """Returns Gumbel noise (N, V)."""
-    place_N1 = mixed(keys_N + mixed(drawn_N))[:, None]
-    bits = mixed(place_N1 + mixed(torch.arange(vocabulary, device=keys_N.device)))
-    # Adding 0.5 keeps the value away from 0 and 1 in fp32, so that both logarithms are finite.
-    uniform = ((bits >> 9).float() + 0.5) / 2**23
-    return -(-uniform.log()).log()
-
-
-def mixed(number: Tensor) -> Tensor:
-    """Hashes 32-bit numbers (the finalizer of MurmurHash3) in int64, which gives the same result on every device."""
-    number = number & _32_BITS
-    number = ((number ^ (number >> 16)) * 0x85EBCA6B) & _32_BITS
-    number = ((number ^ (number >> 13)) * 0xC2B2AE35) & _32_BITS
-    return number ^ (number >> 16)
 
 
 def _mixed_number(number: int) -> int:

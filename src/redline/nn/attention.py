@@ -24,8 +24,6 @@ class Past(Protocol):
 
 class GroupedQueryAttention(DispatchedModule):
     op = "rope"
-    # Whether decoding may use the kernel `ops.decode_attention`; `implementation` must allow kernels too.
-    fused_step: bool = True
 
     def __init__(
         self,
@@ -46,10 +44,6 @@ class GroupedQueryAttention(DispatchedModule):
         self.out = Linear(heads * head_dim, width, bias=out_bias)
         self.q_norm = None if norm_eps is None else RMSNorm(head_dim, norm_eps)
         self.k_norm = None if norm_eps is None else RMSNorm(head_dim, norm_eps)
-
-    def step_implementation(self, x: Tensor) -> str:
-        """Returns the implementation of decode attention: the reference on a CPU or without `fused_step`."""
-        return self.implementation if self.fused_step and x.is_cuda else "reference"
 
     def forward(
         self,

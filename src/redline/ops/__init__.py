@@ -8,7 +8,6 @@ Importing this package does not import Triton or initialize CUDA.
 from redline.ops.causal_attention import Far, causal_attention
 from redline.ops.convolved_heads import convolved_heads
 from redline.ops.cross_entropy import cross_entropy
-from redline.ops.decode_attention import decode_attention
 from redline.ops.fused_linear import fused_linear
 from redline.ops.fused_mlp import fused_mlp
 from redline.ops.gated_delta_rule import gated_delta_rule, gated_delta_step
@@ -19,6 +18,7 @@ from redline.ops.memory_step import Learned, Projected, memory_step
 from redline.ops.paged_attention import PagedRows, paged_attention
 from redline.ops.rms_norm import add_rms_norm, rms_norm
 from redline.ops.rope import LinearScaling, Llama3Scaling, rope, rope_tables
+from redline.ops.sample import sample
 from redline.ops.slot_write import Slots, slot_write
 from redline.ops.small_matmul import small_matmul
 from redline.ops.swiglu import packed_swiglu, swiglu
@@ -38,7 +38,6 @@ __all__ = [
     "causal_attention",
     "convolved_heads",
     "cross_entropy",
-    "decode_attention",
     "fused_linear",
     "fused_mlp",
     "gated_delta_rule",
@@ -52,6 +51,7 @@ __all__ = [
     "rms_norm",
     "rope",
     "rope_tables",
+    "sample",
     "slot_write",
     "small_matmul",
     "swiglu",

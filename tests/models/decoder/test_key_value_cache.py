@@ -1,4 +1,4 @@
-"""Prefill and steps give what one pass gives, for any split, any rows, and rings that wrap."""
+"""Prefill in parts gives what one pass gives, for any split, any rows, and rings that wrap."""
 
 import random
 from copy import deepcopy
@@ -10,7 +10,6 @@ import torch
 
 from redline.errors import ModelError
 from redline.models.decoder import Decoder, DecoderConfig
-from redline.nn.attention import GroupedQueryAttention
 
 CONFIG = DecoderConfig(53, 24, 3, 4, 40, key_value_heads=2, context=200, windows=(None, 6, 70))
 
@@ -41,7 +40,7 @@ def test_any_split_gives_what_one_pass_gives(split: str, model: Decoder) -> None
     for end, size in zip(accumulate(sizes), sizes, strict=True):
         part = tokens[:, end - size : end]
         counts = torch.full((3,), size)
-        logits = model.step(part[:, 0], cache) if size == 1 else model.prefill(part, counts, cache)
+        logits = model.prefill(part, counts, cache)
         assert torch.allclose(logits, expected[:, end - 1], atol=1e-4), (end, size)
     assert cache.lengths_B.tolist() == [length] * 3
 
@@ -63,7 +62,7 @@ def test_rows_of_different_lengths_are_independent(model: Decoder) -> None:
         assert torch.allclose(last[row], expected[row, length - 1], atol=1e-4)
     at = torch.tensor(lengths)
     for _ in range(30):
-        logits = model.step(tokens[torch.arange(4), at], cache)
+        logits = model.prefill(tokens[torch.arange(4), at][:, None], torch.ones(4).long(), cache)
         assert torch.allclose(logits, expected[torch.arange(4), at], atol=1e-4)
         at += 1
 
@@ -91,20 +90,6 @@ def test_masks_are_shared_and_level_rows_need_none() -> None:
 
 
 @torch.no_grad()
-def test_the_fused_step_is_the_same_step(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By its specification here; on a GPU its kernel is held against that."""
-    tokens = torch.randint(53, (3, 100))
-    expected = model(tokens)
-    cache = model.new_cache(3, 97)
-    counts = torch.tensor([9, 1, 5])
-    model.prefill(tokens[:, :9], counts, cache)
-    monkeypatch.setattr(GroupedQueryAttention, "step_implementation", lambda *_: "auto")
-    for step in range(85):
-        logits = model.step(tokens[torch.arange(3), counts + step], cache)
-        assert torch.allclose(logits, expected[torch.arange(3), counts + step], atol=1e-4), step
-
-
-@torch.no_grad()
 def test_a_copy_is_independent_and_a_reset_empties_the_cache(model: Decoder) -> None:
     tokens = torch.randint(53, (1, 40))
     expected = model(tokens)
@@ -112,8 +97,8 @@ def test_a_copy_is_independent_and_a_reset_empties_the_cache(model: Decoder) -> 
     model.prefill(tokens[:, :20], torch.tensor([20]), cache)
     other = deepcopy(cache)
     for index in range(20, 30):
-        model.step((tokens[:, index] + 1) % 53, other)
-    assert torch.allclose(model.step(tokens[:, 20], cache), expected[:, 20], atol=1e-4)
+        model.prefill((tokens[:, index, None] + 1) % 53, torch.tensor([1]), other)
+    assert torch.allclose(model.prefill(tokens[:, 20, None], torch.tensor([1]), cache), expected[:, 20], atol=1e-4)
     places = [layer.keys_BCGD.data_ptr() for layer in cache.layers]
     cache.reset()
     found = model.prefill(tokens, torch.tensor([40]), cache)
@@ -140,16 +125,3 @@ def test_too_many_tokens_raise(model: Decoder) -> None:
         model.new_cache(1, 201)
     with pytest.raises(ModelError, match="1 row and 1 token"):
         model.new_cache(0, 5)
-
-
-@torch.no_grad()
-def test_a_compiled_step_is_one_graph_for_every_position(model: Decoder) -> None:
-    from torch._dynamo.testing import CompileCounterWithBackend
-
-    counter = CompileCounterWithBackend("aot_eager")
-    step = torch.compile(model.step, fullgraph=True, backend=counter)
-    cache, other = model.new_cache(2, 80), model.new_cache(2, 80)
-    for _ in range(75):
-        tokens = torch.randint(53, (2,))
-        assert torch.allclose(step(tokens, cache), model.step(tokens, other), atol=1e-5)
-    assert counter.frame_count == 1

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from redline.ops.paged_attention import paged_attention, reference
+from redline.ops.paged_attention import ALL, paged_attention, reference
 
 from .paged_examples import example
 
@@ -59,8 +59,20 @@ def test_mixed_rows_agree(window: int | None, dtype: torch.dtype) -> None:
     check([1, 1, 37, 2, 70, 16], [40, 3, 0, 31, 5, 64], 6, 2, dtype, window)
 
 
-def test_prompts_alone_agree() -> None:
-    check([65, 3], [0, 10], 1, 1, torch.float32)
+@pytest.mark.parametrize(("counts", "lengths"), [([65, 3], [0, 10]), ([40], [3]), ([1], [5])])
+def test_prompts_and_rows_alone_agree(counts: list[int], lengths: list[int]) -> None:
+    check(counts, lengths, 1, 1, torch.float32)
+
+
+@pytest.mark.parametrize("singles", [0, 2])
+def test_the_bounds_of_the_work_change_nothing(singles: int) -> None:
+    """Rows without tokens, and tokens of padding, as in a captured step."""
+    q, k, v, keys, values, rows = example([1, 1, 37, 2, 0], [40, 3, 0, 31, 0], 6, 2, 16, torch.float32, device=DEVICE)
+    expected = reference.paged_attention(q, k, v, keys, values, rows)
+    for part in (replace(rows, singles=2, prompts=min(singles, 2)), replace(rows, singles=ALL, prompts=0)):
+        with torch.no_grad():
+            found = paged_attention(q, k, v, keys, values, part, None, "triton")
+        torch.testing.assert_close(found, expected)
 
 
 def test_a_row_has_the_same_bits_alone_and_among_others() -> None:

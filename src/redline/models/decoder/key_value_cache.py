@@ -1,8 +1,8 @@
-"""The key-value cache: static buffers, so that a decoding step can be captured as a CUDA graph and replayed.
+"""A key-value cache of rows that are processed together, for evaluation; generation uses the pages of `paged_cache`.
 
 Every layer has a ring buffer: the token at position p is stored in slot p mod `ring`. With full attention the ring is
-as long as the cache; with a sliding window it is as long as the window. Each row of the batch has its own position,
-kept on the device, so that a step needs no synchronization. The buffer has further slots after the ring,
+as long as the cache; with a sliding window it is as long as the window. Each row of the batch has its own position.
+The buffer has further slots after the ring,
 which are never attended to; padding is written there.
 
 B: batch, S: new tokens, C: slots of a buffer, H: heads, G: key and value heads, D: head dimension.
@@ -18,7 +18,6 @@ from redline.errors import ModelError
 from redline.models.decoder.config import DecoderConfig
 from redline.nn.attention import Past
 from redline.nn.causal_attention import attention_with_past, causal_attention
-from redline.ops.decode_attention import decode_attention
 
 # The number of slots is rounded up to a multiple of this, because attention kernels read masks in blocks.
 _SLOTS_MULTIPLE = 64
@@ -73,21 +72,6 @@ class KeyValueCache:
         """Empties the cache; the buffers keep their addresses."""
         self.lengths_B.zero_()
 
-    def step_pasts(self, dtype: torch.dtype, implementation: str) -> "list[StepPast] | list[FusedStepPast]":
-        """Returns one `Past` per layer, for one new token per row. Layers whose rings are equally long share a mask."""
-        if implementation != "reference":
-            return [FusedStepPast(layer, self.lengths_B, implementation) for layer in self.layers]
-        device = self.lengths_B.device
-        rows_B1 = torch.arange(len(self.lengths_B), device=device)[:, None]
-        shared: dict[int, tuple[Tensor, Tensor]] = {}
-        for layer in self.layers:
-            if layer.ring not in shared:
-                held = held_positions(self.lengths_B + 1, layer)
-                hidden = torch.full((), float("-inf"), dtype=dtype, device=device)
-                bias_BC = torch.where(held >= 0, torch.zeros((), dtype=dtype, device=device), hidden)
-                shared[layer.ring] = ((self.lengths_B % layer.ring)[:, None], bias_BC[:, None, None])
-        return [StepPast(layer, rows_B1, *shared[layer.ring]) for layer in self.layers]
-
     def chunk_pasts(self, counts_B: Tensor, length: int) -> list[Past]:
         """Returns one `Past` per layer, for `length` new entries per row: `counts_B` tokens, then padding.
 
@@ -132,39 +116,6 @@ def held_positions(lengths_B: Tensor, layer: LayerCache) -> Tensor:
     slot = torch.arange(layer.keys_BCGD.shape[1], device=lengths_B.device)
     newest = lengths_B[:, None] - 1
     return torch.where(slot < layer.ring, newest - (newest - slot) % layer.ring, -1)
-
-
-@dataclass(frozen=True)
-class StepPast:
-    """Attention of one new token per row: writes it to the cache, then attends with a bias that masks empty slots."""
-
-    layer: LayerCache
-    rows_B1: Tensor
-    slots_B1: Tensor
-    bias_B11C: Tensor
-
-    def attend(self, q_BSHD: Tensor, k_BSGD: Tensor, v_BSGD: Tensor) -> Tensor:
-        self.layer.write(self.rows_B1, self.slots_B1, k_BSGD, v_BSGD)
-        groups = k_BSGD.shape[2]
-        # The query heads that share a key head are passed as several queries of one head, so keys are not repeated.
-        q_BGRD = q_BSHD[:, 0].unflatten(1, (groups, -1))
-        keys, values = self.layer.keys_BCGD.transpose(1, 2), self.layer.values_BCGD.transpose(1, 2)
-        mixed = F.scaled_dot_product_attention(q_BGRD, keys, values, attn_mask=self.bias_B11C)
-        return mixed.flatten(1, 2)[:, None]
-
-
-@dataclass(frozen=True)
-class FusedStepPast:
-    """Does the same as `StepPast`, but in one kernel, which reads only the filled slots."""
-
-    layer: LayerCache
-    lengths_B: Tensor
-    implementation: str
-
-    def attend(self, q_BSHD: Tensor, k_BSGD: Tensor, v_BSGD: Tensor) -> Tensor:
-        layer, new = self.layer, (q_BSHD[:, 0], k_BSGD[:, 0], v_BSGD[:, 0])
-        held = (layer.keys_BCGD, layer.values_BCGD, self.lengths_B, layer.ring)
-        return decode_attention(*new, *held, self.implementation)[:, None]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """A Llama-style decoder: RMSNorm, rotary positions, grouped-query attention, gated MLPs.
 
 Blocks return the residual stream and their last branch separately, so that the next norm adds them in one kernel.
-`forward` and `loss` are for training and scoring; `new_cache`, `prefill` and `step` are for generation.
+`forward` and `loss` are for training and scoring; `new_pages` and `flat` are for generation, `new_cache` and
+`prefill` for evaluation.
 
 B: batch, S: tokens, W: width, V: vocabulary.
 """
@@ -110,18 +111,6 @@ class Decoder(nn.Module):
         pasts = [call.pool.past(layer, call.rows, window) for layer, window in enumerate(self.config.windows)]
         x_BSW = self._run(tokens_T[None], call.positions_T[None], None, pasts)
         return self.head(x_BSW[0, call.sampled_M])
-
-    def prepare(self, cache: KeyValueCache) -> None:
-        """Does nothing, because the whole step of a decoder runs on the device."""
-
-    def step(self, tokens_B: Tensor, cache: KeyValueCache) -> Tensor:
-        """Processes one token per row without synchronization; returns logits (B, V)."""
-        first = self.blocks[0].get_submodule("attention")
-        assert isinstance(first, GroupedQueryAttention)
-        pasts = cache.step_pasts(self.norm.weight.dtype, first.step_implementation(tokens_B))
-        x_BSW = self._run(tokens_B[:, None], cache.lengths_B[:, None], None, pasts)
-        cache.lengths_B.add_(1)
-        return self.head(x_BSW[:, 0])
 
     def _run(
         self, tokens_BS: Tensor, positions_BS: Tensor | None, packing: Packing | None, pasts: Sequence[Past] | None

@@ -13,9 +13,9 @@ from redline.errors import ModelError
 from redline.ops.checks import check_floating, check_integer, check_same_device, check_same_dtype, check_sizes
 from redline.ops.dispatch import kernels, select
 from redline.ops.paged_attention import reference, sdpa
-from redline.ops.paged_attention.reference import PagedRows
+from redline.ops.paged_attention.reference import ALL, PagedRows
 
-__all__ = ["IMPLEMENTATIONS", "PagedRows", "paged_attention"]
+__all__ = ["ALL", "IMPLEMENTATIONS", "PagedRows", "paged_attention"]
 
 IMPLEMENTATIONS = ("auto", "reference", "sdpa", "triton")
 
@@ -42,10 +42,11 @@ def paged_attention(
         raise ModelError(f"{op}: the {heads} query heads must be a multiple of the {groups} key and value heads.")
     if sizes["E"] != sizes["R"] + 1:
         raise ModelError(f"{op}: starts_E must have {sizes['R'] + 1} numbers for {sizes['R']} rows, not {sizes['E']}.")
-    if not 0 <= rows.prompts <= rows.singles <= sizes["R"] or rows.split < 1 or (window is not None and window < 1):
+    singles, prompts = (sizes["R"] if number == ALL else number for number in (rows.singles, rows.prompts))
+    if not 0 <= prompts <= singles <= sizes["R"] or rows.split < 1 or (window is not None and window < 1):
         raise ModelError(
             f"{op}: prompts must be from 0 to singles, singles at most the {sizes['R']} rows, and split and window at "
-            f"least 1, not {rows.prompts}, {rows.singles}, {rows.split} and {window}."
+            f"least 1, not {prompts}, {singles}, {rows.split} and {window}."
         )
     check_floating(op, q_THD=q_THD)
     check_same_dtype(op, q_THD=q_THD, k_TGD=k_TGD, v_TGD=v_TGD, **pages)

@@ -10,6 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# Stands for the number of rows, so that a compiled call with all rows alike does not depend on it.
+ALL = -1
+
 
 @dataclass(eq=False)
 class PagedRows:
@@ -17,10 +20,12 @@ class PagedRows:
 
     Row r has the new tokens `starts_E[r]` to `starts_E[r + 1] - 1`; later tokens are padding, whose output may have any
     value. It has `lengths_R[r]` tokens before them. The token at position p of the row is stored in page
-    `tables_RW[r, p // P]` at place p mod P. `slots_T` is P · page + place for each new token, −1 for padding. Only
-    the first `singles` rows may have one new token, and only rows from `prompts` on may have another number of them;
-    this bounds the work of the kernels. `split` is the number of positions that one program of the kernels reads for a
-    row with one new token; it must not depend on the batch, so that the result of a row does not.
+    `tables_RW[r, p // P]` at place p mod P. `slots_T` is P · page + place for each new token, −1 for padding.
+
+    Only the first `singles` rows may have one new token, and only rows from `prompts` on may have another number of
+    them; this bounds the work of the kernels (`ALL` is the number of rows). `split` is the number of positions that one
+    program of the kernels reads for a row with one new token; it must not depend on the batch, so that the result of a
+    row does not.
     """
 
     slots_T: Tensor

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from redline.ops import kernel
-from redline.ops.paged_attention.reference import PagedRows
+from redline.ops.paged_attention.reference import ALL, PagedRows
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,8 @@ def attend_kernel(
     else:
         # Row r of these has the tiles from (first token // QUERIES) + r on: finds the last row that starts by `tile`.
         base = tl.load(starts + first_row)
-        low, high = 0, rows
+        low = tl.full((), 0, tl.int32)
+        high = low + rows
         while low < high:
             middle = (low + high) // 2
             if (tl.load(starts + first_row + middle) - base) // QUERIES + middle <= tile:
@@ -161,6 +162,7 @@ def _paged_attention(
     q, k, v = (kernel.rows_contiguous(one) for one in (q, k, v))
     tokens, heads, dim = q.shape
     rows, groups, size = len(lengths), k.shape[1], keys.shape[1]
+    singles, prompts = (rows if number == ALL else number for number in (singles, prompts))
     sizes = {"GROUPS": groups, "DIM": dim, "BLOCK_G": kernel.padded(groups, 1), "BLOCK_D": kernel.padded(dim)}
     strides = (*k.stride()[:2], *v.stride()[:2])
     kernel.launch(write_kernel, (tokens,), k, v, keys, values, slots, *strides, **sizes, num_warps=SINGLE.warps)
