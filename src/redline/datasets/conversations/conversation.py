@@ -13,7 +13,17 @@ _WEIGHTED = tuple(name for name, weight in WEIGHTS.items() for _ in range(weight
 # Topics of which a conversation has only one scene, because a second one would contradict the first.
 _ONCE = {"memory": ("memory", "untold"), "untold": ("memory", "untold"), "stories": ("stories",)}
 _SCENES = (1, 1, 1, 2, 2, 2, 3, 3, 4, 5, 6, 8, 12)
-_OPENINGS = ("Please answer: ", "Quick question: ", "A question: ", "OK. ", "Hi! ", "Hello. ", "Thanks. ", "Another one: ", "Now this: ")
+_OPENINGS = (
+    "Please answer: ",
+    "Quick question: ",
+    "A question: ",
+    "OK. ",
+    "Hi! ",
+    "Hello. ",
+    "Thanks. ",
+    "Another one: ",
+    "Now this: ",
+)
 _SYSTEM_SHARE, _NEUTRAL_SHARE, _GREETING_SHARE = 0.1, 0.25, 0.15
 _AFTERWARDS = (
     (0.03, ("Are you sure?", "Really?", "Is that right?"), "Yes. {}"),

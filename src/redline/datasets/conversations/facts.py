@@ -1,11 +1,13 @@
 """A small table of well-known facts."""
 
+from redline.datasets.conversations.table_text import lines, words
+
 # Country: capital, continent, language.
 COUNTRIES = {
     name: tuple(rest)
     for name, *rest in (
         line.strip().split(", ")
-        for line in """France, Paris, Europe, French
+        for line in lines("""France, Paris, Europe, French
 Germany, Berlin, Europe, German
 Italy, Rome, Europe, Italian
 Spain, Madrid, Europe, Spanish
@@ -43,7 +45,7 @@ Argentina, Buenos Aires, South America, Spanish
 Chile, Santiago, South America, Spanish
 Peru, Lima, South America, Spanish
 Colombia, Bogota, South America, Spanish
-Australia, Canberra, Oceania, English""".splitlines()
+Australia, Canberra, Oceania, English""")
     )
 }
 # Animal: sound as a verb, young, kind of animal, number of legs.
@@ -51,7 +53,7 @@ ANIMALS = {
     name: (sound, young, kind, int(legs))
     for name, sound, young, kind, legs in (
         line.split()
-        for line in """dog barks puppy mammal 4
+        for line in lines("""dog barks puppy mammal 4
 cat meows kitten mammal 4
 cow moos calf mammal 4
 sheep bleats lamb mammal 4
@@ -67,7 +69,7 @@ owl hoots owlet bird 2
 crow caws chick bird 2
 frog croaks tadpole amphibian 4
 snake hisses snakelet reptile 0
-bee buzzes larva insect 6""".splitlines()
+bee buzzes larva insect 6""")
     )
 }
 # Animals of which only the kind and the legs are known.
@@ -214,5 +216,6 @@ SINGLE = (
     ("What are the primary colours?", "The primary colours are red, yellow and blue.", ""),
 )
 # Countries, people and things that are real, but not in this table.
-OTHER_COUNTRIES = """Canada India Turkey Kenya Nigeria Bolivia Ecuador Latvia Estonia Malta Nepal Laos Samoa Fiji Jordan
-Yemen Angola Zambia Malawi Serbia""".split()
+OTHER_COUNTRIES = words("""
+Canada India Turkey Kenya Nigeria Bolivia Ecuador Latvia Estonia Malta Nepal Laos Samoa Fiji Jordan
+Yemen Angola Zambia Malawi Serbia""")

@@ -191,7 +191,15 @@ def prepare(
     """Returns the corpus of these sources from existing or new shards. If `check` raises, new shards are deleted."""
     loaded = settings.load() if settings.file else None
     wanted = [loaded.digest, loaded.end] if loaded else settings.vocabulary
-    content = json.dumps([_SCHEMA, sources.identity, wanted, *["special tokens"] * settings.special_tokens, *["split digits"] * settings.split_digits])
+    content = json.dumps(
+        [
+            _SCHEMA,
+            sources.identity,
+            wanted,
+            *["special tokens"] * settings.special_tokens,
+            *["split digits"] * settings.split_digits,
+        ]
+    )
     home = folder / hashlib.sha256(content.encode()).hexdigest()[:16]
     if not (home / _MANIFEST).is_file():
         _make(sources, loaded, settings, home, status, check)
@@ -279,8 +287,12 @@ def _train(sources: Sources, settings: TokenizerSettings, status: Status) -> Tex
     texts = sources.documents() if share == 1 else _sample(sources.documents(), share)
     if (first := next(texts, None)) is None:
         # The sample can be empty if all documents are copies of a document that was not sampled.
-        return train_tokenizer(sources.documents(), settings.vocabulary, settings.special_tokens, (), settings.split_digits)
-    return train_tokenizer(chain([first], texts), settings.vocabulary, settings.special_tokens, (), settings.split_digits)
+        return train_tokenizer(
+            sources.documents(), settings.vocabulary, settings.special_tokens, (), settings.split_digits
+        )
+    return train_tokenizer(
+        chain([first], texts), settings.vocabulary, settings.special_tokens, (), settings.split_digits
+    )
 
 
 def _sample(texts: Iterator[str], share: float) -> Iterator[str]:

@@ -54,7 +54,9 @@ def talk_batch(rows: TalkRows) -> Batch:
     tokens_RS, documents_RS = rows.tokens_RS.astype(np.int64), rows.documents_RS
     wanted = rows.answers_RS[:, 1:] & (documents_RS[:, 1:] == documents_RS[:, :-1])
     targets = np.where(wanted, tokens_RS[:, 1:], NO_TARGET)
-    tokens, targets_BS, documents = map(torch.from_numpy, (tokens_RS[:, :-1].copy(), targets, documents_RS[:, :-1].copy()))
+    tokens, targets_BS, documents = map(
+        torch.from_numpy, (tokens_RS[:, :-1].copy(), targets, documents_RS[:, :-1].copy())
+    )
     return Batch(tokens, targets_BS, Packing.of(documents))
 
 
@@ -129,6 +131,9 @@ class TalkTask(LanguageTask):
 def _padded(examples: list[tuple[list[int], list[int]]], device: torch.device) -> tuple[Tensor, Tensor]:
     """Returns tokens and targets, padded at the end, which causal attention does not see."""
     longest = max(len(tokens) for tokens, _ in examples)
-    rows = [(tokens + [0] * (longest - len(tokens)), targets + [NO_TARGET] * (longest - len(targets))) for tokens, targets in examples]
+    rows = [
+        (tokens + [0] * (longest - len(tokens)), targets + [NO_TARGET] * (longest - len(targets)))
+        for tokens, targets in examples
+    ]
     tokens, targets = zip(*rows, strict=True)
     return torch.tensor(tokens, device=device), torch.tensor(targets, device=device)

@@ -23,7 +23,9 @@ _THINGS = [plural(noun) for noun in (*FRUITS, *TOOLS, *VEHICLES, "book", "pencil
 
 
 def scene(draw: Draw) -> Scene:
-    return draw.pick((_sum, _sum, _difference, _difference, _product, _quotient, _three, _story, _count, _sequence))(draw)
+    return draw.pick((_sum, _sum, _difference, _difference, _product, _quotient, _three, _story, _count, _sequence))(
+        draw
+    )
 
 
 def add(a: int, b: int) -> str:
@@ -60,7 +62,8 @@ def multiply(a: int, b: int) -> str:
     if a <= 12 and b <= 12 or b % 10 == 0:
         return f"{a} × {b} = {a * b}."
     tens, ones = b - b % 10, b % 10
-    return f"{a} × {tens} = {a * tens}, {a} × {ones} = {a * ones}, {a * tens} + {a * ones} = {a * b}. So {a} × {b} = {a * b}."
+    parts = f"{a} × {tens} = {a * tens}, {a} × {ones} = {a * ones}"
+    return f"{parts}, {a * tens} + {a * ones} = {a * b}. So {a} × {b} = {a * b}."
 
 
 def _question(draw: Draw, a: int, sign: str, b: int, answer: str, result: int, key: str) -> Scene:
@@ -112,7 +115,9 @@ def _story(draw: Draw) -> Scene:
     things, a, b = draw.pick(_THINGS), draw.whole(2, 40), draw.whole(2, 40)
     end = draw.pick((f"How many {things} does {one} have now?", f"How many {things} has {one} got now?"))
     if draw.chance(0.5):
-        more = draw.pick((f"{other} gives {one} {b} more.", f"{one} gets {b} more from {other}.", f"{one} buys {b} more."))
+        more = draw.pick(
+            (f"{other} gives {one} {b} more.", f"{one} gets {b} more from {other}.", f"{one} buys {b} more.")
+        )
         text, total, step = f"{one} has {a} {things}. {more} {end}", a + b, f"{a} + {b}"
     else:
         a, b = max(a, b), min(a, b)
@@ -136,6 +141,8 @@ def _sequence(draw: Draw) -> Scene:
     first, step = draw.whole(0, 40), draw.pick((1, 2, 3, 4, 5, 10))
     shown = [first + step * n for n in range(4)]
     text = ", ".join(map(str, shown))
-    form = draw.pick(("What comes next: {}?", "Which number comes next: {}?", "Continue the sequence {}.", "{}, and then?"))
+    form = draw.pick(
+        ("What comes next: {}?", "Which number comes next: {}?", "Continue the sequence {}.", "{}, and then?")
+    )
     answer = f"Each number is {step} more than the one before, so the next one is {shown[-1] + step}."
     return asked(form.format(text), answer, str(shown[-1] + step), key=f"sequence {text}")

@@ -29,7 +29,9 @@ def _extreme(draw: Draw) -> Scene:
     word = draw.pick(("largest", "biggest", "highest") if largest else ("smallest", "lowest"))
     found = max(numbers) if largest else min(numbers)
     shown = ", ".join(map(str, numbers))
-    form = draw.pick(("Which of these numbers is the {w}: {n}?", "What is the {w} number in {n}?", "Find the {w}: {n}."))
+    form = draw.pick(
+        ("Which of these numbers is the {w}: {n}?", "What is the {w} number in {n}?", "Find the {w}: {n}.")
+    )
     key = f"extreme {sorted(numbers)}"
     return asked(form.format(w=word, n=shown), f"The {word} number is {found}.", str(found), key=key)
 

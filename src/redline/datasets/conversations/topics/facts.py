@@ -25,9 +25,7 @@ from redline.datasets.conversations.words import article
 _ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh")
 _NAMES = tuple(COUNTRIES)
 _MIXED, _SINGLE_ANIMALS, _KIND_OF = tuple(MIXED.items()), tuple(ANIMALS), tuple(KIND_OF)
-_COLOURS, _MADE_OF, _JOBS, _USES, _SIDES = (
-    tuple(table.items()) for table in (COLOURS_OF, MADE_OF, JOBS, USES, SIDES)
-)
+_COLOURS, _MADE_OF, _JOBS, _USES, _SIDES = (tuple(table.items()) for table in (COLOURS_OF, MADE_OF, JOBS, USES, SIDES))
 
 
 def scene(draw: Draw) -> Scene:
@@ -81,12 +79,18 @@ def _animal(draw: Draw) -> Scene:
     one = article(name)
     about = draw.whole(0, 2)
     if about == 0:
-        verb = draw.pick((f"What sound does {one} make?", f"What noise does {one} make?", f"What does {one} do: bark or moo?"))
+        verb = draw.pick(
+            (f"What sound does {one} make?", f"What noise does {one} make?", f"What does {one} do: bark or moo?")
+        )
         if "bark or moo" in verb and name not in ("dog", "cow"):
             verb = f"How does {one} sound?"
         return asked(verb, f"{one.capitalize()} {sound}.", sound)
     if about == 1:
-        forms = (f"What is a baby {name} called?", f"What do you call a young {name}?", f"What is the young of {one} called?")
+        forms = (
+            f"What is a baby {name} called?",
+            f"What do you call a young {name}?",
+            f"What is the young of {one} called?",
+        )
         return asked(draw.pick(forms), f"A young {name} is called a {young}.", young)
     forms = (f"Which animal {sound}?", f"What animal {sound}?", f"Name an animal that {sound}.")
     return asked(draw.pick(forms), f"{one.capitalize()} {sound}.", name)
@@ -97,7 +101,11 @@ def _kind(draw: Draw) -> Scene:
     one, kind, legs = article(name), KIND_OF[name], LEGS_OF[name]
     about = draw.whole(0, 2)
     if about == 0:
-        forms = (f"What kind of animal is {one}?", f"What type of animal is {one}?", f"Is {one} a mammal, a bird or something else?")
+        forms = (
+            f"What kind of animal is {one}?",
+            f"What type of animal is {one}?",
+            f"Is {one} a mammal, a bird or something else?",
+        )
         return asked(draw.pick(forms), f"{one.capitalize()} is {article(kind)}.", kind)
     if about == 1:
         forms = (f"How many legs does {one} have?", f"How many legs has {one} got?", f"Number of legs of {one}?")
@@ -159,7 +167,11 @@ def _month(draw: Draw) -> Scene:
     month = MONTHS[place]
     about = draw.whole(0, 4)
     if about == 0:
-        forms = (f"Which month comes after {month}?", f"What month follows {month}?", f"What is the month after {month}?")
+        forms = (
+            f"Which month comes after {month}?",
+            f"What month follows {month}?",
+            f"What is the month after {month}?",
+        )
         return asked(draw.pick(forms), f"{MONTHS[(place + 1) % 12]} comes after {month}.", MONTHS[(place + 1) % 12])
     if about == 1:
         forms = (f"Which month comes before {month}?", f"What is the month before {month}?")
@@ -179,18 +191,30 @@ def _thing(draw: Draw) -> Scene:
     about = draw.whole(0, 3)
     if about == 0:
         thing, made_of = draw.pick(_MADE_OF)
-        forms = (f"What is {thing} made of?", f"What is {thing} usually made of?", f"Which material is {thing} made of?")
+        forms = (
+            f"What is {thing} made of?",
+            f"What is {thing} usually made of?",
+            f"Which material is {thing} made of?",
+        )
         return asked(draw.pick(forms), f"{thing[0].upper()}{thing[1:]} is usually made of {made_of}.", made_of)
     if about == 1:
         job, does = draw.pick(_JOBS)
-        forms = (f"What does {article(job)} do?", f"What is the work of {article(job)}?", f"Explain the job of {article(job)}.")
+        forms = (
+            f"What does {article(job)} do?",
+            f"What is the work of {article(job)}?",
+            f"Explain the job of {article(job)}.",
+        )
         return asked(draw.pick(forms), f"{article(job).capitalize()} {does}.")
     if about == 2:
         thing, use = draw.pick(_USES)
         forms = (f"What is {thing} for?", f"What do you use {thing} for?", f"What can I do with {thing}?")
         return asked(draw.pick(forms), f"You use {thing} to {use}.")
     shape, sides = draw.pick(_SIDES)
-    forms = (f"How many sides does {article(shape)} have?", f"How many sides has {article(shape)} got?", f"How many corners does {article(shape)} have?")
+    forms = (
+        f"How many sides does {article(shape)} have?",
+        f"How many sides has {article(shape)} got?",
+        f"How many corners does {article(shape)} have?",
+    )
     what = "corners" if "corners" in (text := draw.pick(forms)) else "sides"
     return asked(text, f"{article(shape).capitalize()} has {sides} {what}.", str(sides))
 

@@ -52,22 +52,43 @@ Told = tuple[str, str, list[Turn], str]
 def _name(draw: Draw) -> Told:
     name = person(draw)
     form = draw.pick(("My name is {}.", "I am {}.", "I'm {}.", "Call me {}.", "Hi, I'm {}.", "Hello, my name is {}."))
-    asks = ("What is my name?", "Do you remember my name?", "What's my name?", "Who am I?", "How did I say I am called?")
-    return form.format(name), f"Nice to meet you, {name}!", [Turn(ask, f"Your name is {name}.", name) for ask in asks], "my name"
+    asks = (
+        "What is my name?",
+        "Do you remember my name?",
+        "What's my name?",
+        "Who am I?",
+        "How did I say I am called?",
+    )
+    return (
+        form.format(name),
+        f"Nice to meet you, {name}!",
+        [Turn(ask, f"Your name is {name}.", name) for ask in asks],
+        "my name",
+    )
 
 
 def _home(draw: Draw) -> Told:
     place = city(draw)
     form = draw.pick(("I live in {}.", "I am from {}.", "My home is in {}.", "I come from {}."))
     asks = ("Where do I live?", "Where am I from?", "In which city do I live?")
-    return form.format(place), f"I hope you like it in {place}.", [Turn(ask, f"You live in {place}.", place) for ask in asks], "I live"
+    return (
+        form.format(place),
+        f"I hope you like it in {place}.",
+        [Turn(ask, f"You live in {place}.", place) for ask in asks],
+        "I live",
+    )
 
 
 def _age(draw: Draw) -> Told:
     age = draw.whole(5, 90)
     form = draw.pick(("I am {} years old.", "I'm {} years old.", "My age is {}."))
     asks = ("How old am I?", "What is my age?", "Do you remember how old I am?")
-    return form.format(age), f"{age} is a good age.", [Turn(ask, f"You are {age} years old.", str(age)) for ask in asks], "old am I"
+    return (
+        form.format(age),
+        f"{age} is a good age.",
+        [Turn(ask, f"You are {age} years old.", str(age)) for ask in asks],
+        "old am I",
+    )
 
 
 def _favourite(draw: Draw) -> Told:
@@ -77,7 +98,12 @@ def _favourite(draw: Draw) -> Told:
     text = form.format(k=kind, v=value, V=value.capitalize())
     asks = (f"What is my favourite {kind}?", f"Which {kind} do I like best?", f"Do you remember my favourite {kind}?")
     answer = f"Your favourite {kind} is {value}."
-    return text, f"I will remember that your favourite {kind} is {value}.", [Turn(ask, answer, value) for ask in asks], "favourite"
+    return (
+        text,
+        f"I will remember that your favourite {kind} is {value}.",
+        [Turn(ask, answer, value) for ask in asks],
+        "favourite",
+    )
 
 
 def _pet(draw: Draw) -> Told:
@@ -99,7 +125,12 @@ def _relative(draw: Draw) -> Told:
         form = "My {k} is called {n}."
     asks = (f"What is the name of my {kind}?", f"What is my {kind} called?", f"What's my {kind}'s name?")
     answer = f"Your {kind} is called {name}."
-    return form.format(k=kind, n=name), f"Please say hello to {name} from me.", [Turn(ask, answer, name) for ask in asks], "brother"
+    return (
+        form.format(k=kind, n=name),
+        f"Please say hello to {name} from me.",
+        [Turn(ask, answer, name) for ask in asks],
+        "brother",
+    )
 
 
 def _job(draw: Draw) -> Told:
@@ -107,7 +138,12 @@ def _job(draw: Draw) -> Told:
     form = draw.pick(("I work as {}.", "My job: I am {}.", "I am {} by profession."))
     asks = ("What is my job?", "What do I do for a living?", "What do I work as?")
     answer = f"You work as {article(job)}."
-    return form.format(article(job)), "That sounds like interesting work.", [Turn(ask, answer, job) for ask in asks], "job"
+    return (
+        form.format(article(job)),
+        "That sounds like interesting work.",
+        [Turn(ask, answer, job) for ask in asks],
+        "job",
+    )
 
 
 _KINDS = (_name, _name, _home, _age, _favourite, _pet, _relative, _job)

@@ -3,6 +3,7 @@
 from redline.datasets.conversations.draw import Draw
 from redline.datasets.conversations.names import made_up_word, people, person
 from redline.datasets.conversations.scene import Scene, Turn
+from redline.datasets.conversations.table_text import words
 from redline.datasets.conversations.words import COLOURS, article
 
 # Comparative, superlative, their opposites.
@@ -13,8 +14,8 @@ _RELATIONS = (
     ("stronger", "strongest", "weaker", "weakest"),
     ("richer", "richest", "poorer", "poorest"),
 )
-_THINGS = "ball key book cup coin ring letter apple hat pen stone watch".split()
-_PLACES = "box drawer bag basket cupboard car kitchen garden bedroom cellar".split()
+_THINGS = words("ball key book cup coin ring letter apple hat pen stone watch")
+_PLACES = words("box drawer bag basket cupboard car kitchen garden bedroom cellar")
 
 
 def scene(draw: Draw) -> Scene:
@@ -73,7 +74,11 @@ def _moved(draw: Draw) -> Scene:
         where = second
     questions = [
         Turn(f"Where is the {thing}?", f"The {thing} is in the {where}.", where),
-        Turn(f"Is the {thing} in the {first}?", f"{'Yes' if where == first else 'No'}, the {thing} is in the {where}.", "Yes" if where == first else "No"),
+        Turn(
+            f"Is the {thing} in the {first}?",
+            f"{'Yes' if where == first else 'No'}, the {thing} is in the {where}.",
+            "Yes" if where == first else "No",
+        ),
         Turn(f"Who put the {thing} there?", f"{a} did.", a),
     ]
     if where == second:
@@ -100,7 +105,12 @@ def _colours(draw: Draw) -> Scene:
 def _syllogism(draw: Draw) -> Scene:
     kind, name, colour = made_up_word(draw), person(draw), draw.pick(COLOURS)
     other = draw.pick([one for one in COLOURS if one != colour])
-    text = draw.pick((f"All {kind}s are {colour}. {name} is {article(kind)}.", f"{name} is {article(kind)}. All {kind}s are {colour}."))
+    text = draw.pick(
+        (
+            f"All {kind}s are {colour}. {name} is {article(kind)}.",
+            f"{name} is {article(kind)}. All {kind}s are {colour}.",
+        )
+    )
     guess = colour if draw.chance(0.5) else other
     yes = "Yes" if guess == colour else "No"
     because = f"{name} is {article(kind)}, and all {kind}s are {colour}."

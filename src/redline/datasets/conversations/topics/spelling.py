@@ -34,7 +34,11 @@ def _count(draw: Draw, word: str) -> Scene:
 def _occurrences(draw: Draw, word: str) -> Scene:
     letter = draw.pick(word) if draw.chance(0.8) else draw.pick("aeinrst")
     found = word.count(letter)
-    forms = ("How often does the letter {l} occur in {w}?", "How many times is {l} in {w}?", "How many {l}s are in {w}?")
+    forms = (
+        "How often does the letter {l} occur in {w}?",
+        "How many times is {l} in {w}?",
+        "How many {l}s are in {w}?",
+    )
     seen, marked = 0, []
     for one in word:
         seen += one == letter
@@ -60,7 +64,9 @@ def _ends(draw: Draw, word: str) -> Scene:
         start = "start" if which == "first" else "end"
         text = f"Which letter does {quoted} {start} with?"
     else:
-        text = draw.pick(("What is the {o} letter of {w}?", "Which is the {o} letter of {w}?", "The {o} letter of {w}?"))
+        text = draw.pick(
+            ("What is the {o} letter of {w}?", "Which is the {o} letter of {w}?", "The {o} letter of {w}?")
+        )
         text = text.format(o=which, w=quoted)
     return asked(text, f'The {which} letter of "{word}" is {letter}.', letter, key=f"{which} {word}")
 
@@ -69,7 +75,9 @@ def _ordinal(draw: Draw, word: str) -> Scene:
     place = draw.whole(0, min(len(word), len(_ORDINALS)) - 1)
     name = _ORDINALS[place]
     answer = f'{"-".join(word[: place + 1])}: the {name} letter of "{word}" is {word[place]}.'
-    return asked(f"What is the {name} letter of {_quoted(draw, word)}?", answer, word[place], key=f"ordinal {place} {word}")
+    return asked(
+        f"What is the {name} letter of {_quoted(draw, word)}?", answer, word[place], key=f"ordinal {place} {word}"
+    )
 
 
 def _contains(draw: Draw, word: str) -> Scene:

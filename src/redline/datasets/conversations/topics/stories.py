@@ -5,14 +5,17 @@ from dataclasses import dataclass
 from redline.datasets.conversations.draw import Draw
 from redline.datasets.conversations.names import BOYS, GIRLS, people, person
 from redline.datasets.conversations.scene import Scene, Turn
+from redline.datasets.conversations.table_text import entries
 from redline.datasets.conversations.words import article
 
-_PLACES = """forest|garden|market|park|village|castle|school|library|beach|mountain hut|old house|harbour|farm|station|
-bakery|museum""".replace("\n", "").split("|")
-_THINGS = "key|ring|letter|map|lamp|coin|book|box|feather|bell|bottle|mirror|kite|drum|shell|clock".split("|")
-_LOOKS = "small|big|red|blue|green|golden|silver|old|strange|shiny|broken|heavy".split("|")
-_ROLES = """baker|teacher|farmer|girl|boy|sailor|painter|king|queen|gardener|cat|dog|fox|owl|mouse|rabbit|bear|
-wizard""".replace("\n", "").split("|")
+_PLACES = entries("""
+forest|garden|market|park|village|castle|school|library|beach|mountain hut|old house|harbour|farm|station|
+bakery|museum""")
+_THINGS = entries("key|ring|letter|map|lamp|coin|book|box|feather|bell|bottle|mirror|kite|drum|shell|clock")
+_LOOKS = entries("small|big|red|blue|green|golden|silver|old|strange|shiny|broken|heavy")
+_ROLES = entries("""
+baker|teacher|farmer|girl|boy|sailor|painter|king|queen|gardener|cat|dog|fox|owl|mouse|rabbit|bear|
+wizard""")
 _ANIMALS = ("cat", "dog", "fox", "owl", "mouse", "rabbit", "bear")
 _FEMALE, _MALE = ("girl", "queen"), ("boy", "king", "wizard")
 _TIMES = ("One morning", "One day", "One evening", "One winter day", "Last summer", "On a rainy day")
@@ -59,15 +62,17 @@ class Story:
         he = self.pronoun
         found = article(f"{self.look} {self.thing}")
         return (
-            f"There was once {article(self.role)} named {self.hero}. {self.time}, {self.hero} went to the {self.place} and "
-            f"found {found}. {he.capitalize()} did not know what to do, because {self.lost}. Then {he} met {self.friend}, "
-            f'who said: "That is my {self.thing}!" {self.hero} gave it back, and {self.friend} was very {self.feeling}. '
+            f"There was once {article(self.role)} named {self.hero}. {self.time}, {self.hero} went to the {self.place} "
+            f"and found {found}. {he.capitalize()} did not know what to do, because {self.lost}. "
+            f'Then {he} met {self.friend}, who said: "That is my {self.thing}!" '
+            f"{self.hero} gave it back, and {self.friend} was very {self.feeling}. "
             f"{self.end.format(place=self.place)}"
         )
 
     @property
     def summary(self) -> str:
-        return f"{self.hero} found {article(f'{self.look} {self.thing}')} in the {self.place} and gave it back to {self.friend}."
+        found = article(f"{self.look} {self.thing}")
+        return f"{self.hero} found {found} in the {self.place} and gave it back to {self.friend}."
 
 
 def make_story(draw: Draw, hero: str = "", role: str = "", thing: str = "", place: str = "") -> Story:
@@ -123,12 +128,18 @@ def _questions(draw: Draw, story: Story) -> list[Turn]:
     found = article(f"{story.look} {thing}")
     what = draw.pick((f"What did {hero} find?", "What was found in the story?"))
     who = draw.pick(("Who is the story about?", "Who is the hero of the story?", "What is the name of the hero?"))
-    short = draw.pick(("Make it shorter.", "Can you summarize the story?", "Sum it up in one sentence.", "Shorter, please."))
+    short = draw.pick(
+        ("Make it shorter.", "Can you summarize the story?", "Sum it up in one sentence.", "Shorter, please.")
+    )
     feels = draw.pick((f"How did {story.friend} feel?", f"How did {story.friend} feel in the end?"))
     return [
         Turn(what, f"{hero} found {found}.", thing),
         Turn(who, f"The story is about {hero}, {article(story.role)}.", hero),
-        Turn(draw.pick((f"Where did {hero} go?", "Where does the story happen?")), f"{hero} went to the {story.place}.", story.place),
+        Turn(
+            draw.pick((f"Where did {hero} go?", "Where does the story happen?")),
+            f"{hero} went to the {story.place}.",
+            story.place,
+        ),
         Turn(f"Who owned the {thing}?", f"The {thing} belonged to {story.friend}.", story.friend),
         Turn(feels, f"{story.friend} was very {story.feeling}.", story.feeling),
         Turn(short, story.summary),
@@ -140,4 +151,5 @@ def _questions(draw: Draw, story: Story) -> list[Turn]:
 
 def _continuation(story: Story) -> str:
     hero, friend = story.hero, story.friend
-    return f"The next day {hero} visited {friend}, and they looked at the {story.thing} together. {friend} thanked {hero} again."
+    looked = f"they looked at the {story.thing} together"
+    return f"The next day {hero} visited {friend}, and {looked}. {friend} thanked {hero} again."

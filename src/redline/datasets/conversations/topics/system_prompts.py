@@ -36,7 +36,9 @@ def scene(draw: Draw) -> Scene:
 
 def _named(draw: Draw) -> Scene:
     name = person(draw)
-    system = draw.pick(("Your name is {}.", "You are {}, a helpful assistant.", "You are an assistant named {}.")).format(name)
+    system = draw.pick(
+        ("Your name is {}.", "You are {}, a helpful assistant.", "You are an assistant named {}.")
+    ).format(name)
     asks = ("What is your name?", "What's your name?", "Who are you?", "How are you called?", "Do you have a name?")
     turns = [Turn(draw.pick(asks), f"My name is {name}.", name)]
     if draw.chance(0.4):

@@ -4,13 +4,16 @@ from redline.datasets.conversations.draw import Draw
 from redline.datasets.conversations.facts import OTHER_COUNTRIES
 from redline.datasets.conversations.names import PEOPLE, city, made_up_word
 from redline.datasets.conversations.scene import Scene, asked
+from redline.datasets.conversations.table_text import entries, words
 
-_SURNAMES = """Smith Miller Brown Wilson Taylor Moore Clark Lewis Walker Hall Young King Wright Scott Green Baker Adams
-Nelson Hill Campbell Mitchell Roberts Carter Phillips Evans Turner Parker Collins Edwards Stewart""".split()
-_SUBJECTS = """quantum physics|the French revolution|chess openings|inflation|photosynthesis|black holes|taxes|philosophy|
+_SURNAMES = words("""
+Smith Miller Brown Wilson Taylor Moore Clark Lewis Walker Hall Young King Wright Scott Green Baker Adams
+Nelson Hill Campbell Mitchell Roberts Carter Phillips Evans Turner Parker Collins Edwards Stewart""")
+_SUBJECTS = entries("""
+quantum physics|the French revolution|chess openings|inflation|photosynthesis|black holes|taxes|philosophy|
 the stock market|genetics|vaccines|the Roman empire|climate change|electric cars|opera|modern art|the human brain|
 volcanoes|dinosaurs|nuclear power|the Second World War|machine learning|Shakespeare|the Middle Ages|economics|
-football results|politics|religion|bitcoin|rocket engines""".replace("\n", "").split("|")
+football results|politics|religion|bitcoin|rocket engines""")
 _NOW = (
     ("What time is it?", "I do not know the time, because I have no clock."),
     ("What is the time now?", "I do not know the time, because I have no clock."),
@@ -42,7 +45,9 @@ def _person(draw: Draw) -> Scene:
     name = f"{draw.pick(PEOPLE)} {draw.pick(_SURNAMES)}"
     if draw.chance(0.15):
         name = f"{made_up_word(draw).capitalize()} {made_up_word(draw).capitalize()}"
-    form = draw.pick(("Who is {}?", "Who was {}?", "Do you know {}?", "Tell me about {}.", "What did {} do?", "When was {} born?"))
+    form = draw.pick(
+        ("Who is {}?", "Who was {}?", "Do you know {}?", "Tell me about {}.", "What did {} do?", "When was {} born?")
+    )
     return asked(form.format(name), f"I do not know anything about {name}.", key=f"person {name}")
 
 
@@ -54,8 +59,18 @@ def _capital(draw: Draw) -> Scene:
 
 def _subject(draw: Draw) -> Scene:
     subject = draw.pick(_SUBJECTS)
-    form = draw.pick(("Explain {}.", "What do you know about {}?", "Can you explain {}?", "Tell me about {}.", "I want to learn about {}."))
-    return asked(form.format(subject), f"I am too small to know about {subject}. I can help with words, numbers and stories.")
+    form = draw.pick(
+        (
+            "Explain {}.",
+            "What do you know about {}?",
+            "Can you explain {}?",
+            "Tell me about {}.",
+            "I want to learn about {}.",
+        )
+    )
+    return asked(
+        form.format(subject), f"I am too small to know about {subject}. I can help with words, numbers and stories."
+    )
 
 
 def _weather(draw: Draw) -> Scene:
@@ -70,7 +85,9 @@ def _price(draw: Draw) -> Scene:
     thing = draw.pick(("a car", "a house", "a ticket", "bread", "gold", "a phone", "a bicycle", "petrol", "a flight"))
     place = city(draw)
     form = draw.pick(("How much does {} cost in {}?", "What is the price of {} in {}?"))
-    return asked(form.format(thing, place), f"I do not know the price of {thing} in {place}.", key=f"price {thing} {place}")
+    return asked(
+        form.format(thing, place), f"I do not know the price of {thing} in {place}.", key=f"price {thing} {place}"
+    )
 
 
 def _word(draw: Draw) -> Scene:
