@@ -101,7 +101,10 @@ class TalkTask(LanguageTask):
 
         Such an answer is also the one that greedy decoding gives.
         """
-        examples = [self._example(number) for number in range(self.training.data.validation_rows)]
+        found = map(self._example, range(self.training.data.validation_rows))
+        examples = [example for example in found if example is not None]
+        if not examples:
+            return {}
         loss, tokens, right = 0.0, 0, 0
         with self._evaluating(model) as module:
             for first in range(0, len(examples), _VALIDATION_BATCH):
@@ -113,19 +116,15 @@ class TalkTask(LanguageTask):
                 right += int(((logits.argmax(-1) == targets_BS) | ~wanted).all(1).sum())
         return {"validation_loss": loss / tokens, "right": right / len(examples)}
 
-    def _example(self, number: int) -> tuple[list[int], list[int]]:
-        """Returns the tokens and targets of a held-out question, at most as long as a row."""
-        length = self.training.data.length
-        while True:
-            asked = question(ASKED[number % len(ASKED)], number)
-            written = render([*asked.messages, {"role": "assistant", "content": asked.answer}])
-            encoded = self.tokenizer.inner.encode(written.text, add_special_tokens=False)
-            if len(encoded.ids) <= length + 1:
-                break
-            number += self.training.data.validation_rows
+    def _example(self, number: int) -> tuple[list[int], list[int]] | None:
+        """Returns the tokens and targets of a held-out question; None if it is longer than a row."""
+        asked = question(ASKED[number % len(ASKED)], number)
+        written = render([*asked.messages, {"role": "assistant", "content": asked.answer}])
+        encoded = self.tokenizer.inner.encode(written.text, add_special_tokens=False)
+        if len(encoded.ids) > self.training.data.length + 1:
+            return None
         answers = assistant_tokens(encoded.offsets, written.spans[-1:])
-        targets = np.where(answers[1:], encoded.ids[1:], NO_TARGET)
-        return encoded.ids[:-1], targets.tolist()
+        return encoded.ids[:-1], np.where(answers[1:], encoded.ids[1:], NO_TARGET).tolist()
 
 
 def _padded(examples: list[tuple[list[int], list[int]]], device: torch.device) -> tuple[Tensor, Tensor]:
