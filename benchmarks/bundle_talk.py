@@ -24,6 +24,8 @@ from redline.generation.text_generator import TextGenerator
 
 LIMIT_BYTES = 8_000_000
 CARD, SCORES = "README.md", "scores.json"
+# The longest answer in the conversation of the card.
+ANSWER_TOKENS = 160
 # What the user says in the conversation of the card.
 SAID = (
     "Hello!",
@@ -46,7 +48,7 @@ def talk(model: Path) -> list[dict[str, str]]:
     generator, messages = TextGenerator(model, device="cpu"), []
     for said in SAID:
         messages.append({"role": "user", "content": said})
-        messages.append({"role": "assistant", "content": str(generator.chat(messages, max_tokens=160))})
+        messages.append({"role": "assistant", "content": str(generator.chat(messages, max_tokens=ANSWER_TOKENS))})
     return messages
 
 

@@ -87,6 +87,12 @@ def unpack(out: Path, folder: Path) -> None:
             raise RedlineError(f"the {len(parts)} parts in {str(out)!r} are no complete archive: {error}.") from error
 
 
+def copy_tokenizer(folder: Path, to: Path) -> None:
+    """Copies the tokenizer that a training run trained; the config may name a file instead."""
+    if (folder / TOKENIZER).exists():
+        shutil.copyfile(folder / TOKENIZER, to / TOKENIZER)
+
+
 def save_half(task: LanguageTask, model: nn.Module, folder: Path) -> None:
     """Writes the model folder with weights in fp16, half the size of a training run's own."""
     stored = copy.deepcopy(model).half()
@@ -107,7 +113,7 @@ def run_piece(arguments: argparse.Namespace, begun_s: float) -> dict[str, Any]:
         if is_next:
             unpack(arguments.state, Path(temporary, "before"))
             first, before_s = restore(Path(temporary, "before"), work)
-            shutil.copyfile(Path(temporary, "before", TOKENIZER), work / TOKENIZER)
+            copy_tokenizer(Path(temporary, "before"), work)
         task = prepare_training(config, work, device, is_next, say, say, steps=arguments.steps)
         settings = task.training.loop
         say(f"{sum(weight.numel() for weight in task.model.parameters()):,} parameters, from step {first}")
@@ -122,7 +128,7 @@ def run_piece(arguments: argparse.Namespace, begun_s: float) -> dict[str, Any]:
             timer.cancel()
             task.close()
         keep(work, kept)
-        shutil.copyfile(work / TOKENIZER, kept / TOKENIZER)
+        copy_tokenizer(work, kept)
         save_half(task, outcome.model, kept / MODEL)
         figures = outcome.figures
         if outcome.interrupted:

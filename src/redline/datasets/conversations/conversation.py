@@ -101,7 +101,7 @@ def _typed(draw: Draw, turn: Turn) -> str:
         return draw.pick(_OPENINGS) + text
     if share < 0.94:
         text = text.lower()
-    return text.rstrip("?.!") or text
+    return text.rstrip("?.! =") or text
 
 
 @dataclass(frozen=True)
