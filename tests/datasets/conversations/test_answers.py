@@ -1,5 +1,7 @@
 """Every topic's answers are right, by rules that do not use the code that wrote them."""
 
+import doctest
+import importlib
 import json
 import re
 from collections.abc import Callable
@@ -259,3 +261,10 @@ def test_system_prompts_are_followed() -> None:
                 assert turn.answer == turn.answer.upper()
             elif turn.short and "name" in turn.user:
                 assert turn.short in scene.system and turn.short in turn.answer
+
+
+@pytest.mark.parametrize("name", ["conversation", "table_text", "topics.arithmetic"])
+def test_the_examples_run(name: str) -> None:
+    module = importlib.import_module(f"redline.datasets.conversations.{name}")
+    found = doctest.testmod(module)
+    assert found.attempted and not found.failed

@@ -1,11 +1,16 @@
 """Rows of conversations: the chat format, the assistant's tokens, and rows that depend on seed and number alone."""
 
+import doctest
+from types import ModuleType
+
 import numpy as np
 import pytest
 
 from redline.datasets.conversations import Draw, conversation
 from redline.errors import ModelError
 from redline.generation.chat_template import render_chat
+from redline.training.text import assistant_tokens as assistant_tokens_module
+from redline.training.text import chat_format
 from redline.training.text.assistant_tokens import assistant_tokens
 from redline.training.text.chat_format import TEMPLATE, render
 from redline.training.text.packing import NO_TARGET
@@ -94,3 +99,9 @@ def test_worker_processes_write_the_same_rows(tokenizer: TextTokenizer) -> None:
     finally:
         together.close()
         together.close()
+
+
+@pytest.mark.parametrize("module", [assistant_tokens_module, chat_format])
+def test_the_examples_run(module: ModuleType) -> None:
+    found = doctest.testmod(module)
+    assert found.attempted and not found.failed

@@ -25,7 +25,8 @@ from redline.datasets.conversations.words import article
 _ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "eleventh")
 _NAMES = tuple(COUNTRIES)
 _MIXED, _SINGLE_ANIMALS, _KIND_OF = tuple(MIXED.items()), tuple(ANIMALS), tuple(KIND_OF)
-_COLOURS, _MADE_OF, _JOBS, _USES, _SIDES = (tuple(table.items()) for table in (COLOURS_OF, MADE_OF, JOBS, USES, SIDES))
+_COLOURS, _MADE_OF, _JOBS, _USES = (tuple(table.items()) for table in (COLOURS_OF, MADE_OF, JOBS, USES))
+_SIDES = tuple(SIDES.items())
 
 
 def scene(draw: Draw) -> Scene:

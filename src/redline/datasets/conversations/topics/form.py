@@ -39,7 +39,6 @@ SYSTEM = {
     "capitals": ("Answer in capital letters.", "Write everything in upper case."),
     "json": ('Answer as JSON with the key "answer".', "Always answer in JSON."),
 }
-_TRIES = 20
 
 
 def fits(turn: Turn, form: str) -> bool:
@@ -53,13 +52,9 @@ def formed(turn: Turn, form: str) -> Turn:
 
 def scene(draw: Draw) -> Scene:
     form = draw.pick(tuple(FORMS))
-    for _ in range(_TRIES):
+    inner = draw.pick(_INNER)(draw)
+    while not fits(turn := inner.turns[0], form) or turn.user[-1] not in ".?!":
         inner = draw.pick(_INNER)(draw)
-        turn = inner.turns[0]
-        if fits(turn, form) and turn.user[-1] in ".?!":
-            break
-    else:
-        return inner
     if form in _AGAIN and draw.chance(0.4):
         again = formed(turn, form)
         text = draw.pick(_AGAIN[form])
