@@ -29,7 +29,8 @@ ANSWER_TOKENS = 160
 # What the user says in the conversation of the card.
 SAID = (
     "Hello!",
-    "My name is Sara and I live in Lisbon. Who are you?",
+    "My name is Sara and I live in Lisbon.",
+    "Who are you?",
     "What is 47 + 38?",
     "In one word, please.",
     "Tell me a short story about a fox.",
@@ -39,6 +40,7 @@ SAID = (
     "What is the capital of Hungary? Answer as JSON.",
     "Who won the game yesterday?",
     "What is my name?",
+    "Where do I live?",
     "Thank you!",
 )
 

@@ -94,7 +94,7 @@ def test_two_pieces_are_one_training_and_become_a_model(
     monkeypatch.setattr("redline.generation.talk_evaluation._MAX_TOKENS", 3)
     assert call(bundle, tmp_path / "second", "--into", into, "--samples", 2) == 0
     card, scores = (into / "README.md").read_text(), json.loads((into / "scores.json").read_text())
-    assert "| arithmetic | 0.0% | 0.0% | 2 |" in card and "> **user**: What is 47 + 38?" in card
+    assert "| arithmetic | 0.0% | 0.0% | 2 |" in card and "> **user**: Who are you?" in card
     assert scores["training"]["step"] == 8 and scores["topics"][-1]["topic"] == "all"
     assert TextGenerator(into, device="cpu").folder.stop_tokens
     monkeypatch.setattr(bundle, "LIMIT_BYTES", 1000)

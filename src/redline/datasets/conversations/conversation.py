@@ -24,6 +24,8 @@ _OPENINGS = (
     "Another one: ",
     "Now this: ",
 )
+# A shorter message, such as a greeting, gets no opening.
+_SHORTEST_OPENED = 16
 _SYSTEM_SHARE, _NEUTRAL_SHARE, _GREETING_SHARE = 0.1, 0.25, 0.15
 _AFTERWARDS = (
     (0.03, ("Are you sure?", "Really?", "Is that right?"), "Yes. {}"),
@@ -98,7 +100,7 @@ def _typed(draw: Draw, turn: Turn) -> str:
     if turn.as_is or share < 0.68:
         return text
     if share < 0.84:
-        return draw.pick(_OPENINGS) + text
+        return draw.pick(_OPENINGS) + text if len(text) > _SHORTEST_OPENED else text
     if share < 0.94:
         text = text.lower()
     return text.rstrip("?.! =") or text

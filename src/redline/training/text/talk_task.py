@@ -8,6 +8,7 @@ B: rows of a batch, S: tokens of a row.
 import hashlib
 import json
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -101,20 +102,27 @@ class TalkTask(LanguageTask):
 
         Such an answer is also the one that greedy decoding gives.
         """
-        found = map(self._example, range(self.training.data.validation_rows))
-        examples = [example for example in found if example is not None]
+        examples = self._examples
         if not examples:
             return {}
+        # One length for all batches, so that a compiled model sees one shape.
+        length = max(len(tokens) for tokens, _ in examples)
         loss, tokens, right = 0.0, 0, 0
         with self._evaluating(model) as module:
             for first in range(0, len(examples), _VALIDATION_BATCH):
-                tokens_BS, targets_BS = _padded(examples[first : first + _VALIDATION_BATCH], self.device)
+                chosen = examples[first : first + _VALIDATION_BATCH]
+                tokens_BS, targets_BS = _padded(chosen, length, self.device)
                 wanted = targets_BS != NO_TARGET
                 logits = module.model(tokens_BS).float()
                 loss += float(nn.functional.cross_entropy(logits[wanted], targets_BS[wanted], reduction="sum"))
                 tokens += int(wanted.sum())
                 right += int(((logits.argmax(-1) == targets_BS) | ~wanted).all(1).sum())
         return {"validation_loss": loss / tokens, "right": right / len(examples)}
+
+    @cached_property
+    def _examples(self) -> list[tuple[list[int], list[int]]]:
+        found = map(self._example, range(self.training.data.validation_rows))
+        return [example for example in found if example is not None]
 
     def _example(self, number: int) -> tuple[list[int], list[int]] | None:
         """Returns the tokens and targets of a held-out question; None if it is longer than a row."""
@@ -127,12 +135,8 @@ class TalkTask(LanguageTask):
         return encoded.ids[:-1], np.where(answers[1:], encoded.ids[1:], NO_TARGET).tolist()
 
 
-def _padded(examples: list[tuple[list[int], list[int]]], device: torch.device) -> tuple[Tensor, Tensor]:
+def _padded(examples: list[tuple[list[int], list[int]]], length: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Returns tokens and targets, padded at the end, which causal attention does not see."""
-    longest = max(len(tokens) for tokens, _ in examples)
-    rows = [
-        (tokens + [0] * (longest - len(tokens)), targets + [NO_TARGET] * (longest - len(targets)))
-        for tokens, targets in examples
-    ]
-    tokens, targets = zip(*rows, strict=True)
+    tokens = [tokens + [0] * (length - len(tokens)) for tokens, _ in examples]
+    targets = [targets + [NO_TARGET] * (length - len(targets)) for _, targets in examples]
     return torch.tensor(tokens, device=device), torch.tensor(targets, device=device)

@@ -25,7 +25,7 @@ def scene(draw: Draw) -> Scene:
     told: list[Turn] = []
     if len(made) > 1 and draw.chance(0.3):
         # All in one message.
-        text = " ".join(statement for statement, _, _, _ in made)
+        text = _together(draw, [statement for statement, _, _, _ in made])
         answer = "Thank you, I will remember that in this conversation."
         told.append(Turn(text, answer))
     else:
@@ -37,6 +37,14 @@ def scene(draw: Draw) -> Scene:
         questions.append(Turn(*draw.pick(missing)))
     key = "memory " + " ".join(sorted(statement for statement, _, _, _ in made))
     return Scene(tuple(told), (key,), tuple(draw.shuffled(questions)))
+
+
+def _together(draw: Draw, statements: list[str]) -> str:
+    """Returns the statements as one message; two of them may become one sentence."""
+    if len(statements) == 2 and statements[1].startswith(("I ", "My ")) and draw.chance(0.6):
+        first, second = statements
+        return f"{first.removesuffix('.')} and {second.replace('My ', 'my ', 1)}"
+    return " ".join(statements)
 
 
 def nothing_told(draw: Draw) -> Scene:

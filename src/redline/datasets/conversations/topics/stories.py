@@ -105,7 +105,9 @@ def _wish(draw: Draw) -> tuple[str, Story]:
     kind = draw.whole(0, 4)
     if kind == 0:
         role = draw.pick(_ROLES)
-        form = draw.pick(("Tell me a story about {}.", "Write a story about {}.", "Do you know a story about {}?"))
+        form = draw.pick(
+            ("Tell me a story about {}.", "Tell me a short story about {}.", "Do you know a story about {}?")
+        )
         return form.format(article(role)), make_story(draw, role=role)
     if kind == 1:
         role = draw.pick(_ROLES)
@@ -125,8 +127,10 @@ def _wish(draw: Draw) -> tuple[str, Story]:
 
 def _questions(draw: Draw, story: Story) -> list[Turn]:
     hero, thing, he = story.hero, story.thing, story.pronoun
+    # The hero as the questions call it.
+    they = draw.pick((hero, hero, f"the {story.role}"))
     found = article(f"{story.look} {thing}")
-    what = draw.pick((f"What did {hero} find?", "What was found in the story?"))
+    what = draw.pick((f"What did {they} find?", "What was found in the story?"))
     who = draw.pick(("Who is the story about?", "Who is the hero of the story?", "What is the name of the hero?"))
     short = draw.pick(
         ("Make it shorter.", "Can you summarize the story?", "Sum it up in one sentence.", "Shorter, please.")
@@ -136,15 +140,16 @@ def _questions(draw: Draw, story: Story) -> list[Turn]:
         Turn(what, f"{hero} found {found}.", thing),
         Turn(who, f"The story is about {hero}, {article(story.role)}.", hero),
         Turn(
-            draw.pick((f"Where did {hero} go?", "Where does the story happen?")),
+            draw.pick((f"Where did {they} go?", "Where does the story happen?")),
             f"{hero} went to the {story.place}.",
             story.place,
         ),
+        Turn(f"Who did {they} meet?", f"{hero} met {story.friend}.", story.friend),
         Turn(f"Who owned the {thing}?", f"The {thing} belonged to {story.friend}.", story.friend),
         Turn(feels, f"{story.friend} was very {story.feeling}.", story.feeling),
         Turn(short, story.summary),
         Turn(f"What did the {thing} look like?", f"The {thing} was {story.look}.", story.look),
-        Turn(f"Did {hero} keep the {thing}?", f"No, {he} gave it back to {story.friend}.", "No"),
+        Turn(f"Did {they} keep the {thing}?", f"No, {he} gave it back to {story.friend}.", "No"),
         Turn(draw.pick(("Go on.", "Continue the story.", "What happened next?")), _continuation(story)),
     ]
 
