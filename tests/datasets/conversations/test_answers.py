@@ -45,6 +45,20 @@ def numbers(text: str) -> list[int]:
     return list(map(int, re.findall(r"\d+", text)))
 
 
+def test_a_question_has_one_answer() -> None:
+    answers: dict[str, set[str]] = {}
+    for topic in TOPICS:
+        if topic == "untold":  # asks what is only unknown where nothing was said
+            continue
+        for number in range(600):
+            scene = TOPICS[topic](Draw(7, topic, number))
+            # Without case and punctuation, as users may type it.
+            said = scene.system + scene.turns[0].user.lower().rstrip(".?! =")
+            if scene.turns[0].exact:
+                answers.setdefault(said, set()).add(scene.turns[0].answer)
+    assert len(answers) > 4000 and not [said for said, found in answers.items() if len(found) > 1]
+
+
 def test_every_equation_holds() -> None:
     checked = 0
     for turn in turns("arithmetic"):

@@ -1,8 +1,12 @@
 """Finds the tokens that the assistant wrote, so that the loss counts only those."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from operator import itemgetter
 
 import numpy as np
+
+_BEGIN, _END = itemgetter(0), itemgetter(1)
 
 
 def assistant_tokens(offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]) -> np.ndarray:
@@ -14,8 +18,7 @@ def assistant_tokens(offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[i
     >>> assistant_tokens([(0, 4), (4, 6), (6, 9)], [(5, 9)]).tolist()
     [False, True, True]
     """
-    begins, ends = np.array(offsets, dtype=np.int64).reshape(-1, 2).T
-    chosen = np.zeros(len(begins), dtype=bool)
+    chosen = np.zeros(len(offsets), dtype=bool)
     for begin, end in spans:
-        chosen[np.searchsorted(ends, begin, "right") : np.searchsorted(begins, end, "left")] = True
+        chosen[bisect_right(offsets, begin, key=_END) : bisect_left(offsets, end, key=_BEGIN)] = True
     return chosen

@@ -72,7 +72,8 @@ def _ends(draw: Draw, word: str) -> Scene:
 
 
 def _ordinal(draw: Draw, word: str) -> Scene:
-    place = draw.whole(0, min(len(word), len(_ORDINALS)) - 1)
+    # The first letter is asked for by `_ends`.
+    place = draw.whole(1, min(len(word), len(_ORDINALS)) - 1)
     name = _ORDINALS[place]
     answer = f'{"-".join(word[: place + 1])}: the {name} letter of "{word}" is {word[place]}.'
     return asked(
