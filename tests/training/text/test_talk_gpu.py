@@ -1,4 +1,4 @@
-"""On a GPU: the bundled chat model's config trains in bf16 with its plan and workers, resumes bit for bit, and chats."""
+"""On a GPU: the config of the bundled chat model trains in bf16 with its plan, resumes bit for bit, and chats."""
 
 import signal
 import tomllib
