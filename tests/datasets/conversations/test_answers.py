@@ -233,8 +233,8 @@ def test_lists() -> None:
 @pytest.mark.parametrize("topic", ["unknown", "untold"])
 def test_what_is_unknown_is_said_so(topic: str) -> None:
     for turn in turns(topic):
-        assert turn.answer.startswith(("I do not know", "I am too small", "You have not told me"))
-        if found := re.fullmatch(r"I do not know (?:anything about|the capital of) (.+)\.", turn.answer):
+        assert turn.answer.startswith(("I do not know", "I cannot", "I am too small", "You have not told me"))
+        if found := re.fullmatch(r"I do not know (?:anything about|the capital of|who invented) (.+)\.", turn.answer):
             assert found[1] in turn.user
 
 

@@ -5,6 +5,7 @@ from redline.datasets.conversations.facts import OTHER_COUNTRIES
 from redline.datasets.conversations.names import PEOPLE, city, made_up_word
 from redline.datasets.conversations.scene import Scene, asked
 from redline.datasets.conversations.table_text import entries, words
+from redline.datasets.conversations.words import WORDS, article
 
 _SURNAMES = words("""
 Smith Miller Brown Wilson Taylor Moore Clark Lewis Walker Hall Young King Wright Scott Green Baker Adams
@@ -32,8 +33,19 @@ _NOW = (
 )
 
 
+_MACHINES = words("radio engine telephone computer fridge camera television rocket clock battery lift radar magnet")
+_EVENTS = entries(
+    """the first moon landing|the fall of Rome|the last ice age|the first Olympic Games|the French revolution|
+the first flight|the great fire of London|the end of the Cold War"""
+)
+_WORKS = entries(
+    "a poem|an essay|an email|a letter|a song|a recipe|a speech|a report|a summary of a book|a love letter"
+)
+_LANGUAGES = words("German French Spanish Italian Chinese Latin Russian Arabic Polish Japanese")
+
+
 def scene(draw: Draw) -> Scene:
-    return draw.pick((_now, _person, _capital, _subject, _weather, _price, _word))(draw)
+    return draw.pick(_KINDS)(draw)
 
 
 def _now(draw: Draw) -> Scene:
@@ -94,3 +106,38 @@ def _word(draw: Draw) -> Scene:
     word = made_up_word(draw)
     form = draw.pick(("What does {} mean?", "What is a {}?", 'What is the meaning of "{}"?'))
     return asked(form.format(word), f'I do not know the word "{word}".', key=f"word {word}")
+
+
+def _how(draw: Draw) -> Scene:
+    if draw.chance(0.3):
+        event = draw.pick(_EVENTS)
+        return asked(
+            draw.pick(("When was {}?", "When did {} happen?")).format(event), f"I do not know when {event} was."
+        )
+    machine = article(draw.pick(_MACHINES))
+    if draw.chance(0.5):
+        return asked(
+            draw.pick(("How does {} work?", "Explain how {} works.", "Do you know how {} works?")).format(machine),
+            f"I do not know how {machine} works.",
+        )
+    thing = machine.split(" ")[1]
+    form = draw.pick(("Who invented the {}?", "Do you know who invented the {}?"))
+    return asked(form.format(thing), f"I do not know who invented the {thing}.")
+
+
+def _translate(draw: Draw) -> Scene:
+    word, language = draw.pick(WORDS), draw.pick(_LANGUAGES)
+    form = draw.pick(("Translate {w} into {l}.", "What is {w} in {l}?", 'How do you say "{w}" in {l}?'))
+    answer = f"I cannot translate into {language}, because I only know English."
+    return asked(form.format(w=word, l=language), answer, key=f"translate {word} {language}")
+
+
+def _write(draw: Draw) -> Scene:
+    work, subject = draw.pick(_WORKS), draw.pick(WORDS)
+    form = draw.pick(("Write {}{}.", "Please write {}{}.", "Can you write {}{}?", "I need {}{}."))
+    about = draw.pick(("", f" about {article(subject)}", " for my friend", " for school"))
+    answer = f"I cannot write {work}, because I am too small. I can tell you a short story."
+    return asked(form.format(work, about), answer, key=f"write {work} {about}")
+
+
+_KINDS = (_now, _person, _person, _capital, _subject, _weather, _price, _word, _how, _translate, _write)
