@@ -10,6 +10,7 @@ from redline.version import VERSION as __version__  # noqa: F401
 if _TYPE_CHECKING:
     from redline.errors import RedlineError as RedlineError
     from redline.generation.memory_evaluation import evaluate_memory as evaluate_memory
+    from redline.generation.talk_evaluation import evaluate_talk as evaluate_talk
     from redline.generation.text_generator import TextGenerator as TextGenerator
     from redline.ladder.batch_size import find_optimal_batch_size as find_optimal_batch_size
     from redline.ladder.bench import BenchRun as BenchRun
@@ -55,6 +56,7 @@ _PLACES = {
     "bench": "ladder.bench",
     "climb": "ladder.search.climb",
     "evaluate_memory": "generation.memory_evaluation",
+    "evaluate_talk": "generation.talk_evaluation",
     "export": "ladder.exports.export",
     "find_optimal_batch_size": "ladder.batch_size",
     "load_exported": "ladder.exports.load",

@@ -25,6 +25,7 @@ from redline.stream.metrics_file import check_output_path
 if TYPE_CHECKING:
     from redline.evaluation.recall import LossRow, RecallRow
     from redline.evaluation.super_resolution import Evaluation, ImageScores
+    from redline.generation.talk_evaluation import TalkEvaluation
     from redline.stream.drift import DriftResult
 
 eval = typer.Typer(**LOOK, help="Score a model with the metrics of its field.", no_args_is_help=True)
@@ -182,6 +183,63 @@ def _print_memory(rows: list[RecallRow], losses: list[LossRow]) -> None:
         for loss in losses:
             table.add_row(f"{loss.first:,}–{loss.last:,}", f"[bold]{loss.loss:.4f}[/]", f"{loss.tokens:,}")
         results.print(table)
+
+
+@eval.command("talk")
+def evaluate_talk(
+    model: Annotated[
+        str | None,
+        Argument(help="Folder of a chat model, or a model in the Hugging Face cache (default: the bundled model)."),
+    ] = None,
+    topic: Annotated[
+        list[str] | None, Option(help="arithmetic, spelling, memory, …; repeatable (default: all topics).")
+    ] = None,
+    samples: Annotated[int, Option(help="Number of questions per topic.")] = 64,
+    batch: Annotated[int, Option(help="Questions per batch.")] = 64,
+    seed: Annotated[int, Option(help="Seed of the questions.")] = 0,
+    wrong: Annotated[int, Option(help="Print this many wrong answers.")] = 0,
+    precision: Annotated[str, Option(help="auto, fp32, bf16 or fp16.")] = "auto",
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Measure how many held-out questions a chat model answers exactly right, by topic.
+
+    The control takes the answer to another question; if it is right too often, the exit code is 1.
+
+    Example: redline eval talk redline-out/train/talk-small/model --wrong 10
+    """
+    with uninterrupted_imports():
+        from redline.generation.talk_evaluation import evaluate_talk as evaluate
+    options: dict[str, Any] = {"topics": topic, "samples": samples, "batch": batch, "seed": seed}
+    options |= {"precision": precision, "device": device}
+    with warnings_as_sentences(), LiveLine("reading the model …") as line:
+        found = evaluate(model, status=line.update, **options)
+    mistakes = [one for one in found.answered if not one.is_right][: max(wrong, 0)]
+    if as_json:
+        rows = [asdict(row) for row in (*found.rows, found.total)]
+        shown = [
+            {**asdict(one.question), "expected": one.question.answer, "answer": one.answer, "control": one.control}
+            for one in mistakes
+        ]
+        print_json({"model": found.model, "topics": rows, "is_meaningful": found.is_meaningful, "wrong": shown})
+    else:
+        _print_talk(found)
+        for one in mistakes:
+            results.print()
+            for message in one.question.messages:
+                results.print(escape(f"{message['role']}: {message['content']}"))
+            results.print(escape(f"expected: {one.question.answer}"))
+            results.print(escape(f"answered: {one.answer}"))
+    raise typer.Exit(0 if found.is_meaningful else 1)
+
+
+def _print_talk(found: TalkEvaluation) -> None:
+    table = _numbers_table("topic", "right", "control", "asked")
+    for row in (*found.rows, found.total):
+        table.add_row(row.topic, f"[bold]{row.accuracy:.1%}[/]", f"{row.control:.1%}", f"{row.asked:,}")
+    results.print(table)
+    if not found.is_meaningful:
+        results.print("[bold red]this evaluation is meaningless[/]: the control is right too often")
 
 
 @eval.command("drift")

@@ -17,6 +17,7 @@ from redline.errors import ModelError
 from redline.files.untrusted import reading
 from redline.models import MEMORY_MODEL
 from redline.models.decoder import load_decoder
+from redline.models.decoder.bundled import bundled_language_model, bundled_language_models
 from redline.models.decoder.checkpoint import check_has_weights, read_json
 from redline.models.decoder.hugging_face import FAMILIES
 
@@ -57,8 +58,8 @@ class ModelFolder:
     stop_tokens: tuple[int, ...]
 
     @classmethod
-    def open(cls, path: str | Path) -> "ModelFolder":
-        """Reads everything but the weights, from a folder or from a model in the Hugging Face cache."""
+    def open(cls, path: str | Path | None) -> "ModelFolder":
+        """Reads everything but the weights, from a folder, a bundled model or one in the Hugging Face cache."""
         path = find_model(path)
         config = read_config(path)
         model_type = check_architecture(path, config)
@@ -150,14 +151,19 @@ def cache_folder() -> Path:
     return Path(os.environ.get("HF_HOME") or Path(cache) / "huggingface").expanduser() / "hub"
 
 
-def find_model(given: str | Path) -> Path:
-    """Returns `given` if it is a folder, otherwise the cached snapshot of a model such as Qwen/Qwen3-0.6B.
+def find_model(given: str | Path | None) -> Path:
+    """Returns `given` if it is a folder, otherwise the bundled model of that name or the snapshot of a cached model.
 
-    If there is neither, raises a ModelError with the command that downloads the model.
+    None stands for the bundled model that is used by default. If there is no such model, raises a ModelError with the
+    command that downloads it.
     """
+    if given is None:
+        return bundled_language_model()
     path = Path(given)
     if path.is_dir():
         return path
+    if str(given) in (bundled := bundled_language_models()):
+        return bundled[str(given)]
     needed = "config.json, model.safetensors and tokenizer.json"
     if path.exists():
         raise ModelError(f"{str(given)!r} is a file: give the folder of a model, with {needed}.")

@@ -54,6 +54,8 @@ class GeneratedText(str):
 class TextGenerator:
     """Generates text with the model in a folder, or with a model such as "Qwen/Qwen3-0.6B" in the Hugging Face cache.
 
+    Without `model`, uses the small chat model that comes with Redline.
+
     `precision` is auto, fp32, bf16, fp16, int8 or fp8. `plan` replaces the precision: a plan of the ladder, as text, as
     the path of a .toml file or as a `Plan`. With `strict`, unknown keys of config.json are errors. The weights are read
     at the first use.
@@ -71,7 +73,7 @@ class TextGenerator:
 
     def __init__(
         self,
-        model: str | Path,
+        model: str | Path | None = None,
         *,
         device: str = "auto",
         precision: str = "auto",

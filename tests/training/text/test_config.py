@@ -151,5 +151,9 @@ def test_the_page_has_the_defaults_of_everything_else() -> None:
 def test_all_bundled_settings_of_language_models_are_known() -> None:
     found = {file.stem for file in CONFIGS.glob("*.toml") if not file.stem.startswith(("drct", "lsd"))}
     passkeys = {"recall-passkey-20m", "recall-passkey-20m-window"}
-    assert found == {"decoder-124m", "decoder-tiny", "memory-124m", "recall-mqar", "recall-needle"} | passkeys
+    assert (
+        found
+        == {"decoder-124m", "decoder-tiny", "memory-124m", "recall-mqar", "recall-needle", "talk-small", "talk-tiny"}
+        | passkeys
+    )
     assert all(find_config(name) == (CONFIGS / f"{name}.toml", "text") for name in found)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -75,9 +76,9 @@ def test_a_tokenizer_of_much_text_in_few_documents_fills_its_budget(
     seen: list[str] = []
     real = module.train_tokenizer
 
-    def train(texts: Iterable[str], vocabulary: int, special_tokens: bool) -> TextTokenizer:
+    def train(texts: Iterable[str], vocabulary: int, *options: Any) -> TextTokenizer:
         seen[:] = texts
-        return real(seen, vocabulary, special_tokens)
+        return real(seen, vocabulary, *options)
 
     monkeypatch.setattr(module, "train_tokenizer", train)
     monkeypatch.setattr(module, "_TOKENIZER_BYTES", 20_000)
@@ -95,6 +96,21 @@ def test_a_tokenizer_of_much_text_in_few_documents_fills_its_budget(
     (tmp_path / "copies.jsonl").write_text('{"text": "one two one two"}\n' * 50)
     prepare(Sources.find((str(tmp_path / "copies.jsonl"),)), TRAINED, tmp_path / "shards")
     assert seen == ["one two one two"] * 50
+
+
+def test_split_digits_make_another_corpus(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("1234 1234 1234 " * 20)
+    sources = Sources.find((str(tmp_path / "a.txt"),))
+    whole, split = (
+        prepare(sources, TokenizerSettings(vocabulary=270, split_digits=split), tmp_path / "shards")
+        for split in (False, True)
+    )
+    assert whole.folder != split.folder
+    assert (
+        split.tokenizer.inner.encode("1234").tokens
+        == ["1", "2", "3", "4"]
+        != whole.tokenizer.inner.encode("1234").tokens
+    )
 
 
 def test_a_loaded_tokenizer_is_stored_with_the_corpus(tmp_path: Path) -> None:

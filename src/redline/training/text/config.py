@@ -1,7 +1,8 @@
 """The config for training on text: [model], [data], [tokenizer] and [training].
 
 `recall` under [data] names a recall task, which generates the batches in place of text. The options of the task are
-also under [data], and [tokenizer] must be absent.
+also under [data], and [tokenizer] must be absent. With `conversations` under [data], Redline writes conversations to
+train on.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -31,6 +32,7 @@ class TextData:
     """The text and its batches: a step takes `accumulate` batches of `batch` rows of `length` tokens.
 
     `validation` is the fraction of tokens held out for validation; of these, `validation_rows` rows are evaluated.
+    `conversations` replaces the text by conversations, which `workers` processes write (0: the training process).
     """
 
     sources: tuple[str, ...] = ()
@@ -42,6 +44,12 @@ class TextData:
     batch: PositiveInt | Literal["auto"] = 16
     accumulate: PositiveInt = 1
     shards: str = "redline-out/tokens"
+    conversations: bool = False
+    workers: NonNegativeInt = 0
+
+    def __post_init__(self) -> None:
+        if self.workers and not self.conversations:
+            raise RedlineError("workers under [data] write conversations: set conversations = true, or remove workers.")
 
 
 @dataclass(frozen=True)
@@ -147,6 +155,8 @@ class TextTraining:
             model, data, tokenizer = tables["model"], tables["data"], tables["tokenizer"]
             override(data, sources=sources, batch=batch, length=length)
             override(tables["training"], steps=steps, minutes=minutes)
+            if data.get("conversations") and (others := [key for key in ("recall", *_TEXT_KEYS) if data.get(key)]):
+                raise RedlineError(f"conversations and {others[0]} under [data] exclude each other.")
             recall = _take_recall(data, tokenizer) if "recall" in data else None
             if recall is not None:
                 tokenizer = {"vocabulary": recall.vocabulary}

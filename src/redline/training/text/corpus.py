@@ -51,13 +51,14 @@ class TokenizerSettings:
     """A tokenizer file to load, or the vocabulary size to train. `end` names the end-of-document token of the file.
 
     With `special_tokens`, the name of a special token in the text becomes that token, as in chat templates; otherwise
-    it is tokenized as plain characters.
+    it is tokenized as plain characters. With `split_digits`, a trained tokenizer makes every digit a token.
     """
 
     file: str = ""
     vocabulary: NonNegativeInt = 0
     end: str = ""
     special_tokens: bool = False
+    split_digits: bool = False
 
     def __post_init__(self) -> None:
         if self.file and self.vocabulary:
@@ -68,6 +69,8 @@ class TokenizerSettings:
             raise RedlineError("set file (a tokenizer.json) or vocabulary (the size to train) under [tokenizer].")
         if self.end and not self.file:
             raise RedlineError("end under [tokenizer] needs file: a trained tokenizer has its own end token.")
+        if self.split_digits and self.file:
+            raise RedlineError("split_digits under [tokenizer] is for a tokenizer to train: remove it, or file.")
 
     def load(self) -> TextTokenizer:
         return load_tokenizer(self.file, self.end, self.special_tokens)
@@ -188,7 +191,15 @@ def prepare(
     """Returns the corpus of these sources from existing or new shards. If `check` raises, new shards are deleted."""
     loaded = settings.load() if settings.file else None
     wanted = [loaded.digest, loaded.end] if loaded else settings.vocabulary
-    content = json.dumps([_SCHEMA, sources.identity, wanted, *["special tokens"] * settings.special_tokens])
+    content = json.dumps(
+        [
+            _SCHEMA,
+            sources.identity,
+            wanted,
+            *["special tokens"] * settings.special_tokens,
+            *["split digits"] * settings.split_digits,
+        ]
+    )
     home = folder / hashlib.sha256(content.encode()).hexdigest()[:16]
     if not (home / _MANIFEST).is_file():
         _make(sources, loaded, settings, home, status, check)
@@ -276,8 +287,12 @@ def _train(sources: Sources, settings: TokenizerSettings, status: Status) -> Tex
     texts = sources.documents() if share == 1 else _sample(sources.documents(), share)
     if (first := next(texts, None)) is None:
         # The sample can be empty if all documents are copies of a document that was not sampled.
-        return train_tokenizer(sources.documents(), settings.vocabulary, settings.special_tokens)
-    return train_tokenizer(chain([first], texts), settings.vocabulary, settings.special_tokens)
+        return train_tokenizer(
+            sources.documents(), settings.vocabulary, settings.special_tokens, (), settings.split_digits
+        )
+    return train_tokenizer(
+        chain([first], texts), settings.vocabulary, settings.special_tokens, (), settings.split_digits
+    )
 
 
 def _sample(texts: Iterator[str], share: float) -> Iterator[str]:

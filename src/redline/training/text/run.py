@@ -23,6 +23,7 @@ from redline.training.text.memory_check import check_memory
 from redline.training.text.recall_task import RecallTask
 from redline.training.text.result import TextResult, write_result
 from redline.training.text.sources import Sources
+from redline.training.text.talk_task import TalkTask, identity_of_talk, talk_tokenizer
 from redline.training.text.task import LanguageTask, TextTask, identity_of_settings, rows_of
 from redline.training.text.trained_model import check_machine
 
@@ -52,6 +53,8 @@ def prepare_training(
         saved.check_matches(identity_of_settings(training))
     if training.recall is not None:
         return _prepare_recall(training, device, saved, status, log)
+    if training.data.conversations:
+        return _prepare_talk(training, out, device, saved, status, log)
     data = training.data
     found = Sources.find(data.sources, data.text_field, data.separator)
     if found.skipped_message:
@@ -100,6 +103,22 @@ def _prepare_recall(
     task = RecallTask(_with_batch(training, vocabulary, device, None, saved, status, log), device)
     options = ", ".join(f"{name} {value}" for name, value in describe(task.recall).items() if name != "task")
     log(f"{name_of(task.recall)} ({options}), new samples of {training.data.length:,} tokens in every step")
+    return task
+
+
+def _prepare_talk(
+    training: TextTraining, out: Path, device: torch.device, saved: SavedTraining | None, status: Log, log: Log
+) -> TalkTask:
+    status("training a tokenizer on conversations …")
+    tokenizer = talk_tokenizer(training.tokenizer, out)
+    vocabulary = training.model.vocabulary_for(tokenizer.vocabulary)
+    if saved is not None:
+        saved.check_matches({"vocabulary": vocabulary, **identity_of_talk(tokenizer)})
+    task = TalkTask(_with_batch(training, vocabulary, device, None, saved, status, log), tokenizer, device)
+    log(
+        f"conversations written by {training.data.workers or 'no'} worker processes, new ones in every step; the loss "
+        "counts the assistant's tokens"
+    )
     return task
 
 
@@ -171,6 +190,7 @@ def run_text(
     try:
         outcome = train(task, loop, out, device, resume, progress, ceiling_flops_per_s=ceiling, board=board)
     finally:
+        task.close()
         if board is not None:
             board.close()
     if outcome.interrupted:

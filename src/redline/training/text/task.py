@@ -33,6 +33,7 @@ def identity_of_settings(training: TextTraining) -> dict[str, Any]:
     """Returns the settings that identify a training run, without its text; the most important settings come first."""
     free = {"plan", "rate_scaling", "rate_tokens", "sources", "shards", "batch", "accumulate", "text_field"}
     free |= {"separator", "validation_rows", "vocabulary", "precision", "deterministic"}
+    free |= {"conversations", "workers"}
     return {"kind": training.kind, **settings_except(free, training.model, training.data, training.loop)}
 
 
@@ -74,6 +75,10 @@ class LanguageTask(Task):
     @abstractmethod
     def save(self, model: nn.Module, folder: Path) -> None:
         """Writes a model folder with everything needed to generate text."""
+
+    def close(self) -> None:
+        """Ends what prepares batches; called after the last step."""
+        self._ahead.shutdown()
 
     @property
     def arithmetic(self) -> Arithmetic:

@@ -59,33 +59,54 @@ class TextTokenizer:
     def to_text(self) -> str:
         return self.inner.to_str(pretty=True)
 
-    def config_text(self) -> str:
-        """Returns the tokenizer_config.json: the end token, and how names of special tokens are treated."""
-        about = {
+    def config_text(self, chat_template: str | None = None) -> str:
+        """Returns the tokenizer_config.json: the end token, how names of special tokens are treated, the template."""
+        about: dict[str, Any] = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "eos_token": self.inner.id_to_token(self.end),
             "split_special_tokens": not self.special_tokens,
         }
+        if chat_template is not None:
+            about["chat_template"] = chat_template
         return json.dumps(about, indent=2) + "\n"
 
 
-def train_tokenizer(texts: Iterable[str], vocabulary: int, special_tokens: bool = False) -> TextTokenizer:
-    """Trains a byte-level BPE. The vocabulary may be smaller than `vocabulary` if the corpus is small."""
+def train_tokenizer(
+    texts: Iterable[str],
+    vocabulary: int,
+    special_tokens: bool = False,
+    names: Sequence[str] = (),
+    split_digits: bool = False,
+) -> TextTokenizer:
+    """Trains a byte-level BPE. The vocabulary may be smaller than `vocabulary` if the corpus is small.
+
+    `names` are special tokens beside the end token. With `split_digits`, every digit is a token of its own, so that a
+    model sees numbers digit by digit.
+    """
     if vocabulary < MIN_VOCABULARY:
         raise RedlineError(
             f"vocabulary = {vocabulary} under [tokenizer] must be at least {MIN_VOCABULARY} (bytes and an end token)."
         )
     library = _library()
     inner = library.Tokenizer(library.models.BPE())
-    inner.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    byte_level = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    digits = library.pre_tokenizers.Digits(individual_digits=True)
+    inner.pre_tokenizer = library.pre_tokenizers.Sequence([digits, byte_level]) if split_digits else byte_level
     inner.decoder = library.decoders.ByteLevel()
     alphabet = sorted(library.pre_tokenizers.ByteLevel.alphabet())
     trainer = library.trainers.BpeTrainer(
-        vocab_size=vocabulary, special_tokens=[END], initial_alphabet=alphabet, show_progress=False
+        vocab_size=vocabulary, special_tokens=[END, *names], initial_alphabet=alphabet, show_progress=False
     )
     inner.train_from_iterator(texts, trainer)
     inner.encode_special_tokens = not special_tokens
     return TextTokenizer(inner, inner.token_to_id(END))
+
+
+def parse_tokenizer(text: str, end: int) -> TextTokenizer:
+    """Returns the tokenizer of a tokenizer.json's text, in which the names of special tokens become those tokens."""
+    inner = _library().Tokenizer.from_str(text)
+    inner.encode_special_tokens = False
+    return TextTokenizer(inner, end)
 
 
 def byte_tokenizer() -> str:

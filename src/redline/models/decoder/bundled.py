@@ -1,0 +1,23 @@
+"""Finds the language models that come with Redline, so that a chat works with nothing downloaded."""
+
+from pathlib import Path
+
+from redline.errors import ModelError
+
+WEIGHTS = Path(__file__).parent / "weights"
+# The model that is used where none is named.
+DEFAULT = "talk-small"
+
+
+def bundled_language_models() -> dict[str, Path]:
+    """Returns the folders of the bundled language models by their names."""
+    return {path.parent.name: path.parent for path in sorted(WEIGHTS.glob("*/config.json"))}
+
+
+def bundled_language_model(name: str = DEFAULT) -> Path:
+    """Returns the folder of a bundled language model; raises ModelError if this installation has none of that name."""
+    found = bundled_language_models()
+    if name not in found:
+        there = f"the bundled models are {', '.join(found)}" if found else "no language model is bundled"
+        raise ModelError(f"there is no bundled language model {name!r}: {there}; give the folder of a model.")
+    return found[name]
