@@ -4,7 +4,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 from typing import Any
 
@@ -81,6 +81,8 @@ class Arm:
     least_bytes: Mapping[str, float]
     step_s: Mapping[str, float]
     device: str
+    # By shape: what the first call did (see `shape_ranges`), and why it fell back.
+    events: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     peak_bytes: int = 0
 
     @property

@@ -33,6 +33,8 @@ from redline.notation import format_seconds
 _COMPILE_BASELINE = {"cuda": "compile(mode=reduce-overhead)", "cpu": "compile"}
 # The largest share of the budget that timing may take in one comparison, and in the final race.
 _SAMPLING_SHARE, _RACE_SHARE = 0.04, 0.06
+# The longest time for trying all sizes of the ranges of shapes, and its largest share of the budget.
+_LONGEST_SWEEP_S, _SWEEP_SHARE = 30.0, 0.1
 # An opening without compilation is started if at least this share of its expected time is left, because estimates are
 # rough. At the end of the climb, when there is nothing else to try, this also applies to openings with compilation.
 _START_SHARE = 0.6
@@ -90,13 +92,23 @@ class Climber:
         alive = trials.incumbent.release()
         notes = (self.advice,) if self.advice else ()
         sampling_s = self._race_sampling_s
-        final = run_race(trials.setups, trials.spec, self.log, self.plan, alive, barred, sampling_s, notes)
+        ranges = self.settings.ranges
+        final = run_race(
+            trials.setups, trials.spec, self.log, self.plan, alive, barred, sampling_s, notes, ranges, self._sweep_s
+        )
         return trials.report(final)
 
     @property
     def _race_sampling_s(self) -> float:
         sampling_s = 2 * self.settings.sampling_s
         return sampling_s if self.budget.total_s is None else min(sampling_s, _RACE_SHARE * self.budget.total_s)
+
+    @property
+    def _sweep_s(self) -> float:
+        """The time in which the winner tries all sizes of the ranges of shapes."""
+        total_s = self.budget.total_s
+        longest_s = _LONGEST_SWEEP_S if total_s is None else min(_LONGEST_SWEEP_S, _SWEEP_SHARE * total_s)
+        return longest_s if self.settings.ranges else 0.0
 
     def _reserve_race(self) -> None:
         """Reserves the part of the budget that the final race will need."""
@@ -109,7 +121,7 @@ class Climber:
         step_s = geometric_mean_s(self.log.rows[0].samples)
         sampling_s = max(racers * self._race_sampling_s / 2, self.trials.spec.least_steps * step_s)
         end_s = _END_S + _END_SHARE * (self.budget.total_s or 0.0)
-        self.budget.reserved_s = end_s + open_s + judging_s + sampling_s
+        self.budget.reserved_s = end_s + open_s + judging_s + sampling_s + self._sweep_s
 
     def _finish(self, final: Measurement) -> Climbed:
         target, limit_bytes = self.settings.target, self.settings.max_bytes
