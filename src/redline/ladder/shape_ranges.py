@@ -131,5 +131,9 @@ def _listed(chosen: Sequence[SizeResult], results: Sequence[SizeResult]) -> str:
     runs: list[list[SizeResult]] = []
     for _, members in groupby(enumerate(chosen), lambda pair: place[pair[1].shape] - pair[0]):
         runs.append([result for _, result in members])
-    texts = [run[0].shape if len(run) == 1 else f"{run[0].shape} to {run[-1].shape}" for run in runs]
-    return ", ".join(texts[:4]) + (f" and {len(texts) - 4} other places" if len(texts) > 4 else "")
+    texts = [text for run in runs for text in _run_texts([result.shape for result in run])]
+    return ", ".join(texts[:6]) + (f" and {len(texts) - 6} more" if len(texts) > 6 else "")
+
+
+def _run_texts(shapes: list[str]) -> list[str]:
+    return shapes if len(shapes) < 3 else [f"{shapes[0]} to {shapes[-1]}"]
