@@ -18,18 +18,18 @@ _LEAST_SCALE = 1e-12
 
 
 class Fp8Weight(TorchAOBaseTensor):
-    """The weight of a linear layer of [outputs, inputs]: `values` in fp8, and one scale, or one for each output."""
+    """The weight of a linear layer of [outputs, inputs]: `codes` in fp8, and one scale, or one for each output."""
 
-    tensor_data_names = ["values", "scales"]  # noqa: RUF012
+    tensor_data_names = ["codes", "scales"]  # noqa: RUF012
     tensor_attribute_names = ["like"]  # noqa: RUF012
 
-    def __new__(cls, values: Tensor, scales: Tensor, like: torch.dtype) -> "Fp8Weight":
+    def __new__(cls, codes: Tensor, scales: Tensor, like: torch.dtype) -> "Fp8Weight":
         return torch.Tensor._make_wrapper_subclass(
-            cls, values.shape, dtype=like, device=values.device, requires_grad=False
+            cls, codes.shape, dtype=like, device=codes.device, requires_grad=False
         )
 
-    def __init__(self, values: Tensor, scales: Tensor, like: torch.dtype) -> None:
-        self.values, self.scales, self.like = values, scales, like
+    def __init__(self, codes: Tensor, scales: Tensor, like: torch.dtype) -> None:
+        self.codes, self.scales, self.like = codes, scales, like
 
     @classmethod
     @torch.no_grad()
@@ -46,14 +46,14 @@ class Fp8Weight(TorchAOBaseTensor):
         # The product adds a bias of its own 16-bit dtype without another pass over the output.
         added = bias if bias is not None and bias.dtype == out and out != torch.float32 else None
         product = torch._scaled_mm(
-            values, self.values.t(), scales, self.scales, bias=added, out_dtype=out, use_fast_accum=True
+            values, self.codes.t(), scales, self.scales, bias=added, out_dtype=out, use_fast_accum=True
         )
         product = product.view(*x.shape[:-1], self.shape[0]).to(x.dtype)
         return product if bias is None or added is not None else product + bias
 
     def dequantize(self) -> Tensor:
         """Returns the values that the product uses, in fp32."""
-        return self.values.float() * (self.scales.t() if self.scales.ndim == 2 else self.scales)
+        return self.codes.float() * (self.scales.t() if self.scales.ndim == 2 else self.scales)
 
     def __repr__(self) -> str:
         return f"Fp8Weight({tuple(self.shape)}, scales={self.scales.numel()}, dtype={self.like}, device={self.device})"
