@@ -59,7 +59,9 @@ def test_unfinished_kernel_search_is_not_repeated_with_less_time(
         climb(f"{PLANTED}:ticks", out=tmp_path, device="cpu", rungs=only, budget=16, sampling=1, progress=None)
     ).values()
     assert "to stay within the budget" in first
-    assert verdict == "unmeasured" and re.fullmatch(r"it takes about \d+ s, and \d+ s of the budget are left", second)
+    # Beside other load, the first search may leave nothing of the budget.
+    not_started = r"it takes about \d+ s, and \d+ s of the budget are left|the budget was spent"
+    assert verdict == "unmeasured" and re.fullmatch(not_started, second)
 
 
 def test_too_small_a_budget_for_the_compiler_is_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -241,7 +241,8 @@ def test_upscaling_with_two_torchrun_ranks(
     with (tmp_path / "other.txt").open("w") as printed:
         environment = {**os.environ, **shared, "RANK": "1", "LOCAL_RANK": "1"}
         words = {"cwd": tmp_path, "stdout": printed, "stderr": printed, "environment": environment}
-        other = forked_workers.start(COMMAND_LINE, *arguments[1:], **words)
+        often = "import redline.cli.live_line; redline.cli.live_line.LINE_EVERY_S = 0.01; "
+        other = forked_workers.start(often + COMMAND_LINE, *arguments[1:], **words)
     for name, value in {**shared, "RANK": "0", "LOCAL_RANK": "0"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
