@@ -11,7 +11,7 @@ from typing import Any
 from redline.errors import WorkloadError
 from redline.files.atomic import check_can_write
 from redline.ladder.measurement import Measurement
-from redline.ladder.measuring.trial import geometric_mean_s
+from redline.ladder.measuring.trial import FRESH_SEEDS, geometric_mean_s
 from redline.ladder.measuring.worker_pool import WorkerPool
 from redline.ladder.objective import above_limit, is_within
 from redline.ladder.plan import Plan
@@ -116,12 +116,19 @@ class Climber:
         racers = max(2, incumbent.alive_count)
         missing = [plan for plan in {Plan(), self.plan} if not incumbent.is_alive(plan)]
         open_s = sum(map(estimates.trial_s, missing))
-        judging_s = racers * estimates.open_s / 2
         # The untouched model is usually the slowest by far, so its time determines how long the race takes.
-        step_s = geometric_mean_s(self.log.rows[0].samples)
+        step_s = self._slow_step_s()
+        judging_s = racers * estimates.open_s / 2 + len(FRESH_SEEDS) * step_s
         sampling_s = max(racers * self._race_sampling_s / 2, self.trials.spec.least_steps * step_s)
         end_s = _END_S + _END_SHARE * (self.budget.total_s or 0.0)
         self.budget.reserved_s = end_s + open_s + judging_s + sampling_s + self._sweep_s
+
+    def _slow_step_s(self) -> float:
+        """Returns the upper quartile of the times of the untouched model, because other load may come again."""
+        rows = [row.samples for row in self.log.rows if row.plan == str(Plan())]
+        rows += [row.against_samples for row in self.log.rows if row.against == str(Plan())]
+        taken = {label: sorted(s for row in rows for s in row.get(label, ())) for label in self.log.rows[0].samples}
+        return geometric_mean_s({label: [times[3 * len(times) // 4]] for label, times in taken.items()})
 
     def _finish(self, final: Measurement) -> Climbed:
         target, limit_bytes = self.settings.target, self.settings.max_bytes
