@@ -4,13 +4,11 @@ import re
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from redline.errors import RedlineError, WorkloadError
-from redline.ladder.measurement import Measurement
 from redline.ladder.measuring.trial import Arm, TrialSpec
 from redline.ladder.objective import Objective
 from redline.ladder.plan import Plan
@@ -18,8 +16,6 @@ from redline.ladder.report import Climb
 from redline.ladder.search import estimates
 from redline.ladder.search.climb import climb
 from redline.ladder.search.climbed import Climbed
-from redline.ladder.search.climber import Climber
-from redline.ladder.search.run_log import RunLog
 from redline.ladder.search.trials import Trials
 from redline.ladder.statistics import Interval
 from redline.machine.load import Load
@@ -317,15 +313,3 @@ def test_an_opening_that_noise_hides_is_timed_again(tmp_path: Path, monkeypatch:
     opening = next(row for row in climbed.measurements if row.role == "opening")
     assert asked.count("planted_fast against eager") == 2 and len(opening.samples[""]) > 20
     assert opening.verdict == "kept" and str(climbed.plan) == "planted_fast"
-
-
-def test_the_race_is_reserved_for_the_slow_steps_of_the_model() -> None:
-    """Other load that slowed the model down during a trial may come again in the final race."""
-    quiet = SimpleNamespace(plan="eager", against="", samples={"": (0.1,) * 4}, against_samples={})
-    trial = SimpleNamespace(plan="threads", against="eager", samples={"": (0.1,) * 4}, against_samples={"": (0.9,) * 4})
-    later = SimpleNamespace(plan="bf16", against="threads", samples={"": (5.0,)}, against_samples={"": (5.0,)})
-    climber = Climber.__new__(Climber)
-    climber.log = cast(RunLog, SimpleNamespace(rows=[quiet]))
-    assert climber._slow_step_s() == pytest.approx(0.1)
-    climber.log.rows += cast(list[Measurement], [trial, later])
-    assert climber._slow_step_s() == pytest.approx(0.9)

@@ -11,7 +11,6 @@ from typing import Any
 from redline.errors import WorkloadError
 from redline.files.atomic import check_can_write
 from redline.ladder.measurement import Measurement
-from redline.ladder.measuring.trial import FRESH_SEEDS, geometric_mean_s
 from redline.ladder.measuring.worker_pool import WorkerPool
 from redline.ladder.objective import above_limit, is_within
 from redline.ladder.plan import Plan
@@ -23,6 +22,7 @@ from redline.ladder.search.estimates import kind_of
 from redline.ladder.search.final_race import run_race
 from redline.ladder.search.openings import ENGINES, openings
 from redline.ladder.search.progress import Progress
+from redline.ladder.search.race_time import race_s
 from redline.ladder.search.run_log import added_rungs, plan_of
 from redline.ladder.search.search_order import by_gain_per_second, candidates, check_asked, may_try, variants
 from redline.ladder.search.settings import Settings
@@ -35,8 +35,9 @@ _COMPILE_BASELINE = {"cuda": "compile(mode=reduce-overhead)", "cpu": "compile"}
 _SAMPLING_SHARE, _RACE_SHARE = 0.04, 0.06
 # The longest time for trying all sizes of the ranges of shapes, and its largest share of the budget.
 _LONGEST_SWEEP_S, _SWEEP_SHARE = 30.0, 0.1
-# An opening without compilation is started if at least this share of its expected time is left, because estimates are
-# rough. At the end of the climb, when there is nothing else to try, this also applies to openings with compilation.
+# A number of threads, or an opening without compilation, is started if at least this share of its expected time is
+# left, because estimates are rough. At the end of the climb, when there is nothing else to try, this also applies to
+# openings with compilation.
 _START_SHARE = 0.6
 # The budget reserves these seconds to end all processes and write the files, and this share of itself for delays.
 _END_S, _END_SHARE = 1.5, 0.02
@@ -112,23 +113,10 @@ class Climber:
 
     def _reserve_race(self) -> None:
         """Reserves the part of the budget that the final race will need."""
-        estimates, incumbent = self.trials.estimates, self.trials.incumbent
-        racers = max(2, incumbent.alive_count)
-        missing = [plan for plan in {Plan(), self.plan} if not incumbent.is_alive(plan)]
-        open_s = sum(map(estimates.trial_s, missing))
-        # The untouched model is usually the slowest by far, so its time determines how long the race takes.
-        step_s = self._slow_step_s()
-        judging_s = racers * estimates.open_s / 2 + len(FRESH_SEEDS) * step_s
-        sampling_s = max(racers * self._race_sampling_s / 2, self.trials.spec.least_steps * step_s)
+        trials = self.trials
+        expected_s = race_s(self.log.rows, trials.spec, trials.estimates, trials.incumbent, self._race_sampling_s)
         end_s = _END_S + _END_SHARE * (self.budget.total_s or 0.0)
-        self.budget.reserved_s = end_s + open_s + judging_s + sampling_s + self._sweep_s
-
-    def _slow_step_s(self) -> float:
-        """Returns the upper quartile of the times of the untouched model, because other load may come again."""
-        rows = [row.samples for row in self.log.rows if row.plan == str(Plan())]
-        rows += [row.against_samples for row in self.log.rows if row.against == str(Plan())]
-        taken = {label: sorted(s for row in rows for s in row.get(label, ())) for label in self.log.rows[0].samples}
-        return geometric_mean_s({label: [times[3 * len(times) // 4]] for label, times in taken.items()})
+        self.budget.reserved_s = end_s + expected_s + self._sweep_s
 
     def _finish(self, final: Measurement) -> Climbed:
         target, limit_bytes = self.settings.target, self.settings.max_bytes
@@ -176,7 +164,7 @@ class Climber:
         """Tries different numbers of CPU threads; comes first because it is quick and helps most on a busy machine."""
         if not self.trials.machine.is_cuda and may_try("threads", self.settings, self.trials.training):
             for rung in variants("threads", self.settings, self.trials.machine, self.trials.training):
-                self._try("trial", Plan((rung,)), self.trials.candidate(Plan((rung,))))
+                self._try("trial", Plan((rung,)), self.trials.candidate(Plan((rung,))), _START_SHARE)
 
     def _try_openings(self) -> None:
         """Tries the openings; if none of them is kept, tries the alternatives that their rungs suggest."""
