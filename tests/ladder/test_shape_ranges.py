@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from redline.ladder.plan import Plan
 from redline.ladder.report.climb import Climb
 from redline.ladder.report.tables import all_tables
 from redline.ladder.rung import ShapeCounts
+from redline.ladder.rungs import compile as compile_rung
+from redline.ladder.rungs.cuda_graph import CudaGraph
 from redline.ladder.search.climb import climb
 from redline.ladder.shape_ranges import (
     FAILS,
@@ -30,6 +33,7 @@ from redline.ladder.shape_ranges import (
 )
 from redline.ladder.verify import verify
 from redline.ladder.workload import Workload
+from redline.machine.cuda_graphs import CaptureCounts
 from redline.machine.machine import Machine
 
 PLANTED = str(Path(__file__).parents[1] / "planted_rungs.py")
@@ -154,3 +158,45 @@ def test_compiled_code_falls_back_beyond_the_limit_of_recompilations(monkeypatch
         events.append((found["event"], found["reason"]))
     fallback = (FALLS_BACK, "compile: torch's limit of recompilations was reached")
     assert events == [(SETS_UP, "")] * 2 + [fallback] * 2 + [(READY, "")]
+
+
+def test_recorded_cuda_graphs_are_counted_with_those_that_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch keeps them as trees: a graph, and those that were recorded after it."""
+
+    def node(*after: object) -> SimpleNamespace:
+        return SimpleNamespace(children={0: list(after)})
+
+    manager = SimpleNamespace(roots={0: [node(node(), node(node()))], 1: [node()]})
+    trees = SimpleNamespace(get_manager=lambda index, create_if_none_exists: manager if index == 3 else None)
+    monkeypatch.setattr(compile_rung.importlib, "import_module", lambda name: trees)
+    assert compile_rung._recorded_cuda_graphs(torch.device("cuda:3")) == 5
+    assert compile_rung._recorded_cuda_graphs(torch.device("cuda:0")) == 0
+
+
+def test_a_full_cuda_graph_falls_back() -> None:
+    rung = CudaGraph(limit=2)
+    counts = CaptureCounts(graphs=2, replays=9)
+    job = Job.of(nn.Linear(2, 2)).with_evidence("cuda_graph", counts)
+    assert rung.shape_counts(job) == ShapeCounts(2, 0, "")
+    counts.uncaptured = 1
+    assert rung.shape_counts(job) == ShapeCounts(2, 1, "only 2 graphs are captured (limit=2)")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("plan", ["compile(mode=reduce-overhead)", "cuda_graph(limit=2)"])
+def test_every_size_is_captured_on_a_gpu(plan: str) -> None:
+    class Net(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x + 1).relu()
+
+    torch._dynamo.reset()
+    parsed, job = Plan.parse(plan).build(
+        Job.of(Net().cuda(), samples=(torch.randn(2, 4).cuda(),)), Machine.detect("cuda")
+    )
+    run, events = job.finish(), []
+    for size in (2, 3, 4, 3):
+        workload = Workload(Net, lambda seed, size=size: torch.randn(size, 4))
+        found = new_size.try_size(workload, parsed, job, run, torch.device("cuda"), torch.cuda.synchronize)
+        events.append(found["event"])
+    last = FALLS_BACK if "limit" in plan else SETS_UP
+    assert events == [SETS_UP, SETS_UP, last, READY]
