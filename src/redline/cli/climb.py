@@ -63,8 +63,8 @@ def climb(
     """Make a model faster, one measured and proven rung at a time.
 
     Examples: redline climb resnet; redline climb model.py:workload --budget 10m --objective throughput;
-    redline climb resnet --shapes batch=1 --shapes batch=8; redline climb resnet --objective requests --callers 8
-    --max-memory 500MB --max-error 0.005
+    redline climb resnet --shapes batch=1 --shapes batch=8; redline climb resnet --shapes batch=1..32;
+    redline climb resnet --objective requests --callers 8 --max-memory 500MB --max-error 0.005
 
     The answer is one plan. The Pareto front, at the end of the table, lists the other plans that are best in speed,
     memory or quality, and OUT/front has a plan file for each.
@@ -117,6 +117,7 @@ def climb(
     if front:
         results.print("", front_table(front), sep="\n")
     lines = [("\nplan", escape(str(climbed.plan))), *(("note", escape(text)) for text in climbed.final.notes)]
+    lines += [("shapes", escape(sentence)) for sentence in climbed.ranges]
     if climbed.resumed:
         lines.append(("resume", escape(climbed.resumed)))
     if climbed.target:

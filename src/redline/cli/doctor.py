@@ -11,6 +11,7 @@ from redline.cli.console import plain_table, print_json, results
 from redline.cli.live_line import LiveLine
 from redline.cli.options import AsJson, Device
 from redline.cli.signals import uninterrupted_imports
+from redline.machine.gpu_classes import why_unmeasured
 from redline.notation import format_bytes, format_rate
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def doctor(
         print_json(
             {
                 **machine.as_dict(),
+                "unmeasured": why_unmeasured(machine.capability) if machine.is_cuda else "",
                 "recommended_precision": {"precision": precision, "why": why},
                 "rungs": {name: {"available": not reason, "why_not": reason} for name, reason in reasons.items()},
             }
@@ -71,6 +73,8 @@ def _print_machine(machine: Machine) -> None:
     if machine.is_cuda:
         major, minor = machine.capability
         table.add_row("", f"compute capability {major}.{minor}, driver {machine.driver}, CUDA {machine.cuda}")
+        measured = why_unmeasured(machine.capability) or "measured on this class of GPU"
+        table.add_row("", f"the shipped plans and the tiles of the kernels: {measured}")
         memory = f"{format_bytes(machine.device_bytes)} on the device, {memory} host"
     table.add_row("memory", memory)
     table.add_row("cores", str(machine.cores))

@@ -43,7 +43,7 @@ class Table:
 
 def all_tables(climb: Climb) -> list[Table]:
     """Returns all tables that are not empty, in the order of the page."""
-    makers = (_front, _ladder, _rejected, _shapes, _ablation, _proof, _gates, _memory, _setup, _environment)
+    makers = (_front, _ladder, _rejected, _shapes, _sizes, _ablation, _proof, _gates, _memory, _setup, _environment)
     return [table for make in makers if (table := make(climb)) is not None and table.rows]
 
 
@@ -201,6 +201,26 @@ def _shapes(climb: Climb) -> Table | None:
         )
     columns = ("Shape", "Eager", "torch.compile", "Final plan", "Faster", "Rate", "Of the roofline", "Set-up")
     return Table("shapes", "By input shape", columns, tuple(rows))
+
+
+def _sizes(climb: Climb) -> Table | None:
+    found = climb.result.measurement if climb.result is not None else None
+    if found is None or not found.ranges:
+        return None
+    rows = tuple(
+        (
+            size.shape,
+            f"{size.event} ({size.reason})" if size.reason else size.event,
+            format_seconds(size.first_s) if size.first_s else NONE,
+            format_seconds(size.step_s) if size.step_s else NONE,
+        )
+        for sizes in found.ranges.values()
+        for size in sizes
+    )
+    note = ". ".join(found.range_sentences) + ". Both times are those of a single call."
+    return Table(
+        "sizes", "Over the range of shapes", ("Shape", "Event", "First call", "Later"), rows, note=note, words=2
+    )
 
 
 def _environment(climb: Climb) -> Table:
