@@ -1,5 +1,6 @@
 """`redline eval drift`: findings, a page and rows for photos and for a film; what does not restore is told so."""
 
+import doctest
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ import torch
 
 from redline.evaluation.drift import Finding, judge
 from redline.models.lsd import Lsd, LsdConfig, save_lsd
+from redline.stream import drift
 from synthetic_photos import save_synthetic_photos
 from upscale.video.clips import make_clip
 
@@ -53,6 +55,13 @@ def test_photos_make_three_cases_and_controls_are_refused_over_a_cut_of_their_ow
     assert "flicker" in rows[1] and "flicker" not in rows[0] and "response" in rows[0]
     over_a_cut = [found for found in judged if any(finding.name == "gets over a cut" for finding in found)]
     assert len(over_a_cut) == 4, "of the model and of three controls"
+
+
+def test_docstring_examples(weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_clip(tmp_path / "clip.mp4", frames=64, size=(16, 16), pixel_format="yuv444p")
+    results = doctest.testmod(drift)
+    assert results.attempted and not results.failed
 
 
 def test_a_video_is_watched_to_its_end(weights: Path, tmp_path: Path, command: Callable[..., Seen]) -> None:

@@ -52,14 +52,14 @@ def evaluate_sr(
     Example: redline eval sr model.safetensors Set5 --bicubic
     """
     with uninterrupted_imports():
-        from redline.evaluation.super_resolution import evaluate_folder
+        from redline import evaluate_super_resolution
     with LiveLine("scoring …") as line:
         show = _counter(line, "scoring")
-        seen = evaluate_folder(weights, folder, scale, precision=precision, device=device, progress=show)
+        seen = evaluate_super_resolution(weights, folder, scale, precision=precision, device=device, progress=show)
         baseline = None
         if bicubic:
             show = _counter(line, "scoring bicubic")
-            baseline = evaluate_folder("bicubic", folder, seen.scale, device=device, progress=show)
+            baseline = evaluate_super_resolution("bicubic", folder, seen.scale, device=device, progress=show)
     made = sum(image.made for image in seen.images)
     if made:
         which = "all" if made == len(seen.images) else f"{made} of {len(seen.images)}"
@@ -98,10 +98,10 @@ def _as_dict(weights: str, folder: Path, seen: Evaluation, baseline: Evaluation 
         "folder": str(folder),
         "scale": seen.scale,
         "mean": asdict(seen.mean),
-        "pictures": [asdict(image) for image in seen.images],
+        "images": [asdict(image) for image in seen.images],
     }
     if baseline is not None:
-        data["bicubic"] = {"mean": asdict(baseline.mean), "pictures": [asdict(p) for p in baseline.images]}
+        data["bicubic"] = {"mean": asdict(baseline.mean), "images": [asdict(p) for p in baseline.images]}
     return data
 
 
@@ -209,14 +209,14 @@ def evaluate_drift(
     Example: redline eval drift lsd-tiny.safetensors photos --page drift.html
     """
     with uninterrupted_imports():
-        from redline.stream import drift
+        from redline import evaluate_drift as evaluate
     others = {"model": model, "clip": clip}
     if page is not None:
         check_output_path(page, others)
     if out is not None:
         check_output_path(out, {**others, "page": page})
     with LiveLine("setting up …") as line:
-        result = drift.evaluate_drift(
+        result = evaluate(
             model,
             clip,
             frames=frames,

@@ -6,7 +6,7 @@ from redline.evaluation.super_resolution.evaluate import (
     bicubic_model,
     enlarge,
     evaluate,
-    evaluate_folder,
+    evaluate_super_resolution,
 )
 from redline.evaluation.super_resolution.pairs import PairFiles, find_pairs
 from redline.evaluation.super_resolution.scores import Scores, score
@@ -19,7 +19,7 @@ __all__ = [
     "bicubic_model",
     "enlarge",
     "evaluate",
-    "evaluate_folder",
+    "evaluate_super_resolution",
     "find_pairs",
     "score",
 ]
