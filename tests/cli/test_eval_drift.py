@@ -1,4 +1,4 @@
-"""`redline eval drift`: findings, a page and rows for photos and for a film; what does not restore is told so."""
+"""`redline eval drift`: findings, a page and rows for photos and for a video; what does not restore is told so."""
 
 import doctest
 import json
@@ -65,8 +65,8 @@ def test_docstring_examples(weights: Path, tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_video_is_watched_to_its_end(weights: Path, tmp_path: Path, command: Callable[..., Seen]) -> None:
-    make_clip(tmp_path / "film.mp4", frames=70, size=(51, 35), pixel_format="yuv444p")
-    seen = command("eval", "drift", weights, tmp_path / "film.mp4", *OPTIONS, "--no-controls", "--json").json()
+    make_clip(tmp_path / "video.mp4", frames=70, size=(51, 35), pixel_format="yuv444p")
+    seen = command("eval", "drift", weights, tmp_path / "video.mp4", *OPTIONS, "--no-controls", "--json").json()
     names = {finding["name"] for finding in seen["findings"]}
     assert "reacts to its input" in names and "gain" not in names and seen["controls_that_passed"] == []
     assert seen["steps"] == 3 and seen["plan"] == "eager", "as it was made for"
@@ -75,11 +75,11 @@ def test_a_video_is_watched_to_its_end(weights: Path, tmp_path: Path, command: C
 def test_the_folder_of_a_training_and_a_number_of_steps_are_taken(
     weights: Path, tmp_path: Path, command: Callable[..., Seen]
 ) -> None:
-    make_clip(tmp_path / "film.mp4", frames=64, size=(32, 32), pixel_format="yuv444p")
+    make_clip(tmp_path / "video.mp4", frames=64, size=(32, 32), pixel_format="yuv444p")
     (tmp_path / "trained").mkdir()
     weights.rename(tmp_path / "trained" / "model.safetensors")
     given = ("--no-controls", "--json", "--steps", 1, "--plan", "channels_last", "--page", "d.html")
-    seen = command("eval", "drift", tmp_path / "trained", tmp_path / "film.mp4", *OPTIONS, *given).json()
+    seen = command("eval", "drift", tmp_path / "trained", tmp_path / "video.mp4", *OPTIONS, *given).json()
     assert seen["steps"] == 1 and seen["plan"] == "channels_last" and "reacts" in str(seen["findings"])
     assert "1 step · plan channels_last" in (tmp_path / "d.html").read_text()
 

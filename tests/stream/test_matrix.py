@@ -126,14 +126,14 @@ def test_the_plain_arm_runs_unasked_for(model: Lsd) -> None:
 
 
 def test_a_video_is_read_in_place_of_a_clip(model: Lsd, tmp_path: Path) -> None:
-    make_clip(tmp_path / "film.mkv", frames=64, size=(48, 32))
-    shape = Shape("tiny", side=16, frames=61, film=str(tmp_path / "film.mkv"))
+    make_clip(tmp_path / "video.mkv", frames=64, size=(48, 32))
+    shape = Shape("tiny", side=16, frames=61, video=str(tmp_path / "video.mkv"))
     found = {row.arm.name: row for row in measure(shape, (PLAIN, LAST), CPU, model)}
     assert not found["fp32"].failure and (found["channels_last"].least_psnr_db or 0) > 50
     assert found["fp32"].grown_bytes is None, "a CPU's allocators tell nothing of the kind"
     assert [frame.index for frame in matrix._source(shape).frames()] == list(range(61)), "and no more of it"
-    (short,) = measure(Shape(side=16, frames=65, film=shape.film), (PLAIN, LAST), CPU, model)
-    assert short.failure == f"{shape.film!r} has only 64 frames, not 65"
+    (short,) = measure(Shape(side=16, frames=65, video=shape.video), (PLAIN, LAST), CPU, model)
+    assert short.failure == f"{shape.video!r} has only 64 frames, not 65"
 
 
 def test_the_shipped_weights_run_where_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +156,7 @@ def test_the_shipped_weights_run_where_they_are_asked_for(monkeypatch: pytest.Mo
         ({"side": "abc"}, r"^side must be a whole number, not 'abc'\.$"),
         ({"frames": 61.5}, r"^frames must be a whole number, not 61\.5\.$"),
         ({"steps": 5}, r"^the distilled sampler supports 1 to 4 steps, not 5\.$"),
-        ({"film": "none.mp4"}, r"^film: there is no file 'none\.mp4'\.$"),
+        ({"video": "none.mp4"}, r"^video: there is no file 'none\.mp4'\.$"),
         ({"weights": "mine"}, "weights='mine' is not available for size tiny: use fresh"),
         ({"weights": "shipped", "size": "light"}, "weights='shipped' is not available for size light"),
         ({"steps": True}, r"^steps must be a whole number, not True\.$"),

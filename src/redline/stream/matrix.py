@@ -83,7 +83,7 @@ CPU_ARMS = (
 class Shape:
     """The workload: model size, side of the frames, steps per frame and number of frames.
 
-    The frames are from the video `film` or from a generated clip. `weights` is `fresh` (random) or, only for the size
+    The frames are from the file `video` or from a generated clip. `weights` is `fresh` (random) or, only for the size
     tiny, `shipped` (the bundled weights).
     """
 
@@ -91,7 +91,7 @@ class Shape:
     side: int = 64
     steps: int = 1
     frames: int = 500
-    film: str = ""
+    video: str = ""
     weights: str = "fresh"
 
     def __post_init__(self) -> None:
@@ -104,8 +104,8 @@ class Shape:
         if self.side < 1 or self.frames < least:
             text = f"side must be at least 1 and frames at least {least}, not {self.side} and {self.frames}."
             raise RedlineError(text)
-        if self.film and not Path(self.film).is_file():
-            raise RedlineError(f"film: there is no file {self.film!r}.")
+        if self.video and not Path(self.video).is_file():
+            raise RedlineError(f"video: there is no file {self.video!r}.")
         if self.weights not in ("fresh", "shipped") or (self.weights == "shipped" and self.size != "tiny"):
             raise RedlineError(
                 f"weights={self.weights!r} is not available for size {self.size}: use fresh (any size) or shipped "
@@ -121,8 +121,8 @@ class Shape:
         unknown = [name for name in options if name not in known]
         if unknown:
             raise RedlineError(f"unknown option {unknown[0]!r} of the live model (supported: {', '.join(known)}).")
-        if "film" in options:  # a numeric file name may have been parsed as a number
-            options = {**options, "film": str(options["film"])}
+        if "video" in options:  # a numeric file name may have been parsed as a number
+            options = {**options, "video": str(options["video"])}
         return cls(**options)
 
 
@@ -276,7 +276,7 @@ def _run(row: Row, plan: Plan, model: Lsd, device: torch.device, expected: list[
     sink = _Comparison(expected)
     stream(sink, Latency())
     if sink.frames < shape.frames:
-        raise RedlineError(f"{shape.film!r} has only {sink.frames} frames, not {shape.frames}.")
+        raise RedlineError(f"{shape.video!r} has only {sink.frames} frames, not {shape.frames}.")
     setup_s, setup_peak_bytes, engine.samples_memory = engine.setup_s, memory.take(), False
     timed = Latency(window=shape.frames - WARM_UP_FRAMES)
     stream(NullSink(), timed)
@@ -316,9 +316,9 @@ def _plain_loop(source: Source, engine: Engine, sink: NullSink, settings: Settin
 
 
 def _source(shape: Shape) -> Source:
-    if not shape.film:
+    if not shape.video:
         return SyntheticClip(shape.side, shape.side, shape.frames)
-    return _First(open_source(shape.film, EndpointOptions(size=(shape.side, shape.side))), shape.frames)
+    return _First(open_source(shape.video, EndpointOptions(size=(shape.side, shape.side))), shape.frames)
 
 
 class _First(SourceWrapper):
