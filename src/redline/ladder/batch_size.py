@@ -162,7 +162,8 @@ def find_optimal_batch_size(
         options = dict(options or {})
         if "batch" in options:
             raise RedlineError(
-                "batch is searched for, so it cannot be an option of the workload: limit it with --start and --max-batch."
+                "the search sets the option batch: leave it out, and use --start and --max-batch (in Python, "
+                "starting_batch_size= and max_batch=)."
             )
         # Raises if the workload has no option `batch`, before a process is started.
         load_workload(model, {**options, "batch": starting_batch_size})
