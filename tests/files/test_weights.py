@@ -118,7 +118,7 @@ def test_large_headers_are_refused_at_once(
     [
         ({"blocks": 10**9}, "but only [0-9]+ weights"),
         ({"width": 8 * 10**17}, "are too large"),
-        ({"multipliers": [1, 10**30]}, "'multipliers' is"),
+        ({"multipliers": [1, 10**30]}, "multipliers = .* is not a finite 64-bit number"),
         ("[" * 100_000, "cannot be read: it is nested too deeply"),
     ],
 )
