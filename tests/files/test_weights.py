@@ -140,7 +140,10 @@ def test_lsd_headers_with_impossible_sizes_raise(config: Any, sentence: str, tmp
             "groups = 70 must be a whole number .at least 1 and at most 64.",
         ),
         ({"conv_first.weight": torch.zeros(10**9, 0, 3, 3)}, r"'conv_first.weight' has the shape \(1000000000, 0, 3"),
-        ({"layers.0.swin1.attn.relative_position_bias_table": torch.zeros(40_000, 1)}, "window = 100 must be a whole number"),
+        (
+            {"layers.0.swin1.attn.relative_position_bias_table": torch.zeros(40_000, 1)},
+            "window = 100 must be a whole number",
+        ),
     ],
 )
 def test_a_drct_of_impossible_sizes(change: dict[str, torch.Tensor], sentence: str, tmp_path: Path) -> None:
