@@ -1,7 +1,7 @@
 """The hyper-parameters of a DRCT model, all of which follow from the shapes of its weights."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 from msgspec import Meta
 
@@ -17,7 +17,7 @@ _MOST_GROUPS, _LARGEST_WINDOW = 64, 64
 class DrctConfig:
     """The defaults are those of DRCT; DRCT-L has 12 groups. Attention windows have `window` × `window` tokens."""
 
-    scale: Literal[2, 3, 4, 8] = 4
+    scale: int = 4
     groups: Annotated[int, Meta(ge=1, le=_MOST_GROUPS)] = 6
     width: int = 180
     growth: int = 32
@@ -28,6 +28,8 @@ class DrctConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, ModelError)
+        if self.scale not in (2, 3, 4, 8):
+            raise ModelError(f"scale = {self.scale} must be one of 2, 3, 4, 8.")
         if len(self.heads) != BLOCKS_PER_GROUP or len(self.mlp_widths) != BLOCKS_PER_GROUP:
             raise ModelError(f"DRCT's heads and mlp_widths must have {BLOCKS_PER_GROUP} entries, one for each block.")
         for width, heads in zip(self.block_widths, self.heads, strict=True):
