@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from redline.cli import bench_lsd
+from redline.stream import benchmark
 from redline.stream.matrix import PLAIN, Arm, Row, Shape
 
 from .conftest import Seen
@@ -22,7 +22,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch, rows: dict[Shape, list[Row]]) -> No
     def measure(shape: Shape, arms: Sequence[Arm], device: torch.device, **_: Any) -> Iterator[Row]:
         yield from rows[shape]
 
-    monkeypatch.setattr(bench_lsd, "measure", measure)
+    monkeypatch.setattr(benchmark, "measure", measure)
 
 
 @pytest.mark.parametrize(
@@ -70,4 +70,4 @@ def test_fallback_to_another_plan_is_shown(command: Callable[..., Seen], monkeyp
     ],
 )
 def test_a_plan_may_end_with_how_frames_are_run(text: str, arm: Arm) -> None:
-    assert bench_lsd._arm(text) == arm
+    assert benchmark.read_arm(text) == arm
