@@ -5,7 +5,6 @@ All configs share the form of the error message, which names the key, the value,
 
 import dataclasses
 import difflib
-import math
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -14,17 +13,10 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from redline.errors import RedlineError
-from redline.files.untrusted import shorten
+from redline.files.untrusted import describe, is_finite, shorten
 
 T = TypeVar("T")
-_NAMES = {int: "a whole number", float: "a number", str: "a string", bool: "true or false", types.NoneType: "null"}
-_LIMITS = (
-    ("above", "gt"),
-    ("at least", "ge"),
-    ("at most", "le"),
-    ("less than", "lt"),
-    ("a multiple of", "multiple_of"),
-)
+_PLAIN = (int, float, str, bool, types.NoneType, Ellipsis)
 
 
 def decode(
@@ -61,20 +53,13 @@ def check_fields(config: Any, error: type[RedlineError] = RedlineError) -> None:
 def _converted(name: str, value: Any, hint: Any, where: str, error: type[RedlineError]) -> Any:
     if typing.get_origin(_bare(hint)) is tuple and not isinstance(value, (list, tuple)):
         value = [value]
-    if not all(map(_is_representable, value if isinstance(value, (list, tuple)) else [value])):
+    if not is_finite(value):
         raise error(f"{name} = {shorten(value)}{where} is not a finite 64-bit number.")
     try:
         return msgspec.convert(value, hint)
     except msgspec.ValidationError as problem:
         hinted = suggestion(value, _literals(hint), list_all=False) if isinstance(value, str) else ""
-        raise error(f"{name} = {shorten(value)}{where} must be {_describe(hint)}{hinted}.") from problem
-
-
-def _is_representable(value: Any) -> bool:
-    """Returns False for infinities, NaN and integers beyond 64 bits, which msgspec may accept or overflow on."""
-    if isinstance(value, float):
-        return math.isfinite(value)
-    return not isinstance(value, int) or abs(value) < 1 << 63
+        raise error(f"{name} = {shorten(value)}{where} must be {describe(hint)}{hinted}.") from problem
 
 
 def _bare(hint: Any) -> Any:
@@ -85,26 +70,7 @@ def _is_plain(hint: Any) -> bool:
     if typing.get_origin(hint) is Literal:
         return True
     parts = typing.get_args(_bare(hint))
-    return all(map(_is_plain, parts)) if parts else _bare(hint) in (*_NAMES, Ellipsis)
-
-
-def _describe(hint: Any) -> str:
-    origin = typing.get_origin(hint)
-    arguments: tuple[Any, ...] = typing.get_args(hint)
-    if origin is Annotated:
-        limits = [(word, getattr(arguments[1], name)) for word, name in _LIMITS]
-        limits += [("at least this many items:", arguments[1].min_length)]
-        words = " and ".join(f"{word} {limit:,}" for word, limit in limits if limit is not None)
-        return f"{_describe(arguments[0])} ({words})"
-    if origin is Literal:
-        names = ", ".join(map(str, arguments))
-        return f"one of {names}" if len(arguments) > 1 else f'"{names}"'
-    if origin in (types.UnionType, typing.Union):
-        return " or ".join(_describe(part) for part in arguments if part is not types.NoneType)
-    if origin is tuple:
-        count = "" if arguments[-1] is Ellipsis else f" of {len(arguments)} items"
-        return f"a list{count}, each {_describe(arguments[0])}"
-    return _NAMES.get(hint, "a table")
+    return all(map(_is_plain, parts)) if parts else _bare(hint) in _PLAIN
 
 
 def _literals(hint: Any) -> tuple[str, ...]:
