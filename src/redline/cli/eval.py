@@ -15,7 +15,7 @@ from typer import Argument, Option
 from redline.cli import LOOK
 from redline.cli.console import NO, YES, note, plain_table, print_json, results, warnings_as_sentences, wrote
 from redline.cli.live_line import LiveLine
-from redline.cli.options import MODEL_HELP, PLAN_HELP, AsJson, Device, Page, Sampler, Steps, Strength, Strict, read_plan
+from redline.cli.options import MODEL_HELP, PLAN_HELP, AsJson, Device, Page, Sampler, Steps, Strength, Strict
 from redline.cli.signals import uninterrupted_imports
 from redline.errors import RedlineError
 from redline.files.atomic import check_can_write_file, write_text
@@ -225,7 +225,7 @@ def evaluate_drift(
             sampler=sampler,
             strength=strength,
             seed=seed,
-            plan=read_plan(plan),
+            plan=plan,
             device=device,
             controls=controls,
             progress=lambda name, frame, total: line.count(name, frame, total, "frame"),
