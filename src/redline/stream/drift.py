@@ -95,8 +95,8 @@ def evaluate_drift(
         progress: called after each frame with the name of the run, the number of completed frames, and the total.
 
     >>> result = evaluate_drift("toy.safetensors", "clip.mp4", frames=64, steps=1, device="cpu", controls=False)
-    >>> result.is_stable, next(finding.name for finding in result.findings if not finding.holds)
-    (False, 'follows its input')
+    >>> {finding.case for finding in result.findings}, [finding.name for finding in result.findings][:2]
+    ({'clip.mp4'}, ['follows its input', 'does something'])
     """
     model, clip = Path(model), Path(clip)
     check_frames(frames)
