@@ -12,14 +12,13 @@ from redline.ladder.measurement import Measurement, load_measurements
 from redline.ladder.report.climb import Climb, choose_run
 from redline.ladder.report.front import Point, pareto_front
 from redline.ladder.report.html import render_html
-from redline.ladder.report.ladder import Row, ladder_rows
+from redline.ladder.report.ladder import ladder_rows
 from redline.ladder.report.ladder_svg import climb_svg
 from redline.ladder.report.markdown import render_markdown
 
 __all__ = [
     "Climb",
     "Point",
-    "Row",
     "choose_run",
     "climb_svg",
     "ladder_rows",
