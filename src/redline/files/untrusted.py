@@ -197,7 +197,8 @@ def _fits(value: Any, hint: Any) -> bool:
         msgspec.convert(value, hint)
     except msgspec.ValidationError:
         return False
-    return is_finite(value)
+    # A dict without types may hold anything.
+    return dict in (hint, *typing.get_args(hint)) or is_finite(value)
 
 
 def is_finite(value: Any) -> bool:

@@ -26,7 +26,6 @@ from redline.ladder.exports.fresh_process import LoadFailed, fresh_process
 from redline.ladder.exports.manifest import (
     Manifest,
     machine_facts,
-    score_facts,
     version_facts,
     weights_fingerprint,
 )
@@ -147,7 +146,7 @@ def _make(
             # With empty caches, as in a process on a machine that has never compiled.
             outputs, load_s = _run(sealed, workload, batches, folder, _environment(Path(empty)))
         scores = _judged(workload, expected, outputs)
-        ready = replace(ready, scores=tuple(map(score_facts, scores)), load_s=round(load_s, 3))
+        ready = replace(ready, scores=tuple(scores), load_s=round(load_s, 3))
         form.seal(draft, ready, sealed)
         return ready
 
