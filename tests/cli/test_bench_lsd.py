@@ -27,7 +27,10 @@ def made_up(monkeypatch: pytest.MonkeyPatch, rows: dict[Shape, list[Row]]) -> No
 
 @pytest.mark.parametrize(
     ("shape", "sentence"),
-    [("side=abc", "side must be a whole number, not 'abc'"), ("frames=1.5", "frames must be a whole number, not 1.5")],
+    [
+        ("side=abc", "side = 'abc' of the live model must be a whole number"),
+        ("frames=1.5", "frames = 1.5 of the live model must be a whole number"),
+    ],
 )
 def test_invalid_shapes_are_reported(shape: str, sentence: str, command: Callable[..., Seen]) -> None:
     assert_one_sentence(command("bench", "lsd", "--shapes", shape, "--device", "cpu"), sentence)

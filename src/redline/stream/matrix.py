@@ -11,16 +11,19 @@ import copy
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from redline.errors import RedlineError, first_line
+from redline.files.config_fields import check_fields, decode
+from redline.files.limits import PositiveInt
 from redline.ladder.plan import Plan
 from redline.machine.machine import Machine
 from redline.machine.memory import free_cuda_caches, is_out_of_memory
@@ -88,42 +91,26 @@ class Shape:
     """
 
     size: str = "tiny"
-    side: int = 64
-    steps: int = 1
-    frames: int = 500
+    side: PositiveInt = 64
+    steps: Annotated[int, Meta(ge=1, le=MOST_STEPS)] = 1
+    frames: Annotated[int, Meta(ge=2 * WARM_UP_FRAMES + 1)] = 500
     video: str = ""
-    weights: str = "fresh"
+    weights: Literal["fresh", "shipped"] = "fresh"
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.size not in SIZES:
             raise RedlineError(f"unknown LSD size {self.size!r} (supported: {', '.join(SIZES)}).")
-        for name in ("side", "steps", "frames"):
-            if type(getattr(self, name)) is not int:
-                raise RedlineError(f"{name} must be a whole number, not {getattr(self, name)!r}.")
-        least = 2 * WARM_UP_FRAMES + 1
-        if self.side < 1 or self.frames < least:
-            text = f"side must be at least 1 and frames at least {least}, not {self.side} and {self.frames}."
-            raise RedlineError(text)
         if self.video and not Path(self.video).is_file():
             raise RedlineError(f"video: there is no file {self.video!r}.")
-        if self.weights not in ("fresh", "shipped") or (self.weights == "shipped" and self.size != "tiny"):
-            raise RedlineError(
-                f"weights={self.weights!r} is not available for size {self.size}: use fresh (any size) or shipped "
-                "(only tiny)."
-            )
-        Settings(1.0, self.steps)
-        if self.steps > MOST_STEPS:
-            raise RedlineError(f"the distilled sampler supports 1 to {MOST_STEPS} steps, not {self.steps}.")
+        if self.weights == "shipped" and self.size != "tiny":
+            raise RedlineError(f"weights = shipped is not available for size {self.size}, only for tiny: use fresh.")
 
     @classmethod
     def of(cls, options: dict[str, Any]) -> "Shape":
-        known = [field.name for field in fields(cls)]
-        unknown = [name for name in options if name not in known]
-        if unknown:
-            raise RedlineError(f"unknown option {unknown[0]!r} of the live model (supported: {', '.join(known)}).")
         if "video" in options:  # a numeric file name may have been parsed as a number
             options = {**options, "video": str(options["video"])}
-        return cls(**options)
+        return decode(cls, options, "of the live model")
 
 
 @dataclass(frozen=True)
