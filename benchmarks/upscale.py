@@ -232,7 +232,7 @@ def measure_huge(bench: Bench, width: int, height: int, work: Path) -> None:
             sink.write_rows(np.roll(band, top // 7, axis=1)[: height - top])
     network = Network(Doubling().eval(), 2, 16, "the smallest network", "digest")
     tile_runner = TileRunner(network, Plan(), bench.device, Tiling.square(Cut(512, 16, 16, 16)), 4, streams=2)
-    run = ImageRun(tile_runner, ImageSettings(pixel_limit=width * height))
+    run = ImageRun(tile_runner, ImageSettings(max_pixels=width * height))
     with MemoryMonitor("cpu") as monitor, OwnMemory() as own:
         before = monitor.current_bytes
         started = time.perf_counter()

@@ -305,7 +305,7 @@ class TilePlanner:
                     video = probe(task.source)
                     sizes.append((video.width, video.height))
                 else:
-                    with open_image(task.source, self._settings.images.pixel_limit) as image:
+                    with open_image(task.source, self._settings.images.max_pixels) as image:
                         sizes.append((image.width, image.height))
         return tuple(map(self.with_padding, sizes or [(_UNREADABLE_SIDE_PX, _UNREADABLE_SIDE_PX)]))
 
