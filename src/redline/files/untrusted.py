@@ -48,7 +48,6 @@ _LIMITS = (
     ("at most", "le"),
     ("less than", "lt"),
     ("a multiple of", "multiple_of"),
-    ("at least this many items:", "min_length"),
 )
 
 
@@ -214,6 +213,8 @@ def describe(hint: Any) -> str:
     """Returns a type for an error message, with its limits."""
     origin = typing.get_origin(hint)
     arguments: tuple[Any, ...] = typing.get_args(hint)
+    if origin is typing.Annotated and (least := arguments[1].min_length):
+        return describe(arguments[0]).replace("a list", f"a list of at least {least} items", 1)
     if origin is typing.Annotated:
         limits = [(word, getattr(arguments[1], name)) for word, name in _LIMITS]
         words = " and ".join(f"{word} {limit:,}" for word, limit in limits if limit is not None)
