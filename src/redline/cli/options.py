@@ -1,18 +1,13 @@
 """Options and arguments that several commands share, and the functions that read their values."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
 from redline.choices import SAMPLER_NAMES
 from redline.errors import RedlineError
-
-if TYPE_CHECKING:
-    from redline.ladder.plan import Plan
 
 WORKLOAD_HELP = (
     "module:function, file.py:function, timm:NAME, hf:FOLDER, model.onnx, model.pt2, train:CONFIG, or a bundled name "
@@ -93,10 +88,3 @@ def _value(text: str) -> Any:
         except ValueError:
             continue
     return {"true": True, "false": False}.get(text.lower(), text)
-
-
-def read_plan(text: str) -> Plan:
-    """Reads a plan file, or a plan in one line. Imports torch only when it is called."""
-    from redline.ladder.plan import read_plan
-
-    return read_plan(text)

@@ -81,8 +81,8 @@ def test_the_camera_comes_back_changed(run_stream: Callable[..., Running], heigh
             # Those that were said before a picture was shown know nothing of one.
             while not (figures := await client.hear("figures"))["views"]["output"]["ages_s"]:
                 pass
-            assert figures["pictures"]["output"]["width"] == width
-            assert figures["pictures"]["output"]["shown_width"] % 2 == 0
+            assert figures["images"]["output"]["width"] == width
+            assert figures["images"]["output"]["shown_width"] % 2 == 0
             view = figures["views"]["output"]
             assert view["taken"] > 0 and view["ages_s"][0] > view["sendings_s"][0] > 0
             assert figures["report"]["frames"] > 0

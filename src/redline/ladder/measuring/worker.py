@@ -44,7 +44,7 @@ from redline.machine.machine import Machine
 from redline.machine.memory import is_out_of_memory
 
 TIMING_SEEDS = (0, 1, 2, 3)
-# A turn starts no further repeat after this many seconds.
+# After this many seconds, a turn does not repeat its steps again.
 _LONGEST_S = 0.05
 # The calls of each concurrent caller while the peak is measured.
 _PEAK_CALLS = 3
