@@ -133,7 +133,7 @@ def run_piece(arguments: argparse.Namespace, begun_s: float) -> dict[str, Any]:
         figures = outcome.figures
         if outcome.interrupted:
             figures = task.validate(outcome.model.eval())
-        entries = [entry for entry in read_journal(work / JOURNAL) if "loss" in entry]
+        entries = [entry for entry in read_journal(work / JOURNAL) if "loss" in entry.metrics]
         steps, trained_s = outcome.position.step - first, outcome.position.elapsed_s - before_s
         row: dict[str, Any] = {
             "step": outcome.position.step,
@@ -142,7 +142,7 @@ def run_piece(arguments: argparse.Namespace, begun_s: float) -> dict[str, Any]:
             "trained_s": round(trained_s, 1),
             "tokens_per_s": round(steps * task.items_per_step / trained_s),
             "tokens": outcome.position.step * task.items_per_step,
-            "loss": entries[-1]["loss"] if entries else None,
+            "loss": entries[-1].metrics["loss"] if entries else None,
             **{name: round(value, 4) for name, value in figures.items()},
             "skipped": outcome.position.skipped,
             "total_s": round(outcome.position.elapsed_s, 1),

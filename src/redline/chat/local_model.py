@@ -34,7 +34,7 @@ class LocalModel:
 
     def load(self) -> None:
         """Reads the weights, so that the first answer does not wait for them."""
-        _ = self._generator.engine
+        self._generator.load()
 
     def answer(self, messages: Sequence[Message]) -> Generator[str, None, Ending]:
         # Without a seed of the user's, a retry gives another answer (if the temperature is above 0).

@@ -14,7 +14,7 @@ from typer import Argument, Option
 from redline.choices import GENERATION_PRECISIONS
 from redline.cli.console import fail, note, progress, warnings_as_sentences
 from redline.cli.live_line import LiveLine
-from redline.cli.options import PLAN_HELP, ApiKeyFile, Device, Strict, read_api_key, read_plan
+from redline.cli.options import PLAN_HELP, ApiKeyFile, Device, Strict, read_api_key
 from redline.cli.signals import Termination, uninterrupted_imports
 from redline.errors import RedlineError
 
@@ -81,7 +81,7 @@ def chat(
     elif model is None:
         raise RedlineError("give a MODEL (a folder, or OWNER/NAME in the Hugging Face cache), or --server URL.")
     else:
-        local = {"device": device, "precision": precision, "plan": None if plan is None else read_plan(plan)}
+        local = {"device": device, "precision": precision, "plan": plan}
         answerer = _of_machine(model, options, local | {"strict": strict})
     if question is not None:
         _answer_once(answerer, conversation, question.strip())

@@ -8,7 +8,8 @@ from redline.datasets.conversations import Message
 from redline.errors import RedlineError
 from redline.evaluation.talk import Answered, TalkRow, evaluate_answers, is_meaningful, rows_of, total
 from redline.evaluation.talk.evaluate import check_topics
-from redline.generation.chat_template import read_chat_template, render_chat
+from redline.generation.chat_prompt import ChatPrompt
+from redline.generation.chat_template import ChatTemplate
 from redline.generation.text_generator import TextGenerator
 
 # No answer to a held-out question is longer.
@@ -50,16 +51,15 @@ def evaluate_talk(
     if batch < 1:
         raise RedlineError(f"batch must be at least 1, not {batch}.")
     generator = TextGenerator(model, device=device, precision=precision)
-    template, special = read_chat_template(generator.folder.path)
+    prompt = ChatPrompt(generator.tokenizer, ChatTemplate.read(generator.folder.path))
 
     def answer(conversations: Sequence[list[Message]]) -> list[str]:
-        prompts = [render_chat(template, messages, special) for messages in conversations]
-        tokens = [generator.tokenizer.encode(prompt, add_special_tokens=False).ids for prompt in prompts]
+        tokens = [prompt.encode(messages) for messages in conversations]
         answers: list[str] = []
         stops = generator.folder.stop_tokens
         for first in range(0, len(tokens), batch):
             chosen = tokens[first : first + batch]
-            for found in generator.engine.generate(chosen, max_tokens=_MAX_TOKENS, stop_tokens=stops):
+            for found in generator.batch_engine.generate(chosen, max_tokens=_MAX_TOKENS, stop_tokens=stops):
                 answers.append(generator.tokenizer.decode(found.tokens, skip_special_tokens=True))
         return answers
 

@@ -93,12 +93,16 @@ class TextGenerator:
         return InferenceEngine(self._read_weights(), self._load_options.plan, share=True, **options)
 
     @cached_property
-    def _batch_engine(self) -> InferenceEngine | StaticBatchEngine:
+    def batch_engine(self) -> InferenceEngine | StaticBatchEngine:
         """The engine for prompts that are given together: on a GPU the one whose speed has been measured there."""
         if self.device.type != "cuda":
             return self.engine
         plan, vocabulary = self._load_options.plan, self.folder.tokens
         return StaticBatchEngine(self._read_weights(), plan, share=True, vocabulary=vocabulary)
+
+    def load(self) -> None:
+        """Reads the weights, so that the first text does not wait for them."""
+        _ = self.batch_engine
 
     def _read_weights(self) -> nn.Module:
         return self.folder.load(self._load_options.dtype, self.device, self._strict)
@@ -124,7 +128,7 @@ class TextGenerator:
         sampling, max_tokens = _split(options)
         tokens = [self._encode(text) for text in prompts]
         stops = self.folder.stop_tokens
-        completions = self._batch_engine.generate(tokens, sampling, max_tokens=max_tokens, stop_tokens=stops)
+        completions = self.batch_engine.generate(tokens, sampling, max_tokens=max_tokens, stop_tokens=stops)
         texts = []
         for given, completion in zip(tokens, completions, strict=True):
             pieces = TextStream(self.tokenizer, given)
@@ -146,7 +150,7 @@ class TextGenerator:
         continues = memory is not None and memory.exists()
         # A text that continues a state gets no special tokens, such as a begin-of-text token.
         tokens = self._encode(prompt, special_tokens=not continues)
-        state = None if memory is None else self._batch_engine.new_state()
+        state = None if memory is None else self.batch_engine.new_state()
         if memory is not None and state is not None and continues:
             state = state.load(memory)
         return self._start(tokens, options, state, memory)
@@ -156,7 +160,7 @@ class TextGenerator:
     ) -> "GeneratedStream":
         sampling, max_tokens = _split(options)
         stops = self.folder.stop_tokens
-        stream = self._batch_engine.stream([tokens], sampling, max_tokens=max_tokens, stop_tokens=stops, state=state)
+        stream = self.batch_engine.stream([tokens], sampling, max_tokens=max_tokens, stop_tokens=stops, state=state)
         return GeneratedStream(stream, TextStream(self.tokenizer, tokens), len(tokens), memory)
 
     @overload

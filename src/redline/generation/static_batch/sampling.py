@@ -13,7 +13,7 @@ from torch import Tensor
 
 from redline.errors import RedlineError
 from redline.generation.request import SamplingOptions
-from redline.generation.sampling import LEAST_TEMPERATURE, NO_TOKEN, mixed
+from redline.generation.sampling import LEAST_TEMPERATURE, NO_TOKEN
 
 _32_BITS = 0xFFFFFFFF
 
@@ -103,3 +103,11 @@ class Sampler:
         # Adding 0.5 keeps the value away from 0 and 1 in fp32, so that both logarithms are finite.
         uniform = ((bits >> 9).float() + 0.5) / 2**23
         return -(-uniform.log()).log()
+
+
+def mixed(number: Tensor) -> Tensor:
+    """Hashes 32-bit numbers (the finalizer of MurmurHash3) in int64, which gives the same result on every device."""
+    number = number & _32_BITS
+    number = ((number ^ (number >> 16)) * 0x85EBCA6B) & _32_BITS
+    number = ((number ^ (number >> 13)) * 0xC2B2AE35) & _32_BITS
+    return number ^ (number >> 16)
