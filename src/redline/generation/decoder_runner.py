@@ -31,7 +31,7 @@ _ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 160, 192, 224, 256)
 _TOKEN_BUCKETS = (64, 128, 256, 512, 1024, 2048)
 _MIXED_ROWS = (8, 64, 256)
 # Tables of captured steps have a power of four times this number of pages.
-_LEAST_WIDTH = 16
+_LEAST_WIDTH = 32
 _WARMUPS = 2
 # A row that decodes is split into at most this many parts, and parts have at least this many positions.
 _MOST_SPLITS, _LEAST_SPLIT = 64, 256

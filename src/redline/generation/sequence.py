@@ -32,7 +32,9 @@ class Sequence:
     drafts: list[int] = field(default_factory=list)
     # The number of blocks whose names the pool knows.
     named: int = 0
+    # The number of prompt tokens that were in the cache when the request was first admitted.
     cached: int = 0
+    was_admitted: bool = False
     # The number of computed tokens that a preemption lost.
     lost: int = 0
     finish: Finish | None = None
