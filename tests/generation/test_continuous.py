@@ -107,6 +107,31 @@ def test_a_memory_model_writes_what_it_writes_alone(memory_model: TitanModel) ->
         assert tokens_of(run(alone, [request])[request.id]) == tokens_of(found[request.id])
 
 
+def test_states_take_memory_for_the_rows_that_were_used(memory_model: TitanModel) -> None:
+    engine = Engine(memory_model, max_rows=4096)
+    one = memory_model.new_state().bytes
+    run(engine, [Request(str(number), [1, 2, 3], 2) for number in range(3)])
+    run(engine, [Request(str(number), [1, 2, 3], 2) for number in range(2)])
+    assert engine.cache_bytes == 4 * one and engine.stats().blocks == 4096
+
+
+def test_aborts_at_any_time_leave_nothing_behind(spelling: tuple[Decoder, Any]) -> None:
+    spelled, tokenizer = spelling
+    engine, choice = Engine(spelled, tokenizer=tokenizer, drafts=3, behind=1, max_rows=4), random.Random(0)
+    for number in range(150):
+        grammar = Grammar("regex", "(sea|land)*") if number % 5 == 0 else None
+        prompt = choice.choices(range(70, 90), k=choice.randint(1, 30))
+        engine.submit(Request(str(number), prompt, 9, grammar=grammar, logprobs=number % 2))
+        for _ in range(choice.randrange(3)):
+            engine.step()
+        engine.abort(str(choice.randint(0, number)))
+    while engine.has_work:
+        engine.step()
+    assert engine.stats().blocks_used == 0 and engine._lookup is not None
+    held = (engine._matchers, engine._compiling, engine._lookup._indexed, engine._ended, engine.scheduler._sequences)
+    assert not any(held) and len(engine.scheduler._rows) == 4
+
+
 SETTINGS = (
     SamplingOptions(temperature=1.1, top_p=0.9, top_k=40, min_p=0.01, repetition_penalty=1.3, seed=11),
     SamplingOptions(temperature=0.9, seed=5),

@@ -143,7 +143,10 @@ def matching(grammar: Grammar) -> str:
         return '{"any": true}'
     if grammar.kind != "json_schema":
         return f"{grammar.kind}:{grammar.text}"
-    return json.dumps(_instance(json.loads(grammar.text)))
+    try:
+        return json.dumps(_instance(json.loads(grammar.text)))
+    except (TypeError, KeyError, IndexError, AttributeError) as error:
+        raise RedlineError("the schema is not one that the fake engine knows.") from error
 
 
 def _instance(schema: dict[str, Any]) -> Any:

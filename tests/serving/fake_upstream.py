@@ -1,6 +1,7 @@
 """A stand-in for vLLM's server: `python fake_upstream.py PORT`, with the key in VLLM_API_KEY.
 
-It answers every request with its prompt in three pieces. The prompt "crash" ends the process, and "slow" waits.
+It answers every request with its prompt in three pieces. The prompt "crash" ends the process, "sick" ends its
+health, and "slow" waits.
 """
 
 import json
@@ -13,8 +14,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
+    is_sick = False
+
     def do_GET(self) -> None:
-        self._answer(200, {})
+        self._answer(500 if Handler.is_sick else 200, {})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -22,6 +25,9 @@ class Handler(BaseHTTPRequestHandler):
             self._answer(401, {"error": {"message": "wrong key"}})
         elif body.get("prompt") == "crash":
             os._exit(3)
+        elif body.get("prompt") == "sick":
+            Handler.is_sick = True
+            self._answer(500, {"error": {"message": "the engine is dead"}})
         elif "prompt" not in body:
             self._answer(400, {"error": {"message": "no prompt", "code": "upstream"}})
         elif body.get("stream"):

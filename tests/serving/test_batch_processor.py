@@ -62,7 +62,7 @@ def test_stop_strings_and_limits(folder: Path, engine: Watched) -> None:
 
 
 def test_without_dynamic_batching_a_batch_waits_until_it_is_full(folder: Path, engine: Watched) -> None:
-    options = {"max_batch_size": 3, "timeout_ms": 50.0, "dynamic_batching": False}
+    options = {"max_batch_size": 3, "timeout_ms": 400.0, "dynamic_batching": False}
     with BatchProcessor(folder, engine=engine, **options) as batches:
         assert batches.process(["[[say ab]]"] * 4) == ["ab"] * 4
     # Three start together, and the last one alone, after its time.

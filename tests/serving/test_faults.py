@@ -63,8 +63,8 @@ def test_a_killed_engine_ends_requests_with_an_error_and_comes_back(folder: Path
 
 
 def test_an_engine_that_is_stuck_is_killed(folder: Path) -> None:
-    with make_server(folder, silence_s=0.5) as server:
-        time.sleep(0.6)  # silence without requests is no fault
+    with make_server(folder, silence_s=1.5) as server:
+        time.sleep(1.7)  # silence without requests is no fault
         assert complete(server).status == 200
         assert complete(server, prompt="[[hang]]").status == 503
         wait_until(lambda: send(f"{server.url}/health").status == 200)
@@ -110,6 +110,7 @@ def test_many_clients_leave_and_the_others_are_answered(folder: Path) -> None:
         wait_until(lambda: running(server) == 0)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_frees_its_request_within_100_ms(folder: Path, stream: bool) -> None:
     with make_server(folder, step_s=0.01) as server:
@@ -214,7 +215,7 @@ def test_health_is_503_while_the_model_is_loaded(folder: Path) -> None:
 
 
 def test_connections_that_send_nothing_are_closed(folder: Path) -> None:
-    with make_server(folder, request_s=0.3, body_s=0.3) as server:
+    with make_server(folder, request_s=0.6, body_s=0.6) as server:
         slow = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         for begun in (b"", b"GET / HT", slow, slow + b"Content-Length: 9\r\n\r\n{"):
             with socket.create_connection(("127.0.0.1", server.port), PATIENCE_S) as connection:

@@ -64,6 +64,14 @@ def test_a_crash_ends_requests_with_an_error_and_is_repaired(front: Server) -> N
     assert send(f"{front.url}{TEXT}", {"prompt": "abc"}, BEARER).status == 200
 
 
+def test_a_server_that_outlives_its_engine_is_restarted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("redline.serving.upstream_process._LOOK_EVERY_S", 0.1)
+    with make(folder) as server:
+        assert send(f"{server.url}{TEXT}", {"prompt": "sick"}, BEARER).status == 500
+        wait_until(lambda: server.services.backend.restarts == 1 and send(f"{server.url}/health").status == 200)
+        assert send(f"{server.url}{TEXT}", {"prompt": "abc"}, BEARER).status == 200
+
+
 def test_draining_ends_streams_with_an_error_event(folder: Path) -> None:
     with make(folder) as server, ThreadPoolExecutor(1) as pool:
 

@@ -11,9 +11,9 @@ preempted, so there is always one that makes progress.
 """
 
 from bisect import insort
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 from redline.errors import RedlineError
 from redline.generation.blocks import Blocks
@@ -62,7 +62,8 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self._draft = draft
-        self._rows = deque(range(limits.max_rows))
+        # A heap: the lowest rows are used first, so that rows beyond the busiest moment need no memory.
+        self._rows = list(range(limits.max_rows))
         self._sequences: dict[str, Sequence] = {}
         self.counted = dict.fromkeys(
             ("prompt_tokens", "generated_tokens", "cached_tokens", "preemptions", "recomputed_tokens"), 0
@@ -245,7 +246,7 @@ class Scheduler:
         insort(self.running, sequence, key=lambda one: one.arrival)
         for block in hits:
             self.blocks.share(block)
-        sequence.row, sequence.blocks = self._rows.popleft(), hits
+        sequence.row, sequence.blocks = heappop(self._rows), hits
         sequence.named, sequence.computed = len(hits), len(hits) * self.blocks.size
         if sequence.lost:
             self.counted["recomputed_tokens"] += max(0, sequence.lost - sequence.computed)
@@ -276,7 +277,7 @@ class Scheduler:
     def _release(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
         self.blocks.give_back(sequence.blocks)
-        self._rows.append(sequence.row)
+        heappush(self._rows, sequence.row)
         sequence.row, sequence.blocks = -1, []
 
 

@@ -41,7 +41,9 @@ class StateRunner:
     ) -> None:
         self.model, self.device, self.recorder = model, device, recorder
         self.sampler = Sampler(rows, vocabulary, device)
-        self.pool: Any = model.new_cache(rows, 0)
+        # Grows with the highest row that was used.
+        self.pool: Any = model.new_cache(1, 0)
+        self._capacity = 1
         self._empty: Any = model.new_cache(1, 0)
         self._last_R = torch.zeros(rows, dtype=torch.int64, device=device)
         self._piece_tokens = piece if recorder is not None else 0
@@ -89,6 +91,11 @@ class StateRunner:
     def _set_state(self, row: int, state: Any) -> None:
         if row in self._active:
             self._flush()
+        if row >= self._capacity:
+            held, before = self.pool, self._capacity
+            self._capacity = 1 << row.bit_length()
+            self.pool = self.model.new_cache(self._capacity, 0)
+            self.pool.scatter(range(before), held)
         part = self._empty
         if state is not None:
             part = self.model.new_cache(1, 0)

@@ -75,8 +75,9 @@ class _StateCollector(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         state = self._read()
         stats = state.stats
-        running = stats.running if stats else 0
-        waiting = stats.waiting if stats else 0
+        # Another server's numbers are those of the requests that it is answering.
+        running = stats.running if stats else max(0, state.running - state.waiting)
+        waiting = stats.waiting if stats else state.waiting
         usage = stats.blocks_used / stats.blocks if stats and stats.blocks else 0.0
         yield self._gauge("num_requests_running", "Requests that the engine generates for.", running)
         yield self._gauge("num_requests_waiting", "Requests that wait in the engine.", waiting)

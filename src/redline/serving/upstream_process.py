@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -24,6 +25,7 @@ from redline.serving.errors import ApiError
 from redline.serving.supervised_process import SupervisedProcess
 
 _POLL_S = 0.2
+_LOOK_EVERY_S, _HEALTH_S, _MOST_FAILURES = 2.0, 10.0, 3
 _END_S = 10.0
 # Receives the port and the key; returns the command line and the variables that are added to the environment.
 Command = Callable[[int, str], tuple[list[str], dict[str, str]]]
@@ -89,11 +91,12 @@ class UpstreamProcess(SupervisedProcess):
                 async with aiohttp.ClientSession(headers=headers, timeout=timeout) as self._session:
                     if await self._answers_before_its_end(child):
                         self._is_ready(EngineInfo(plan=self._name))
-                    while child.process is not None and child.process.poll() is None:
-                        await asyncio.sleep(_POLL_S)
+                        await self._watch(child)
                 self._has_ended()
                 code = child.process.poll() if child.process is not None else None
                 self._log_tail(Path(file.name))
+                if code is None:
+                    raise RedlineError(f"{self._name} is not healthy any more.")
                 raise RedlineError(f"{child.describe_exit(code)}.")
             finally:
                 self._session = None
@@ -120,15 +123,29 @@ class UpstreamProcess(SupervisedProcess):
         return Child(self._name, ours, process, path)  # pyrefly: ignore
 
     async def _answers_before_its_end(self, child: Child) -> bool:
-        assert self._session is not None and child.process is not None
+        assert child.process is not None
         while child.process.poll() is None:
-            try:
-                async with self._session.get(f"{self._url}/health") as response:
-                    if response.status == 200:
-                        return True
-            except aiohttp.ClientError:
-                pass
+            if await self._is_healthy():
+                return True
             await asyncio.sleep(_POLL_S)
+        return False
+
+    async def _watch(self, child: Child) -> None:
+        """Returns when the process has ended, or is not healthy any more: vLLM's server can outlive its engine."""
+        assert child.process is not None
+        looked_s, failures = self._now_s(), 0
+        while child.process.poll() is None and failures < _MOST_FAILURES:
+            await asyncio.sleep(_POLL_S)
+            if self._now_s() - looked_s >= _LOOK_EVERY_S:
+                failures = 0 if await self._is_healthy() else failures + 1
+                looked_s = self._now_s()
+
+    async def _is_healthy(self) -> bool:
+        assert self._session is not None
+        timeout = aiohttp.ClientTimeout(total=_HEALTH_S)
+        with suppress(aiohttp.ClientError, TimeoutError):
+            async with self._session.get(f"{self._url}/health", timeout=timeout) as response:
+                return response.status == 200
         return False
 
 
