@@ -14,8 +14,8 @@ from redline.cli import live_line
 from redline.cli.live_line import LiveLine
 from redline.cli.upscale import _Watch
 from redline.errors import ModelError
+from redline.machine.quiet import quiet
 from redline.models.drct import Drct, DrctConfig, save_drct
-from redline.quiet import quiet
 from redline.upscale import export as exporting
 from redline.upscale.journal import Journal
 from redline.upscale.tasks import Outcome, Task

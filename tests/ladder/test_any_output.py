@@ -14,7 +14,7 @@ from redline.ladder.measuring.judge import check_reference, judge
 from redline.ladder.plan import Plan
 from redline.ladder.rungs.bf16 import Bf16
 from redline.ladder.workload import Workload
-from redline.trees import tree_flatten, tree_map_only, tree_unflatten
+from redline.machine.trees import tree_flatten, tree_map_only, tree_unflatten
 
 pytestmark = pytest.mark.usefixtures("quick_onnx_export")
 

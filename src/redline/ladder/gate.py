@@ -10,7 +10,7 @@ from torch import Tensor
 
 from redline.errors import GateError
 from redline.ladder.metrics import METRICS
-from redline.trees import tree_leaves
+from redline.machine.trees import tree_leaves
 
 
 @dataclass(frozen=True)

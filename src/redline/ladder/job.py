@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from redline.ladder.gate import INFERENCE_GATES, TRAINING_GATES, Gate
 from redline.ladder.workload import Inputs, LossFunction, OptimizerFactory, Workload, call
-from redline.trees import tree_map_only
+from redline.machine.trees import tree_map_only
 
 Context = Callable[[], AbstractContextManager[Any]]
 Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from redline.errors import RedlineError, WorkloadError
 from redline.ladder.gate import INFERENCE_GATES, TRAINING_GATES, Gate
-from redline.trees import tree_leaves
+from redline.machine.trees import tree_leaves
 
 Inputs = Any  # a tensor, a tuple (positional) or a dict (by name)
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]

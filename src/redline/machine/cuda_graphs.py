@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from redline.errors import RungError, first_line
-from redline.trees import tree_leaves, tree_map_only
+from redline.machine.trees import tree_leaves, tree_map_only
 
 
 class GraphCapturer(Protocol):

@@ -19,8 +19,8 @@ from redline.errors import ModelError, RedlineError, first_line
 from redline.files.untrusted import read_json_object
 from redline.ladder.plan import Plan
 from redline.machine.memory import is_out_of_memory
+from redline.machine.quiet import quiet
 from redline.models.lsd import load_lsd, read_about
-from redline.quiet import quiet
 from redline.stream.frame_model import FrameModel
 from redline.stream.lsd_frames import LsdFrames
 from redline.stream.memory_check import check_weights_fit

@@ -20,9 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from redline.errors import RedlineError
 from redline.files.weights import check_safetensors_header
 from redline.machine.host_memory import available_host_bytes, host_bytes
+from redline.machine.trees import tree_leaves
 from redline.notation import format_bytes
 from redline.stream.frame_model import FrameModel
-from redline.trees import tree_leaves
 
 # The estimate is multiplied by these factors for convolution workspaces, rounding by the allocator, and queued frames.
 # On a CPU, oneDNN also copies its inputs to its own layouts (measured factor: 1.8 to 1.9 from 2048 × 2048 on), and

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from redline.errors import ModelError, RedlineError
 from redline.ladder.plan import Plan, parse_rung
+from redline.machine.quiet import quiet
 from redline.models.samplers import MOST_STEPS, STEPS, NoiseProcess, StepTable, ddim, distilled, spaced_timesteps
-from redline.quiet import quiet
 from redline.stream.frame_model import FrameProgram, ModelControls, apply_plan, copy_async, without_cuda_graphs
 from redline.stream.memory_check import peak_live_bytes
 from redline.stream.settings import Settings

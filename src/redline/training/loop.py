@@ -21,7 +21,7 @@ from redline.errors import RedlineError
 from redline.files.partial import claimed
 from redline.machine.host_memory import peak_resident_bytes
 from redline.machine.memory import is_out_of_memory
-from redline.quiet import unadvised
+from redline.machine.quiet import unadvised
 from redline.training.checkpoints import FOLDER, Checkpoints, Position, State
 from redline.training.ema import Ema
 from redline.training.interrupts import stop_requests

@@ -16,7 +16,7 @@ from torch.optim import Adafactor, Adam, AdamW, Optimizer
 
 from redline.errors import RedlineError
 from redline.ladder.rungs.fused_optimizer import fastest_backend, implementation, rebuild
-from redline.quiet import quiet
+from redline.machine.quiet import quiet
 from redline.training.settings import LoopSettings
 
 _Weights = Sequence[nn.Parameter]

@@ -13,7 +13,7 @@ from torch import nn
 from redline.errors import RedlineError
 from redline.machine.ceilings import with_ceilings
 from redline.machine.machine import Machine
-from redline.quiet import quiet
+from redline.machine.quiet import quiet
 
 # torch._scaled_mm needs multiples of 16; below the minimum width, scaling costs more than fp8 saves.
 _MULTIPLE = 16

@@ -18,7 +18,7 @@ from redline.files.atomic import write_bytes
 from redline.ladder.gate import Gate, Score
 from redline.ladder.rewrites.onnx_quantize import calibration_batches, normalized_linears, quantize_static
 from redline.ladder.workloads.drct import smooth_images
-from redline.quiet import quiet
+from redline.machine.quiet import quiet
 from redline.upscale.images.colour import to_planes
 from redline.upscale.images.source import open_image
 from redline.upscale.network import PREFIX, Network, Onnx, find_weights, load_network, providers_for

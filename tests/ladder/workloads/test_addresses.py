@@ -18,7 +18,7 @@ from redline.ladder.rungs.bf16 import Bf16
 from redline.ladder.workload import Workload, call
 from redline.ladder.workloads.addresses import load_workload
 from redline.ladder.workloads.random_weights import replace_near_zero_weights
-from redline.quiet import quiet
+from redline.machine.quiet import quiet
 
 pytestmark = pytest.mark.usefixtures("quick_onnx_export")
 

@@ -21,7 +21,7 @@ from redline.ladder.rewrites.per_shape import FlatModel, as_call, flat_tensors
 from redline.ladder.rungs.compile import Compile
 from redline.ladder.workload import Inputs
 from redline.machine.machine import Machine
-from redline.quiet import quiet
+from redline.machine.quiet import quiet
 
 _MODEL = "model"
 

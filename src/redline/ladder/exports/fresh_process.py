@@ -30,7 +30,7 @@ class FreshProcess:
         import torch
 
         from redline.machine.processes import ChildExited, ChildTimeout
-        from redline.trees import tree_map_only
+        from redline.machine.trees import tree_map_only
 
         args, kwargs = tree_map_only(torch.Tensor, torch.Tensor.cpu, (args, kwargs))
         try:
@@ -67,7 +67,7 @@ def main() -> None:
     from redline.errors import RedlineError
     from redline.ladder.exports.load import load_exported
     from redline.ladder.rewrites.sample_run import on_device
-    from redline.trees import tree_map_only
+    from redline.machine.trees import tree_map_only
 
     model, home = None, torch.device("cpu")
     while True:

@@ -10,7 +10,7 @@ from redline.errors import GateError, Refused, WorkloadError
 from redline.ladder.gate import Gate, Score, all_finite, gates_for, tensors_of, values_of, worst
 from redline.ladder.rewrites.state import find_state
 from redline.ladder.workload import Inputs, Workload
-from redline.trees import tree_map_only
+from redline.machine.trees import tree_map_only
 
 TRAINING_STEPS = 3
 # The output must change by more than this between two inputs, relative to its norm.

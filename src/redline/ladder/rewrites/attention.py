@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from redline.ladder.job import Job, entered
 from redline.ladder.rewrites.sample_run import on_device, state_preserved, watch_inputs, watch_outputs
 from redline.ladder.workload import call
-from redline.trees import tree_map_only
+from redline.machine.trees import tree_map_only
 
 PRODUCTS = frozenset({"matmul", "__matmul__", "__rmatmul__", "bmm", "einsum"})
 MINUS_INFINITY = float("-inf")

@@ -17,7 +17,7 @@ from redline.ladder.metrics import relative_error
 from redline.ladder.rewrites.attention import Site, attend, attend_in_fp32, fused_attention_in_fp32
 from redline.ladder.rewrites.attention_match import Match, NoMatch
 from redline.ladder.rewrites.sample_run import state_preserved
-from redline.trees import tree_leaves, tree_map
+from redline.machine.trees import tree_leaves, tree_map
 
 # fp32 rounds at 6e-8; sums over a few thousand keys in a different order differ by far less than this.
 TOLERANCE = 1e-5

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from redline.trees import tree_map, tree_map_only
+from redline.machine.trees import tree_map, tree_map_only
 
 
 class Boundary(nn.Module):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from redline.errors import RungError
 from redline.ladder.rewrites.per_shape import FlatModel, flat_tensors
-from redline.quiet import quiet
+from redline.machine.quiet import quiet
 
 # A function that rewrites the exported model: it gets the exported file, the file to write, and the input names.
 Rewrite = Callable[[Path, Path, Sequence[str]], None]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from redline.errors import RungError
 from redline.machine.cpu_features import cpu_flags
-from redline.quiet import quiet
+from redline.machine.quiet import quiet
 
 # "entropy" is left out, because in ONNX Runtime its histogram has only as many bins as int8 levels, so it never clips.
 METHODS = ("minmax", "percentile")

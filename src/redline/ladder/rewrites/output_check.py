@@ -14,7 +14,7 @@ from redline.ladder.rewrites.io_adapter import unwrapped
 from redline.ladder.rewrites.sample_run import on_device, state_preserved
 from redline.ladder.rewrites.state import find_state
 from redline.ladder.workload import Inputs, call
-from redline.trees import tree_map_only
+from redline.machine.trees import tree_map_only
 
 
 def state_of(job: Job) -> CallState:

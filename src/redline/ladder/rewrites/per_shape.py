@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from redline.errors import RungError
 from redline.ladder.gate import tensors_of
 from redline.ladder.rewrites.sample_run import on_device
-from redline.trees import tree_flatten, tree_leaves, tree_unflatten
+from redline.machine.trees import tree_flatten, tree_leaves, tree_unflatten
 
 # A compiled model for one input form; called with (args, kwargs).
 E = TypeVar("E", bound=Callable[[tuple[Any, ...], dict[str, Any]], Any])

@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from redline.errors import RungError
 from redline.ladder.job import Job
 from redline.ladder.rewrites.io_adapter import unwrapped
+from redline.machine.quiet import quiet
 from redline.notation import format_bytes
-from redline.quiet import quiet
 
 
 def why_no_torchao() -> str:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from redline.ladder.workload import Inputs
-from redline.trees import tree_map_only
+from redline.machine.trees import tree_map_only
 
 
 def on_device(inputs: Inputs, device: torch.device) -> Inputs:

@@ -16,7 +16,7 @@ from redline.ladder.rewrites.sample_run import on_device, state_preserved, watch
 from redline.ladder.rung import Rung, Stage, option
 from redline.ladder.workload import Inputs, call
 from redline.machine.machine import Machine
-from redline.trees import tree_map_only
+from redline.machine.trees import tree_map_only
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 PRODUCTS = (

@@ -27,8 +27,8 @@ from redline.ladder.rewrites.io_adapter import Boundary
 from redline.ladder.rewrites.per_shape import input_form
 from redline.ladder.rung import Rung, ShapeCounts, Stage, option
 from redline.machine.machine import Machine
-from redline.quiet import quiet
-from redline.trees import tree_map_only
+from redline.machine.quiet import quiet
+from redline.machine.trees import tree_map_only
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 # `regional` compiles the blocks of a list only if at least this many of them have the same class.

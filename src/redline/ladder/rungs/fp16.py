@@ -23,7 +23,7 @@ from redline.ladder.rungs.bf16 import Bf16, HalfPrecision, convert
 from redline.ladder.rungs.fp32_attention import Fp32Attention
 from redline.ladder.rungs.grad_scaler import GradScaler
 from redline.ladder.workload import Inputs, call
-from redline.trees import tree_map_only
+from redline.machine.trees import tree_map_only
 
 LARGEST = torch.finfo(torch.float16).max
 

@@ -18,7 +18,7 @@ from redline.ladder.rewrites import quantize
 from redline.ladder.rewrites.sensitivity import Quantize, passing_layers
 from redline.ladder.rung import Rung, Stage, option
 from redline.machine.machine import Machine
-from redline.quiet import quiet
+from redline.machine.quiet import quiet
 
 # torch._scaled_mm needs sizes that are multiples of 16.
 _MULTIPLE = 16

@@ -15,7 +15,7 @@ from redline.ladder.rewrites import quantize
 from redline.ladder.rewrites.sensitivity import passing_layers
 from redline.ladder.rung import Rung, Stage, option
 from redline.machine.machine import Machine
-from redline.quiet import quiet
+from redline.machine.quiet import quiet
 
 # The kernels need a number of output features that is a multiple of this.
 _ROWS = 16

@@ -23,7 +23,7 @@ from redline.ladder.rung import Rung, Stage, option
 from redline.ladder.workload import call
 from redline.machine.machine import Machine
 from redline.machine.pinned_copies import CudaDevice, PendingCopy, PinnedCopies, PlainCopies
-from redline.trees import tree_flatten, tree_unflatten
+from redline.machine.trees import tree_flatten, tree_unflatten
 
 
 @dataclass(eq=False)

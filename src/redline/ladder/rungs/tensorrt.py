@@ -17,7 +17,7 @@ from redline.ladder.rewrites.per_shape import FlatModel, PerShape, as_call, flat
 from redline.ladder.rung import Rung, ShapeCounts, Stage, option
 from redline.ladder.workload import describe_error
 from redline.machine.machine import Machine
-from redline.quiet import quiet
+from redline.machine.quiet import quiet
 
 
 @dataclass(frozen=True)

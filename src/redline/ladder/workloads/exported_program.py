@@ -14,7 +14,7 @@ from redline.errors import WorkloadError
 from redline.ladder.workload import Inputs, Workload
 from redline.ladder.workload_prefixes import WorkloadPrefix, register_prefix
 from redline.ladder.workloads.samples import random_like
-from redline.trees import tree_leaves, tree_map_only
+from redline.machine.trees import tree_leaves, tree_map_only
 
 
 class ExportedModel(nn.Module):

@@ -8,7 +8,7 @@ from torch import Tensor
 from redline.errors import WorkloadError
 from redline.ladder.gate import tensors_of
 from redline.ladder.workload import Inputs
-from redline.trees import tree_map_only
+from redline.machine.trees import tree_map_only
 
 # The standard deviations of the random shift and the random factor of each example, and of the noise. Shift and noise
 # are in units of the tensor's standard deviation.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from redline.quiet import quiet
+from redline.machine.quiet import quiet
 from redline.training.ema import Ema
 from redline.training.optimizers import step_unless
 from redline.training.text.config import TextTraining

@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 
-from redline.quiet import quiet, unadvised
+from redline.machine.quiet import quiet, unadvised
 
 
 def test_nothing_comes_out_and_everything_is_restored(capsys: pytest.CaptureFixture[str]) -> None:
