@@ -17,7 +17,7 @@ from typing import Any
 
 from talk_training import MODEL, unpack
 
-from redline.errors import RedlineError
+from redline import RedlineError
 from redline.files.atomic import write_text
 from redline.generation.talk_evaluation import TalkEvaluation, evaluate_talk
 from redline.generation.text_generator import TextGenerator

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from redline.errors import RedlineError
+from redline import RedlineError
 from redline.files.atomic import write_text
 from redline.ladder.search.run_log import command_line
 from redline.machine.machine import Machine, resolve_device

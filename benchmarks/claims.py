@@ -22,7 +22,7 @@ from typing import Any
 
 from claim_figures import FIGURES, SUMMARIES, compared, same_sizes, times
 
-from redline.errors import RedlineError
+from redline import RedlineError
 from redline.files.atomic import write_text
 from redline.ladder.measurement import Measurement, latest_run, load_measurements
 from redline.ladder.plan import Plan, brief, parse_rung

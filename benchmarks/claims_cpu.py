@@ -22,6 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from redline.ladder.plan import Plan, Unavailable
 from redline.ladder.rewrites.quantize import stored_bytes
+from redline.machine.meta import meta_device
 from redline.models.decoder import Decoder, DecoderConfig
 from redline.models.drct.checkpoint import load_drct
 from redline.models.drct.config import DrctConfig
@@ -29,7 +30,6 @@ from redline.models.drct.model import Drct
 from redline.models.lsd.checkpoint import load_lsd
 from redline.models.memory.slot_bank import SlotBank
 from redline.models.samplers import STEPS
-from redline.nn.meta import meta_device
 from redline.stream.loading import SHIPPED
 from redline.upscale.network import shipped_weights
 

@@ -27,8 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from redline import Plan, Workload, climb
-from redline.errors import RedlineError
+from redline import Plan, RedlineError, Workload, climb
 from redline.ladder.statistics import median, ratio_interval
 from redline.ladder.workload import call
 from redline.notation import parse_seconds

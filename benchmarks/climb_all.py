@@ -12,8 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from redline import climb
-from redline.errors import RedlineError
+from redline import RedlineError, climb
 from redline.files.atomic import write_text
 from redline.ladder.objective import Objective
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from redline.errors import RedlineError
+from redline import RedlineError
 
 GOALS = Path("benchmarks/goals.toml")
 RESULTS = Path("benchmarks/results")

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from redline.errors import RedlineError
+from redline import RedlineError
 from redline.files.atomic import write_text
 from redline.machine.machine import resolve_device
 from redline.training.checkpoints import FOLDER, Checkpoints, compacted, read_checkpoint, write_checkpoint

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from PIL import Image
 
+from redline import RedlineError
 from redline.datasets.clips.settings import ClipSettings
-from redline.errors import RedlineError
 from redline.files.atomic import write_text
 from redline.ladder.search.run_log import command_line
 from redline.training.ema import Ema

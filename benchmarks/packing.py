@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from train_speed import CONFIG, TINY_VOCABULARY, Drawn, arm_of
 
-from redline.errors import RedlineError
+from redline import RedlineError
 from redline.files.atomic import write_text
 from redline.ladder.search.run_log import command_line
 from redline.machine.machine import Machine, resolve_device

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from redline.errors import RedlineError
+from redline import RedlineError
 from redline.files.atomic import write_text
 from redline.ladder.measurement import Measurement, load_measurements
 from redline.ladder.plan import brief

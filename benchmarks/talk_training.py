@@ -28,7 +28,7 @@ import torch
 from long_training import SAY_EVERY_S, keep, restore, say
 from torch import nn
 
-from redline.errors import RedlineError
+from redline import RedlineError
 from redline.files.atomic import write_bytes, write_text
 from redline.machine.machine import resolve_device
 from redline.training.bundled import find_config

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from upscale_harness import MEGA, Bench, Doubling, OwnMemory, make_arm, make_photos, say, sizes_of, synthetic
 
-from redline.errors import RedlineError
+from redline import RedlineError
 from redline.ladder.plan import Plan
 from redline.ladder.plans.choose import choose_plan
 from redline.machine.machine import Machine

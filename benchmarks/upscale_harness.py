@@ -21,9 +21,9 @@ from redline.ladder.gate import Gate, Score, worst
 from redline.ladder.measurement import Measurement, append
 from redline.ladder.plan import Plan
 from redline.machine.machine import Machine
+from redline.machine.version import VERSION
 from redline.upscale.export import tiles_of
 from redline.upscale.network import load_network
-from redline.version import VERSION
 
 GATE = Gate("image_psnr", 40.0)
 # 3:2, 2:3 and 4:3, as in an ordinary folder of photos.

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
 import redline.training.workload_prefix as _workload_prefix  # noqa: F401  registers train:
-from redline.version import VERSION as __version__  # noqa: F401
+from redline.machine.version import VERSION as __version__  # noqa: F401
 
 if _TYPE_CHECKING:
     from redline.errors import RedlineError as RedlineError

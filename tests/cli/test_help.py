@@ -74,7 +74,7 @@ def test_command_list_matches_the_help_of_each_command() -> None:
 
 
 def test_the_version(command: Callable[..., Seen]) -> None:
-    from redline.version import VERSION
+    from redline.machine.version import VERSION
 
     seen = command("--version")
     assert (seen.code, seen.out) == (0, f"{VERSION}\n")

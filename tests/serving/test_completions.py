@@ -7,8 +7,8 @@ from typing import Any
 import openai
 import pytest
 
+from redline.machine.version import VERSION
 from redline.serving.server import Server
-from redline.version import VERSION
 from serving.fake_engine import REPLY
 from serving.plain_http import send
 

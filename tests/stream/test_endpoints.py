@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from redline.choices import STREAM_SINKS, STREAM_SOURCES
 from redline.errors import RedlineError
+from redline.stream.choices import STREAM_SINKS, STREAM_SOURCES
 from redline.stream.endpoints import EndpointOptions, open_endpoints, open_sink, open_source
 from redline.stream.frame_model import ModelControls
 from redline.stream.latency import Latency

@@ -21,7 +21,7 @@ from typer.core import TyperCommand, TyperGroup
 from redline.cli.console import fail
 from redline.cli.signals import TERMINATED, Termination, sigterm_as_interrupt
 from redline.errors import RedlineError
-from redline.version import VERSION
+from redline.machine.version import VERSION
 
 # The summary of each command in `redline --help`; a test compares it with the first sentence of the command's help.
 COMMANDS = {

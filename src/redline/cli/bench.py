@@ -11,7 +11,6 @@ import typer
 from rich.markup import escape
 from typer import Argument, Option
 
-from redline.choices import BENCH_PRECISIONS, CALLERS
 from redline.cli.console import fail, plain_table, print_json, progress, results
 from redline.cli.live_line import LiveLine
 from redline.cli.options import (
@@ -28,6 +27,7 @@ from redline.cli.options import (
 )
 from redline.cli.signals import uninterrupted_imports
 from redline.errors import RedlineError
+from redline.ladder.choices import BENCH_PRECISIONS, CALLERS
 from redline.notation import format_bytes, format_seconds
 
 if TYPE_CHECKING:

@@ -12,13 +12,13 @@ import typer
 from rich.markup import escape
 from typer import Argument, Option
 
-from redline.choices import SERVER_ENDPOINTS
 from redline.cli.console import fail, note, plain_table, print_json, results, wrote
 from redline.cli.live_line import LiveLine
 from redline.cli.options import ApiKeyFile, AsJson, Page, read_api_key
 from redline.errors import RedlineError
 from redline.files.atomic import check_can_write_file, write_text
 from redline.notation import format_seconds, parse_seconds, parse_server_url
+from redline.serving.choices import SERVER_ENDPOINTS
 
 if TYPE_CHECKING:
     from redline.serving.load.arrivals import Load

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from redline.choices import GENERATION_PRECISIONS
 from redline.cli.console import fail, note, progress, warnings_as_sentences
 from redline.cli.live_line import LiveLine
 from redline.cli.options import PLAN_HELP, ApiKeyFile, Device, Strict, read_api_key
 from redline.cli.signals import Termination, uninterrupted_imports
 from redline.errors import RedlineError
+from redline.generation.choices import GENERATION_PRECISIONS
 
 if TYPE_CHECKING:
     from redline.chat.conversation import Conversation

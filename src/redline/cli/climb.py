@@ -15,11 +15,11 @@ from rich.markup import escape
 from rich.spinner import Spinner
 from typer import Option
 
-from redline.choices import CALLERS
 from redline.cli.console import print_json, progress, results
 from redline.cli.options import AsJson, Callers, Device, Objective, Sampling, Shapes, Timeout, Workload, parse_shapes
 from redline.cli.signals import uninterrupted_imports
 from redline.errors import RedlineError
+from redline.ladder.choices import CALLERS
 from redline.notation import split_outside_brackets
 
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from redline.choices import GENERATION_PRECISIONS
 from redline.cli.console import note, print_json, warnings_as_sentences
 from redline.cli.live_line import LiveLine
 from redline.cli.options import PLAN_HELP, AsJson, Device, Strict
 from redline.cli.signals import uninterrupted_imports
 from redline.errors import RedlineError
+from redline.generation.choices import GENERATION_PRECISIONS
 
 if TYPE_CHECKING:
     from redline.generation.text_generator import GeneratedStream, GenerateOptions, TextGenerator

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from redline.choices import SAMPLER_NAMES
 from redline.errors import RedlineError
 from redline.files.untrusted import read_text, reading
+from redline.stream.choices import SAMPLER_NAMES
 
 WORKLOAD_HELP = (
     "module:function, file.py:function, timm:NAME, hf:FOLDER, model.onnx, model.pt2, train:CONFIG, or a bundled name "

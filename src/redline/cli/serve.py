@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from rich.markup import escape
 from typer import Argument, Option
 
-from redline.choices import GENERATION_PRECISIONS
 from redline.cli.console import note, progress
 from redline.cli.live_line import LiveLine
 from redline.cli.options import PLAN_HELP, Device, Strict
 from redline.cli.signals import uninterrupted_imports
+from redline.generation.choices import GENERATION_PRECISIONS
 from redline.notation import format_seconds
 
 if TYPE_CHECKING:

@@ -11,13 +11,13 @@ import typer
 from rich.markup import escape
 from typer import Argument, Option
 
-from redline.choices import STREAM_PRECISIONS, STREAM_SINKS, STREAM_SOURCES
 from redline.cli.console import note, plain_table, print_json, progress, results, wrote
 from redline.cli.live_line import LiveLine
 from redline.cli.options import MODEL_HELP, PLAN_HELP, AsJson, Device, Sampler, Steps, Strength
 from redline.cli.signals import uninterrupted_imports
 from redline.errors import RedlineError
 from redline.notation import format_bytes, format_seconds, parse_seconds
+from redline.stream.choices import STREAM_PRECISIONS, STREAM_SINKS, STREAM_SOURCES
 from redline.stream.metrics_file import check_output_path
 from redline.stream.settings import parse_numbers
 from redline.web.access import KEY_VARIABLE

@@ -11,13 +11,13 @@ import typer
 from rich.markup import escape
 from typer import Argument, Option
 
-from redline.choices import PIXEL_LIMIT, UPSCALE_PRESETS
 from redline.cli.console import fail, note, print_json, progress, results, wrote
 from redline.cli.live_line import LiveLine
 from redline.cli.options import AsJson, Device, Scale
 from redline.cli.signals import uninterrupted_imports
 from redline.errors import RedlineError
 from redline.notation import format_seconds
+from redline.upscale.choices import PIXEL_LIMIT, UPSCALE_PRESETS
 
 if TYPE_CHECKING:
     from redline.upscale.tasks import Listener, Outcome, Task

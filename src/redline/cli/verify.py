@@ -7,11 +7,11 @@ import typer
 from rich.markup import escape
 from typer import Argument, Option
 
-from redline.choices import CALLERS
 from redline.cli.console import NO, YES, plain_table, print_json, results
 from redline.cli.live_line import LiveLine
 from redline.cli.options import PLAN_HELP, AsJson, Callers, Device, Sampling, Shapes, Timeout, Workload, parse_shapes
 from redline.cli.signals import uninterrupted_imports
+from redline.ladder.choices import CALLERS
 from redline.notation import format_bytes, format_seconds
 
 

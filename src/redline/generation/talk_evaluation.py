@@ -4,9 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from redline.datasets.conversations import Message
 from redline.errors import RedlineError
-from redline.evaluation.talk import Answered, TalkRow, evaluate_answers, is_meaningful, rows_of, total
+from redline.evaluation.talk import Answered, Message, TalkRow, evaluate_answers, is_meaningful, rows_of, total
 from redline.evaluation.talk.evaluate import check_topics
 from redline.generation.chat_prompt import ChatPrompt
 from redline.generation.chat_template import ChatTemplate

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from redline.choices import CALLERS
 from redline.errors import MachineError, MeasurementError
 from redline.files.atomic import write_text
 from redline.files.untrusted import read_json
+from redline.ladder.choices import CALLERS
 from redline.ladder.measurement import Measurement
 from redline.ladder.measuring.trial import FRESH_SEEDS, Arm, TrialSpec, close, measure_peak, open_arm, take_turns
 from redline.ladder.measuring.worker_pool import WorkerFailed, WorkerPool

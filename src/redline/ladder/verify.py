@@ -4,8 +4,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from redline.choices import CALLERS
 from redline.errors import WorkloadError
+from redline.ladder.choices import CALLERS
 from redline.ladder.measuring.size_sweep import sweep
 from redline.ladder.measuring.trial import (
     FRESH_SEEDS,

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from redline.machine.version import VERSION
 from redline.notation import format_bytes, format_rate, format_seconds
-from redline.version import VERSION
 
 _FILTERS = {
     "seconds": format_seconds,

@@ -3,13 +3,13 @@
 import msgspec
 from aiohttp import web
 
+from redline.machine.version import VERSION
 from redline.serving.api_requests import DetokenizeRequest, TokenizeRequest
 from redline.serving.api_responses import ModelCard, ModelList
 from redline.serving.errors import ApiError, invalid
 from redline.serving.generation import SESSION, check_tokens
 from redline.serving.metrics import CONTENT_TYPE
 from redline.serving.services import CALL, SERVICES
-from redline.version import VERSION
 
 
 async def models(request: web.Request) -> web.Response:

@@ -12,15 +12,15 @@ from typing import Any, TypeVar
 import msgspec
 
 from redline.errors import ModelError, RedlineError
+from redline.files.untrusted import read_json_object
 from redline.generation.chat_prompt import ChatPrompt
 from redline.generation.chat_template import ChatTemplate
 from redline.generation.folder import ModelFolder, read_config
-from redline.models.decoder.checkpoint import read_json
+from redline.machine.version import VERSION
 from redline.serving.api_requests import ChatMessage, Tool
 from redline.serving.errors import ApiError, invalid
 from redline.serving.sampling_fields import SamplingDefaults
 from redline.serving.token_texts import TokenTexts
-from redline.version import VERSION
 
 Value = TypeVar("Value")
 # Shorter texts are encoded in the event loop, because a thread would take longer than the work.
@@ -38,7 +38,9 @@ class ServedModel:
         self.stop_tokens = frozenset(folder.stop_tokens)
         self.texts = TokenTexts(folder.tokenizer)
         settings = folder.path / "generation_config.json"
-        self.defaults = SamplingDefaults.of(read_json(settings) if settings.exists() else {})
+        self.defaults = SamplingDefaults.of(
+            read_json_object(settings, "model file", ModelError) if settings.exists() else {}
+        )
         self.context = _context(read_config(folder.path))
         self.chat: ChatPrompt | None = None
         self._why_no_chat = ""

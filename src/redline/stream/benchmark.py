@@ -14,9 +14,9 @@ from redline.files.atomic import write_text
 from redline.ladder.plan import Plan
 from redline.ladder.search.run_log import command_line
 from redline.machine.machine import Machine, resolve_device
+from redline.machine.version import VERSION
 from redline.models.lsd import SIZES
 from redline.stream.matrix import ARMS, CPU_ARMS, PLAIN, Arm, Row, Shape, measure
-from redline.version import VERSION
 
 _GRAPH, _LOOP = "graph", "loop"
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from redline.choices import STREAM_SINKS, STREAM_SOURCES, VIDEO_CONTAINERS
 from redline.errors import RedlineError
+from redline.stream.choices import STREAM_SINKS, STREAM_SOURCES, VIDEO_CONTAINERS
 from redline.stream.frame_model import ModelControls
 from redline.stream.latency import Latency
 from redline.stream.settings import LiveSettings

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from redline.errors import RedlineError
 from redline.ladder.plan import Plan
+from redline.machine.meta import meta_device
 from redline.models.lsd import PREDICTION, PROCESS, Lsd
 from redline.models.samplers import MOST_STEPS, SAMPLERS, STEPS, StepTable, sampler_table
-from redline.nn.meta import meta_device
 from redline.stream.frame_model import FrameProgram, ModelControls, apply_plan, copy_async, without_cuda_graphs
 from redline.stream.memory_check import peak_live_bytes
 from redline.stream.settings import Settings

@@ -15,11 +15,11 @@ from torch import nn
 
 from redline.errors import RedlineError
 from redline.files.atomic import write_text
+from redline.machine.version import VERSION
 from redline.notation import format_bytes
 from redline.pages import render_text
 from redline.training.loop import Outcome
 from redline.training.photos import PhotoTask, folder_name
-from redline.version import VERSION
 
 WEIGHTS, CARD = "model.safetensors", "model-card.md"
 DTYPES = {"fp16": torch.float16, "fp32": torch.float32}

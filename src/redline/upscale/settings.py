@@ -4,12 +4,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from redline.choices import PIXEL_LIMIT
 from redline.errors import RedlineError
 from redline.files.config_fields import check_fields
 from redline.files.limits import NonNegativeInt, PositiveInt
 from redline.ladder.plan import Plan
 from redline.machine.cores import cores
+from redline.upscale.choices import PIXEL_LIMIT
 from redline.upscale.images.sink import Encoding
 from redline.upscale.video.settings import VideoSettings
 

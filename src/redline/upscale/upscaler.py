@@ -14,11 +14,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from redline.choices import PIXEL_LIMIT
 from redline.errors import RedlineError
 from redline.ladder.plan import Plan, read_plan
 from redline.notation import parse_bytes
 from redline.upscale.blend import bounded_whole_alpha
+from redline.upscale.choices import PIXEL_LIMIT
 from redline.upscale.image_run import ImageRun
 from redline.upscale.images.colour import unpremultiply
 from redline.upscale.images.sink import Encoding

@@ -32,7 +32,7 @@ from redline.ladder.rungs.threads import Threads
 from redline.ladder.workload import SAMPLE_SEEDS, call
 from redline.ladder.workloads.addresses import load_workload
 from redline.machine.machine import Machine
-from redline.version import VERSION
+from redline.machine.version import VERSION
 
 _MANIFEST, _WEIGHTS, _PLAN, _CACHE = "manifest.json", "weights.safetensors", "plan.toml", "cache"
 # A compiler's headers and locks, which are only needed to compile.

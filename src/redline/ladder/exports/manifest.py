@@ -14,7 +14,7 @@ from redline.errors import MachineError, ModelError
 from redline.files.untrusted import check_types, field_types, parse_json
 from redline.ladder.gate import Score
 from redline.machine.machine import Machine
-from redline.version import VERSION
+from redline.machine.version import VERSION
 
 SCHEMA = 1
 _LIBRARIES = ("torch", "triton", "torchao", "onnxruntime", "openvino", "torch-tensorrt")

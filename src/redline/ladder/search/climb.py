@@ -7,8 +7,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from redline.choices import CALLERS
 from redline.errors import RedlineError
+from redline.ladder.choices import CALLERS
 from redline.ladder.measuring.worker_pool import WorkerPool
 from redline.ladder.objective import Objective
 from redline.ladder.plan import Plan

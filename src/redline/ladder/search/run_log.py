@@ -15,8 +15,8 @@ from redline.ladder.plan import Plan
 from redline.ladder.search.preparation import WorkloadFacts
 from redline.ladder.search.source_digest import describe_change
 from redline.machine.machine import Machine
+from redline.machine.version import VERSION
 from redline.notation import format_bytes
-from redline.version import VERSION
 
 
 class RunLog:

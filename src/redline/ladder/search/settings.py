@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from redline.choices import CALLERS
 from redline.errors import RedlineError
+from redline.ladder.choices import CALLERS
 from redline.ladder.objective import Objective
 from redline.ladder.plan import parse_rung
 from redline.ladder.rung import Rung

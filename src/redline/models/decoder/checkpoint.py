@@ -22,10 +22,10 @@ from redline.errors import ModelError
 from redline.files.atomic import CannotWrite, write_bytes, write_text
 from redline.files.untrusted import read_json_object, reading
 from redline.files.weights import mismatches, open_safetensors
+from redline.machine.meta import allocate, meta_device
 from redline.models.decoder.config import DecoderConfig
 from redline.models.decoder.hugging_face import read_config, write_config
 from redline.models.decoder.model import Decoder
-from redline.nn.meta import allocate, meta_device
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD_BYTES = 5 * 10**9

@@ -15,9 +15,9 @@ from torch import Tensor
 from redline.errors import ModelError
 from redline.files.atomic import write_bytes
 from redline.files.weights import check_all_finite, mismatches, read_weights
+from redline.machine.meta import allocate, meta_device
 from redline.models.drct.config import BLOCKS_PER_GROUP, DrctConfig
 from redline.models.drct.model import Drct
-from redline.nn.meta import allocate, meta_device
 
 _COMPUTED = ("relative_position_index", "attn_mask")
 _ADJUST = re.compile(r"layers\.\d+\.adjust\d\.weight")

@@ -10,9 +10,9 @@ from redline.errors import ModelError
 from redline.files.atomic import write_bytes
 from redline.files.untrusted import parse_json
 from redline.files.weights import check_all_finite, check_tensors, mismatches, open_safetensors
+from redline.machine.meta import allocate, meta_device
 from redline.models.lsd.config import LsdConfig
 from redline.models.lsd.model import Lsd
-from redline.nn.meta import allocate, meta_device
 
 ARCHITECTURE = "lsd"
 

@@ -9,11 +9,11 @@ from safetensors.torch import save as to_safetensors
 
 from redline.errors import ModelError
 from redline.files.untrusted import reading
+from redline.machine.meta import allocate, meta_device
 from redline.models import MEMORY_MODEL
 from redline.models.decoder.checkpoint import SINGLE, Weights, read_json, write_model
 from redline.models.memory.config import TitanConfig
 from redline.models.memory.model import TitanModel
-from redline.nn.meta import allocate, meta_device
 
 
 def save_memory_model(model: TitanModel, folder: str | Path, about: dict[str, Any] | None = None) -> None:

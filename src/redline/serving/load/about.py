@@ -11,8 +11,8 @@ import aiohttp
 
 from redline.errors import RedlineError, first_line
 from redline.machine.cores import cores, proc_field
+from redline.machine.version import VERSION
 from redline.serving.load.client import Target
-from redline.version import VERSION
 
 _TIMEOUT_S = 30.0
 

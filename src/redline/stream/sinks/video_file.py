@@ -19,9 +19,9 @@ from av.video.frame import VideoFrame
 from av.video.reformatter import ColorRange, Colorspace, Interpolation, VideoReformatter
 from av.video.stream import VideoStream
 
-from redline.choices import VIDEO_CONTAINERS
 from redline.errors import RedlineError
 from redline.files.partial import abandoned_recordings, hidden_path, recording_path, remove_abandoned
+from redline.stream.choices import VIDEO_CONTAINERS
 from redline.stream.frames import Frame
 from redline.stream.sinks import Sink
 from redline.stream.sinks.audio import AudioCopy, check_audio_copy

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from redline.errors import RedlineError
 from redline.files.limits import NonNegativeInt
-from redline.nn.meta import meta_device
+from redline.machine.meta import meta_device
 from redline.nn.packing import Packing
 
 # The vocabulary is rounded up to a multiple of this, because matrix products are fastest on whole tiles.

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from redline.errors import RedlineError
 from redline.files.atomic import write_text
 from redline.files.limits import NonNegativeFloat, NonNegativeInt
+from redline.machine.meta import meta_device
 from redline.models.decoder import Decoder, DecoderConfig, save_decoder
 from redline.models.decoder.checkpoint import read_json
 from redline.models.decoder.hugging_face import family_of
 from redline.models.memory import TitanConfig, TitanModel, save_memory_model
-from redline.nn.meta import meta_device
 from redline.nn.packing import Packing
 from redline.training.text.architecture import Architecture, check_layers, kept_by_blocks, products_per_token
 

@@ -16,7 +16,7 @@ from redline.ladder.plans.choose import choose_plan
 from redline.ladder.rung import Stage
 from redline.ladder.rungs.fused_ops import FusedOps
 from redline.machine.machine import Machine
-from redline.nn.meta import meta_device
+from redline.machine.meta import meta_device
 from redline.training.arithmetic import Arithmetic, WorkingCopy
 from redline.training.optimizers import build_optimizer, check_optimizer, describe
 from redline.training.precision import resolve_precision, to_fp8, why_no_fp8

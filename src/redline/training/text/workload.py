@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from redline.ladder.gate import Gate
 from redline.ladder.workload import Workload
-from redline.nn.meta import meta_device
+from redline.machine.meta import meta_device
 from redline.training.bundled import find_config
 from redline.training.optimizers import build_over, hidden_matrices
 from redline.training.text.architecture import LossModule, own_loss

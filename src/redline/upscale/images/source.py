@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from redline.choices import PIXEL_LIMIT
+from redline.upscale.choices import PIXEL_LIMIT
 from redline.upscale.images.decoded_whole import load_header, load_whole
 from redline.upscale.images.exif import has_raw_ycbcr
 from redline.upscale.images.formats import HEAD_BYTES, WHOLE, Format, ImageError, brands_of, sniff

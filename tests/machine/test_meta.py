@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from forked_python import ForkedPython
-from redline.nn.meta import allocate, meta_device
+from redline.machine.meta import allocate, meta_device
 
 # `redline generate` and `redline upscale` load these models, and do not compile on a CPU.
 _LOADS = """
