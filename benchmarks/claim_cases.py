@@ -34,11 +34,15 @@ _MOST_CALLS = 200
 
 @dataclass(frozen=True)
 class Bench:
-    """Where and how to measure; `tiny` selects sizes that run anywhere within seconds, as a smoke test."""
+    """Where and how to measure; `tiny` selects sizes that run anywhere within seconds, as a smoke test.
+
+    A case that makes a measurement file of its own writes it to `folder`.
+    """
 
     device: torch.device
     tiny: bool = False
     turns: int = 25
+    folder: Path | None = None
 
     @property
     def on_gpu(self) -> bool:
@@ -155,11 +159,12 @@ def main(
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--out", type=Path, required=True, help="file for the rows, as JSON lines")
     parser.add_argument("--only", action="append", choices=list(cases), help="run only this case; repeatable")
-    parser.add_argument("--limit-s", type=float, default=135.0, help="start no further case after this many seconds")
+    parser.add_argument("--limit-s", type=float, default=240.0, help="start no further case after this many seconds")
     parser.add_argument("--tiny", action="store_true", help="run small sizes on the CPU, as a smoke test")
     asked = parser.parse_args(arguments)
     try:
-        bench = Bench(torch.device("cpu" if asked.tiny else resolve_device(device)), asked.tiny)
+        place = torch.device("cpu" if asked.tiny else resolve_device(device))
+        bench = Bench(place, asked.tiny, folder=asked.out.parent)
     except RedlineError as error:
         print(error, file=sys.stderr)
         return 2

@@ -1,14 +1,17 @@
-"""Measures claims of the guides that need a GPU, in about two minutes.
+"""Measures claims of the guides that need a GPU, in about five minutes.
 
     python benchmarks/claims_gpu.py --out FILE [--only CASE] [--tiny]
 
 claims.py turns the rows into docs/claims.md. Times are of whole calls, interleaved; `--tiny` runs small sizes on the
-CPU. Some cases are those of claims_cpu.py on the GPU.
+CPU. Some cases are those of claims_cpu.py on the GPU. The last one is a climb, and writes its measurements beside FILE.
 """
 
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +23,7 @@ from torch.autograd import DeviceType
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 
+from redline import climb
 from redline.models.decoder import Decoder, DecoderConfig
 from redline.models.drct.config import DrctConfig
 from redline.nn.checkpointing import checkpointed
@@ -28,6 +32,7 @@ from redline.ops.causal_attention import causal_attention
 from redline.ops.layer_norm_dropout_relu import layer_norm_dropout_relu
 from redline.upscale.upscaler import Upscaler
 
+TINY_CLIMB = str(Path(__file__).resolve().parents[1] / "tests/tiny_workloads.py:convolutions")
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -249,6 +254,19 @@ def tiles(bench: Bench) -> list[Row]:
     return tile_rows(bench, config, bench.pick((128, 256, 512), (16, 32)), (2, 4, 8), side, "DRCT-L, fp32")
 
 
+def memory_climb(bench: Bench) -> list[Row]:
+    """Climbs the 880M U-Net for the smallest peak, and writes the measurements to `unet_880m-memory.jsonl`."""
+    workload, budget = bench.pick(("unet_880m", "150s"), (TINY_CLIMB, "8s"))
+    with tempfile.TemporaryDirectory() as folder:
+        climbed = climb(
+            workload, objective="memory", budget=budget, device=str(bench.device), out=folder, progress=None
+        )
+        if bench.folder is not None:
+            shutil.copyfile(climbed.files["measurements"], bench.folder / "unet_880m-memory.jsonl")
+    final = climbed.final
+    return [{"case": "memory climb", "arm": workload, "plan": str(climbed.plan), "peak_bytes": final.peak_bytes}]
+
+
 CASES = {
     "alignment": alignment,
     "head_sizes": head_sizes,
@@ -263,6 +281,7 @@ CASES = {
     "utilization": utilization,
     "tiles": tiles,
     "mlp": mlp,
+    "memory_climb": memory_climb,
 }
 
 if __name__ == "__main__":

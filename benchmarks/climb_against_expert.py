@@ -99,6 +99,7 @@ def measure(name: str, device: str, budget: str, arguments: argparse.Namespace) 
             found = subprocess.run(command, capture_output=True, text=True, timeout=3600, check=False)
         tried = [f"{m.rung or m.plan}: {m.verdict}: {m.reason}" for m in climbed.measurements]
         row = {"plan": str(climbed.plan), "climb_s": climb_s, "claimed": climbed.final.reason, "tried": tried}
+        row["other_cores"] = median([m.load["other_cores"] for m in climbed.measurements if m.load])
         if found.returncode:
             return {**row, "failed": found.stderr.strip().splitlines()[-1:]}
         return {**row, **json.loads(found.stdout.splitlines()[-1])}

@@ -205,7 +205,7 @@ def _time(rows: dict[str, dict[str, Any]], prepared: dict[str, Any], bench: Benc
             "ms_per_step": round(ms, 3),
             "ms_per_step_samples": [round(one["ms"], 4) for one in samples[name]],
             "cpu_ms_per_step": round(statistics.median(one["cpu_ms"] for one in samples[name]), 3),
-            "pictures_per_s": round(1e3 * bench.batch / ms, 1),
+            "images_per_s": round(1e3 * bench.batch / ms, 1),
         }
 
 
@@ -225,7 +225,7 @@ def format_row(row: dict[str, Any]) -> str:
     if "failure" in row:
         return f"{row['arm']}: {row['failure']}"
     lines = [
-        f"{row['arm']}: {row['ms_per_step']:.2f} ms a step, {row['pictures_per_s']:,.0f} pictures/s, host "
+        f"{row['arm']}: {row['ms_per_step']:.2f} ms a step, {row['images_per_s']:,.0f} images/s, host "
         f"{row['cpu_ms_per_step']:.2f} ms, {row['peak_bytes'] / 2**30:.2f} GiB, ready in {row['setup_s']:.0f} s"
     ]
     if "kernels" in row:

@@ -30,7 +30,6 @@ from redline.files.atomic import write_text
 from redline.machine.machine import resolve_device
 from redline.training.checkpoints import FOLDER, Checkpoints, compacted, read_checkpoint, write_checkpoint
 from redline.training.journal import NAME as JOURNAL
-from redline.training.journal import read_journal
 from redline.training.loop import Progress, train
 from redline.training.model_card import write_result
 from redline.training.super_resolution import DrctTask, DrctTraining
@@ -82,7 +81,7 @@ def run_piece(arguments: argparse.Namespace, begun_s: float) -> dict[str, Any]:
             timer.cancel()
             keep(work, out)  # also after a failure
         trained_s = outcome.position.elapsed_s - before_s
-        entries = [entry for entry in read_journal(work / JOURNAL) if "loss" in entry]
+        rates, losses = outcome.series("items_per_s"), outcome.series("loss")
     steps = outcome.position.step - first
     row: dict[str, Any] = {
         "step": outcome.position.step,
@@ -91,8 +90,8 @@ def run_piece(arguments: argparse.Namespace, begun_s: float) -> dict[str, Any]:
         "steps_in_piece": steps,
         "trained_s": round(trained_s, 1),
         "mean_steps_per_s": round(steps / trained_s, 2),
-        "steps_per_s": round(entries[-1]["items_per_s"] / settings.data.batch, 2) if entries else None,
-        "loss": entries[-1]["loss"] if entries else None,
+        "steps_per_s": round(rates[-1][1] / settings.data.batch, 2) if rates else None,
+        "loss": losses[-1][1] if losses else None,
         "skipped": outcome.position.skipped,
         "total_s": round(outcome.position.elapsed_s, 1),
         "peak_bytes": outcome.peak_bytes,

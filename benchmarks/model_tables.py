@@ -233,8 +233,8 @@ def live_section(rows: Sequence[Row]) -> str:
     for row in rows:
         shape, arm = row["shape"], row["arm"]
         size = f"{shape['size']}, shipped" if shape.get("weights") == "shipped" else shape["size"]
-        pictures = f"{shape['side']}×{shape['side']}" + (" of a video" if shape.get("film") else "")
-        start = [size, pictures, str(shape["steps"]), escape(arm["name"])]
+        frame_size = f"{shape['side']}×{shape['side']}" + (" of a video" if shape.get("video") else "")
+        start = [size, frame_size, str(shape["steps"]), escape(arm["name"])]
         if row["failure"]:
             lines.append([*start, escape(row["failure"])[:160], *[NONE] * 8])
             continue
@@ -259,7 +259,7 @@ def live_section(rows: Sequence[Row]) -> str:
     return table(head, lines)
 
 
-def film_section(rows: Sequence[Row]) -> str:
+def video_section(rows: Sequence[Row]) -> str:
     """Returns the table of `redline stream VIDEO null --json`: throughput, latency and the time of each stage."""
     stages = ("capture", "wait", "copy_in", "compute", "copy_out", "display")
     figures = ("frames/s", "p50", "p99", "memory", f"p50 of {', '.join(stages)}")
@@ -269,7 +269,7 @@ def film_section(rows: Sequence[Row]) -> str:
         report = row["report"]
         lines.append(
             [
-                f"`{row['film']}`" if "film" in row else escape(row["source"]),
+                f"`{row['video']}`" if "video" in row else escape(row["source"]),
                 row["model"],
                 row["size"],
                 row["settings"],
@@ -299,7 +299,7 @@ def live_training_section(rows: Sequence[Row]) -> str:
 
 SECTIONS["lsd_training"] = ("Training the live model", "benchmarks/lsd_training.py", live_training_section)
 SECTIONS["lsd"] = ("The live model", "", live_section)
-SECTIONS["film"] = ("A video without an output", "", film_section)
+SECTIONS["video"] = ("A video without an output", "", video_section)
 _WRITTEN = "<!-- Written by benchmarks/model_tables.py from benchmarks/results: add a file there and run it. -->"
 
 

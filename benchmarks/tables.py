@@ -1,4 +1,4 @@
-"""Writes the README's table and picture of results, and docs/results.md, from the committed measurement files.
+"""Writes the README's table and image of results, and docs/results.md, from the committed measurement files.
 
     python benchmarks/tables.py            writes them
     python benchmarks/tables.py --check    exits with 1 if one of them is stale, and writes nothing

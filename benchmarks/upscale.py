@@ -1,4 +1,4 @@
-"""Measures `redline upscale`: the model alone, photos from disk to disk, the settings of guide 4, and a huge picture.
+"""Measures `redline upscale`: the model alone, photos from disk to disk, the settings of guide 4, and a huge image.
 
     python benchmarks/upscale.py model  --out FILE [--photos DIR]     one tile of 256 × 256 by some plans
     python benchmarks/upscale.py photos --out FILE [--photos DIR]     photos of 1 MP to PNG, against the model alone
@@ -131,7 +131,7 @@ def measure_photos(bench: Bench, count: int, megapixels: float, work: Path) -> N
     options = {
         "share_of_model_only": round(pixels / seconds / alone_px_per_s, 4),
         "share_of_time_in_model": round(busy_s / seconds, 4),
-        "computed_over_picture": round(computed / pixels, 4),
+        "computed_over_image": round(computed / pixels, 4),
         "model_only_output_mp_per_s": round(alone_px_per_s * scale**2 / MEGA, 3),
         "output_mp_per_s": round(pixels * scale**2 / MEGA / seconds, 3),
         "tile": str(tiling),
@@ -232,7 +232,7 @@ def measure_huge(bench: Bench, width: int, height: int, work: Path) -> None:
             sink.write_rows(np.roll(band, top // 7, axis=1)[: height - top])
     network = Network(Doubling().eval(), 2, 16, "the smallest network", "digest")
     tile_runner = TileRunner(network, Plan(), bench.device, Tiling.square(Cut(512, 16, 16, 16)), 4, streams=2)
-    run = ImageRun(tile_runner, ImageSettings(pixel_limit=width * height))
+    run = ImageRun(tile_runner, ImageSettings(max_pixels=width * height))
     with MemoryMonitor("cpu") as monitor, OwnMemory() as own:
         before = monitor.current_bytes
         started = time.perf_counter()
@@ -249,7 +249,7 @@ def measure_huge(bench: Bench, width: int, height: int, work: Path) -> None:
         "input_mp_per_s": round(width * height / MEGA / seconds, 3),
         "target_bytes": target.stat().st_size,
     }
-    bench.write(f"{width}x{height}", "eager", [seconds], peak_bytes=peak, unit="picture", options=options)
+    bench.write(f"{width}x{height}", "eager", [seconds], peak_bytes=peak, unit="image", options=options)
 
 
 def main() -> int:

@@ -25,7 +25,7 @@ from redline.upscale.export import tiles_of
 from redline.upscale.network import load_network
 from redline.version import VERSION
 
-GATE = Gate("picture_psnr", 40.0)
+GATE = Gate("image_psnr", 40.0)
 # 3:2, 2:3 and 4:3, as in an ordinary folder of photos.
 SYNTHETIC_SIZES = ((1224, 816), (816, 1224), (1152, 864))
 MEGA = 1e6

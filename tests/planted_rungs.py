@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from redline import Rung, Stage, Workload
 from redline.ladder.job import Job
 from redline.ladder.measuring import worker
-from redline.ladder.rung import option
+from redline.ladder.rung import ShapeCounts, option
 from redline.ladder.rungs import RUNGS
 
 
@@ -65,12 +65,14 @@ def waits() -> Workload:
     return Workload(Waits, lambda seed: torch.randn(3, 6))
 
 
-def ticks() -> Workload:
+def ticks(batch: int = 3) -> Workload:
     """The same in planted time: for tests of what follows from a measurement, not of the measuring."""
-    clock = PlantedClock()
+    clock: Any = PlantedClock()
     if __name__.startswith("redline_workload_"):
+        # All shapes of a workload share one clock, like the model; this file is loaded again for each of them.
+        clock = worker.time if hasattr(worker.time, "hair") else clock
         worker.time = clock
-    return Workload(lambda: Waits(clock), lambda seed: torch.randn(3, 6))
+    return Workload(lambda: Waits(clock), lambda seed: torch.randn(batch, 6))
 
 
 @dataclass(frozen=True)
@@ -256,6 +258,34 @@ class PlantedSpiky(Planted):
         return job
 
 
+@dataclass(frozen=True)
+class PlantedSizes(Planted):
+    """Twice as fast; sets up for each of the first four sizes, falls back at the others, and fails at seven."""
+
+    name: ClassVar[str] = "planted_sizes"
+
+    def apply(self, job: Job) -> Job:
+        job.model.seconds /= 2
+        sizes: set[int] = set()
+        counts = [0, 0]
+
+        def count(_: nn.Module, inputs: tuple[Tensor]) -> None:
+            (x,) = inputs
+            if len(x) == 7:
+                raise ValueError("seven is unlucky")
+            if len(x) not in sizes and len(sizes) < 4:
+                sizes.add(len(x))
+                counts[0] += 1
+            elif len(x) not in sizes:
+                counts[1] += 1
+
+        job.model.register_forward_pre_hook(count)
+        return job.with_evidence(self.name, counts)
+
+    def shape_counts(self, job: Job) -> ShapeCounts:
+        return ShapeCounts(*job.evidence[self.name], "there are four")
+
+
 PLANTED = (
     PlantedFast,
     PlantedUseless,
@@ -274,15 +304,16 @@ PLANTED = (
 RESCUED = (PlantedHasty, PlantedCareful)
 LATE = (PlantedLater, PlantedEngine)
 UNEVEN = (PlantedSpiky,)
+SIZED = (PlantedSizes,)
 ENDLESS = (PlantedSearch,)
 
 
 def plant() -> None:
-    RUNGS.update({rung.name: rung for rung in (*PLANTED, *RESCUED, *LATE, *UNEVEN, *ENDLESS)})
+    RUNGS.update({rung.name: rung for rung in (*PLANTED, *RESCUED, *LATE, *UNEVEN, *SIZED, *ENDLESS)})
 
 
 def uproot() -> None:
-    for rung in (*PLANTED, *RESCUED, *LATE, *UNEVEN, *ENDLESS):
+    for rung in (*PLANTED, *RESCUED, *LATE, *UNEVEN, *SIZED, *ENDLESS):
         RUNGS.pop(rung.name, None)
 
 

@@ -9,17 +9,21 @@ from redline.version import VERSION as __version__  # noqa: F401
 
 if _TYPE_CHECKING:
     from redline.errors import RedlineError as RedlineError
+    from redline.evaluation.super_resolution import evaluate_super_resolution as evaluate_super_resolution
     from redline.generation.memory_evaluation import evaluate_memory as evaluate_memory
     from redline.generation.text_generator import TextGenerator as TextGenerator
     from redline.ladder.batch_size import find_optimal_batch_size as find_optimal_batch_size
     from redline.ladder.bench import BenchRun as BenchRun
     from redline.ladder.bench import bench as bench
+    from redline.ladder.doctor import doctor as doctor
     from redline.ladder.exports.export import export as export
     from redline.ladder.exports.load import load_exported as load_exported
     from redline.ladder.gate import Gate as Gate
     from redline.ladder.measurement import Measurement as Measurement
     from redline.ladder.optimize import optimize as optimize
     from redline.ladder.plan import Plan as Plan
+    from redline.ladder.profile import profile as profile
+    from redline.ladder.report import report as report
     from redline.ladder.rung import Rung as Rung
     from redline.ladder.rung import Stage as Stage
     from redline.ladder.search.climb import climb as climb
@@ -30,6 +34,7 @@ if _TYPE_CHECKING:
     from redline.machine.memory import MemoryMonitor as MemoryMonitor
     from redline.machine.memory import MemoryPool as MemoryPool
     from redline.machine.memory import PerformanceTracker as PerformanceTracker
+    from redline.stream.drift import evaluate_drift as evaluate_drift
     from redline.stream.stream import Stream as Stream
     from redline.training.run import train as train
     from redline.upscale.upscaler import Upscaler as Upscaler
@@ -53,12 +58,17 @@ _PLACES = {
     "Workload": "ladder.workload",
     "bench": "ladder.bench",
     "climb": "ladder.search.climb",
+    "doctor": "ladder.doctor",
+    "evaluate_drift": "stream.drift",
     "evaluate_memory": "generation.memory_evaluation",
+    "evaluate_super_resolution": "evaluation.super_resolution",
     "export": "ladder.exports.export",
     "find_optimal_batch_size": "ladder.batch_size",
     "load_exported": "ladder.exports.load",
     "load_workload": "ladder.workloads.addresses",
     "optimize": "ladder.optimize",
+    "profile": "ladder.profile",
+    "report": "ladder.report",
     "train": "training.run",
     "verify": "ladder.verify",
 }

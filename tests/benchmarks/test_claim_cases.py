@@ -2,7 +2,10 @@
 
 import json
 import math
+import tomllib
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ claim_cases = load_script("claim_cases")
 claims_cpu = load_script("claims_cpu")
 claims_gpu = load_script("claims_gpu")
 training = load_script("claims_gpu_training")
+CLAIMS = Path(claims_gpu.__file__).with_name("claims.toml")
 BENCH = claim_cases.Bench(torch.device("cpu"), tiny=True)
 
 
@@ -71,6 +75,30 @@ def test_gpu_cases_run_at_tiny_sizes(case: str) -> None:
     rows = claims_gpu.CASES[case](BENCH)
     assert rows and all("failure" not in row for row in rows)
     assert len({(row["arm"], row.get("dtype")) for row in rows}) == len(rows)
+
+
+def test_the_climb_for_memory_leaves_its_measurements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def climb(workload: str, *, out: str, **about: object) -> SimpleNamespace:
+        assert workload.endswith("tiny_workloads.py:convolutions") and about["objective"] == "memory"
+        measurements = Path(out) / "measurements.jsonl"
+        measurements.write_text("rows")
+        final = SimpleNamespace(peak_bytes=5)
+        return SimpleNamespace(plan="keep_memory", final=final, files={"measurements": measurements})
+
+    monkeypatch.setattr(claims_gpu, "climb", climb)
+    (row,) = claims_gpu.memory_climb(replace(BENCH, folder=tmp_path))
+    assert row["plan"] == "keep_memory" and row["peak_bytes"] == 5
+    assert (tmp_path / "unet_880m-memory.jsonl").read_text() == "rows"
+
+
+def test_every_claim_that_waits_for_a_gpu_has_its_case() -> None:
+    """Each row of claims.toml that names a result of claims_gpu.py names a case and an arm that the script has."""
+    claims = tomllib.loads(CLAIMS.read_text())["claim"]
+    waiting = [claim for claim in claims if "h200/claims/" in claim.get("result", "")]
+    cases = {claim["row"]["case"].replace(" ", "_") for claim in waiting if claim["result"].endswith("gpu.jsonl")}
+    assert cases and cases <= set(claims_gpu.CASES)
+    others = {Path(claim["result"]).name for claim in waiting} - {"gpu.jsonl"}
+    assert others == {"unet_880m-memory.jsonl"}
 
 
 def test_the_best_rate_is_the_vertex_of_the_parabola() -> None:

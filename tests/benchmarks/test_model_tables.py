@@ -149,10 +149,10 @@ def test_video_results_show_their_stages(tmp_path: Path, tables: ModuleType) -> 
     stages = dict.fromkeys(("capture", "wait", "copy_in", "compute", "copy_out", "display"), times)
     about = {"gpu": "NVIDIA H200", "torch": "2.11", "command": "c", "model": "tiny", "size": "8×8", "settings": "s"}
     report = {"frames_per_s": 327.3, "latency": times, "stages": stages}
-    row = {**about, "source": "film.mp4", "plan": "bf16", "peak_memory_bytes": 2**30, "report": report}
-    write(tmp_path, "stream/film-fast.jsonl", [row, {**row, "film": "python film.py a.jpg film.mp4"}])
+    row = {**about, "source": "video.mp4", "plan": "bf16", "peak_memory_bytes": 2**30, "report": report}
+    write(tmp_path, "stream/video-fast.jsonl", [row, {**row, "video": "python moving_video.py a.jpg video.mp4"}])
     text = tables.stream_page(tmp_path)
-    assert "| film.mp4 | tiny |" in text and "| `python film.py a.jpg film.mp4` | tiny |" in text
+    assert "| video.mp4 | tiny |" in text and "| `python moving_video.py a.jpg video.mp4` | tiny |" in text
     assert (
         "## A video without an output: fast" in text
         and "| **327** | 12.5 ms | 12.5 ms | 1.00 GiB | 12, 12, 12," in text

@@ -45,7 +45,7 @@ def command(
         "redline.ladder.search.climb",
         "redline.ladder.verify",
         "redline.ladder.bench",
-        "redline.ladder.measuring.worker_pool",  # doctor imports it when it runs
+        "redline.ladder.doctor",
     ):
         monkeypatch.setattr(import_module(module), "WorkerPool", lambda: contextlib.nullcontext(lent_pool))
     monkeypatch.chdir(tmp_path)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from redline.cli import bench_lsd
+from redline.stream import benchmark
 from redline.stream.matrix import PLAIN, Arm, Row, Shape
 
 from .conftest import Seen
@@ -22,12 +22,15 @@ def made_up(monkeypatch: pytest.MonkeyPatch, rows: dict[Shape, list[Row]]) -> No
     def measure(shape: Shape, arms: Sequence[Arm], device: torch.device, **_: Any) -> Iterator[Row]:
         yield from rows[shape]
 
-    monkeypatch.setattr(bench_lsd, "measure", measure)
+    monkeypatch.setattr(benchmark, "measure", measure)
 
 
 @pytest.mark.parametrize(
     ("shape", "sentence"),
-    [("side=abc", "side must be a whole number, not 'abc'"), ("frames=1.5", "frames must be a whole number, not 1.5")],
+    [
+        ("side=abc", "side = 'abc' of the live model must be a whole number"),
+        ("frames=1.5", "frames = 1.5 of the live model must be a whole number"),
+    ],
 )
 def test_invalid_shapes_are_reported(shape: str, sentence: str, command: Callable[..., Seen]) -> None:
     assert_one_sentence(command("bench", "lsd", "--shapes", shape, "--device", "cpu"), sentence)
@@ -70,4 +73,4 @@ def test_fallback_to_another_plan_is_shown(command: Callable[..., Seen], monkeyp
     ],
 )
 def test_a_plan_may_end_with_how_frames_are_run(text: str, arm: Arm) -> None:
-    assert bench_lsd._arm(text) == arm
+    assert benchmark.read_arm(text) == arm

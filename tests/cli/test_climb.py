@@ -110,7 +110,7 @@ def test_second_climb_renames_the_measurements_and_resume_continues_them(
     assert {row.objective for row in rows} == {"memory"} and len({row.run for row in rows}) == 1
     table = second.out.splitlines()
     # Above the table there may be a warning about other load.
-    head = next(index for index, line in enumerate(table) if line.split()[:2] == ["rung", "median"])
+    head = next(index for index, line in enumerate(table) if line.split()[:2] == ["Rung", "Verdict"])
     assert table[head + 1].startswith("eager")
     assert any(line.startswith("plan ") for line in table)
     assert all(str(ended.folder / name) in second.out for name in WRITTEN)

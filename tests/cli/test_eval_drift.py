@@ -1,5 +1,6 @@
-"""`redline eval drift`: findings, a page and rows for photos and for a film; what does not restore is told so."""
+"""`redline eval drift`: findings, a page and rows for photos and for a video; what does not restore is told so."""
 
+import doctest
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ import torch
 
 from redline.evaluation.drift import Finding, judge
 from redline.models.lsd import Lsd, LsdConfig, save_lsd
+from redline.stream import drift
 from synthetic_photos import save_synthetic_photos
 from upscale.video.clips import make_clip
 
@@ -55,9 +57,16 @@ def test_photos_make_three_cases_and_controls_are_refused_over_a_cut_of_their_ow
     assert len(over_a_cut) == 4, "of the model and of three controls"
 
 
+def test_docstring_examples(weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_clip(tmp_path / "clip.mp4", frames=64, size=(16, 16), pixel_format="yuv444p")
+    results = doctest.testmod(drift)
+    assert results.attempted and not results.failed
+
+
 def test_a_video_is_watched_to_its_end(weights: Path, tmp_path: Path, command: Callable[..., Seen]) -> None:
-    make_clip(tmp_path / "film.mp4", frames=70, size=(51, 35), pixel_format="yuv444p")
-    seen = command("eval", "drift", weights, tmp_path / "film.mp4", *OPTIONS, "--no-controls", "--json").json()
+    make_clip(tmp_path / "video.mp4", frames=70, size=(51, 35), pixel_format="yuv444p")
+    seen = command("eval", "drift", weights, tmp_path / "video.mp4", *OPTIONS, "--no-controls", "--json").json()
     names = {finding["name"] for finding in seen["findings"]}
     assert "reacts to its input" in names and "gain" not in names and seen["controls_that_passed"] == []
     assert seen["steps"] == 3 and seen["plan"] == "eager", "as it was made for"
@@ -66,11 +75,11 @@ def test_a_video_is_watched_to_its_end(weights: Path, tmp_path: Path, command: C
 def test_the_folder_of_a_training_and_a_number_of_steps_are_taken(
     weights: Path, tmp_path: Path, command: Callable[..., Seen]
 ) -> None:
-    make_clip(tmp_path / "film.mp4", frames=64, size=(32, 32), pixel_format="yuv444p")
+    make_clip(tmp_path / "video.mp4", frames=64, size=(32, 32), pixel_format="yuv444p")
     (tmp_path / "trained").mkdir()
     weights.rename(tmp_path / "trained" / "model.safetensors")
     given = ("--no-controls", "--json", "--steps", 1, "--plan", "channels_last", "--page", "d.html")
-    seen = command("eval", "drift", tmp_path / "trained", tmp_path / "film.mp4", *OPTIONS, *given).json()
+    seen = command("eval", "drift", tmp_path / "trained", tmp_path / "video.mp4", *OPTIONS, *given).json()
     assert seen["steps"] == 1 and seen["plan"] == "channels_last" and "reacts" in str(seen["findings"])
     assert "1 step · plan channels_last" in (tmp_path / "d.html").read_text()
 

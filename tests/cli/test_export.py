@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 import redline
+from redline.ladder.gate import Score
 
 from .conftest import TINY, Seen
 
 MANIFEST = SimpleNamespace(
-    scores=({"metric": "relative_error", "value": 0.001, "limit": 0.02, "better": "lower"},),
+    scores=(Score("relative_error", 0.001, 0.02, "lower", True),),
     as_dict=lambda: {"form": "onnx"},
 )
 

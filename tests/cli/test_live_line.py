@@ -157,3 +157,13 @@ def test_what_an_earlier_run_did_does_not_shorten_the_time_left(monkeypatch: pyt
     # A video that fails is no work that is left.
     watch._finished(Outcome(second, error="cannot read 'c.mkv'"))
     assert line._text == "upscaling: 100%"
+
+
+def test_the_rate_counts_from_the_first_update_of_this_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 0.0
+    monkeypatch.setattr(live_line, "time", SimpleNamespace(monotonic=lambda: now_s))
+    line = LiveLine("reading …")
+    line.count("scoring", 10, 100, "file", before=8)
+    now_s = 4.0
+    line.count("scoring", 14, 100, "file", before=8)
+    assert line._text == "scoring: 14 of 100 files (14%), 1 files/s, 86 s left"

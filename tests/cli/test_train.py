@@ -138,8 +138,8 @@ def start(here: Path, *arguments: str) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(words, cwd=here, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 
-def losses(folder: Path) -> dict[int, float]:
-    return {entry["step"]: entry["loss"] for entry in read_journal(folder / "journal.jsonl") if "loss" in entry}
+def losses(folder: Path) -> dict[int, float | None]:
+    return {e.step: e.metrics["loss"] for e in read_journal(folder / "journal.jsonl") if "loss" in e.metrics}
 
 
 def test_killed_and_resumed_equals_uninterrupted_bit_for_bit(command: Callable[..., Seen], here: Path) -> None:

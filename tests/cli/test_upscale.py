@@ -123,7 +123,7 @@ def test_a_folder_with_a_bad_file(upscale: Callable[..., Seen], tmp_path: Path) 
         (["photo.png", "--format", "bmp"], "choose png, jpeg"),
         (["photo.png", "--quality", "0"], "between 1 and 100"),
         (["photo.png", "--device", "warp"], "warp"),
-        (["photo.png", "--tile-batch", "0"], "--tile-batch must be at least 1, not 0."),
+        (["photo.png", "--tile-batch", "0"], "tile_batch = 0 must be a whole number (at least 1)."),
         (["photo.png", "--codec", "foo"], "unknown codec 'foo': choose h264"),
         (["photo.png", "--crf", "99"], "crf must be between 0 and 63 for av1, not 99"),
         (["photo.png", "--crf", "nan"], "crf must be between 0 and 63 for av1, not nan"),

@@ -25,8 +25,9 @@ def planted() -> Iterator[None]:
 def test_a_plan_that_holds(command: Callable[..., Seen], tmp_path: Path) -> None:
     """Judged by what it was found for: for memory, planted_fast uses equal memory, and is faster."""
     replace(Plan.parse("planted_fast"), objective="memory").save(tmp_path / "plan.toml")
-    seen = command("verify", "plan.toml", *ARGUMENTS, "--json")
+    seen = command("verify", "plan.toml", *ARGUMENTS, "--shapes", "batch=3..5", "--json")
     said = seen.json()
+    assert said["ranges"] == ["batch=3..5 (3 sizes): sets up again nowhere; falls back nowhere"]
     assert seen.code == 0 and said["holds"] and said["plan"] == "planted_fast"
     assert said["objective"] == "memory" and said["rungs"][0]["reason"].startswith("equal memory, and faster: ")
     assert said["speedup"]["low"] > 1.5 and [row["holds"] for row in said["rungs"]] == [True]
@@ -34,8 +35,9 @@ def test_a_plan_that_holds(command: Callable[..., Seen], tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_a_rung_that_is_worth_nothing(command: Callable[..., Seen]) -> None:
-    seen = command("verify", "planted_fast + planted_useless", *ARGUMENTS)
+    seen = command("verify", "planted_fast + planted_useless", *ARGUMENTS, "--shapes", "batch=3..5")
     assert seen.code == 1
+    assert "batch=3..5 (3 sizes): sets up again nowhere; falls back nowhere" in seen.out
     assert "judged by latency" in seen.out
     assert "does not hold: no longer holds: planted_useless" in seen.out
     table = [line.split()[:2] for line in seen.out.splitlines()]

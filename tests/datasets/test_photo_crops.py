@@ -12,7 +12,7 @@ from redline.datasets.photo_crops import PhotoCrops
 from redline.datasets.photo_pairs import PhotoPairs, PhotoSettings
 from redline.datasets.photos import read_photo
 from redline.errors import RedlineError
-from redline.training.config_check import decode
+from redline.files.config_fields import decode
 from synthetic_photos import save_photo, save_synthetic_photos, synthetic_photo
 
 CPU = torch.device("cpu")
@@ -105,7 +105,7 @@ def test_a_share_of_the_crops_is_of_one_colour(tmp_path: Path) -> None:
         assert torch.equal((colours * 255).round() / 255, colours)
     assert torch.equal(*(batch[flat][..., 0, 0] for batch in crops.batch(3)))
     with pytest.raises(RedlineError, match="flat = 1.0 .* must be"):
-        decode(PhotoSettings, {"photos": "x", "flat": 1.0}, "data")
+        decode(PhotoSettings, {"photos": "x", "flat": 1.0}, "under [data]")
 
 
 def test_recoloured_crops_are_what_the_bicubic_makes_of_recoloured_photos(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_folders_without_photos_and_impossible_settings_are_refused(tmp_path: Pa
     with pytest.raises(RedlineError, match="shrink"):
         PhotoSettings("x", shrink=(2, 2))
     with pytest.raises(RedlineError, match="batch"):
-        decode(PhotoSettings, {"photos": "x", "batch": 0}, "data")
+        decode(PhotoSettings, {"photos": "x", "batch": 0}, "under [data]")
 
 
 @pytest.mark.gpu
@@ -195,7 +195,7 @@ def test_drawn_images_get_their_share_of_the_crops(tmp_path: Path) -> None:
     with pytest.raises(RedlineError, match="no subfolder 'drawn'"):
         PhotoCrops(replace(settings, photos=str(tmp_path / "photos")), 4, CPU)
     with pytest.raises(RedlineError, match="drawn = 1.0 .* must be"):
-        decode(PhotoSettings, {"photos": "x", "drawn": 1.0}, "data")
+        decode(PhotoSettings, {"photos": "x", "drawn": 1.0}, "under [data]")
 
 
 def test_photos_are_reduced_anew_in_every_round(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from redline.datasets.photo_pairs import PhotoPairs, PhotoSettings
 from redline.errors import RedlineError
-from redline.training.config_check import decode
+from redline.files.config_fields import decode
 from synthetic_photos import save_synthetic_photos
 
 
@@ -17,7 +17,7 @@ from synthetic_photos import save_synthetic_photos
     [{"batch": 1, "crop_px": 1, "focus": 0.0, "flat": 0.0}, {"flat": 0.99, "recolour": 1.0}, {"shrink": (1, 2)}],
 )
 def test_settings_at_their_limits_are_taken(values: dict[str, Any]) -> None:
-    assert decode(PhotoSettings, {"photos": "photos", **values}, "data")
+    assert decode(PhotoSettings, {"photos": "photos", **values}, "under [data]")
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_settings_at_their_limits_are_taken(values: dict[str, Any]) -> None:
 )
 def test_settings_beyond_their_limits_are_refused(values: dict[str, Any]) -> None:
     with pytest.raises(RedlineError):
-        decode(PhotoSettings, {"photos": "photos", **values}, "data")
+        decode(PhotoSettings, {"photos": "photos", **values}, "under [data]")
 
 
 def test_a_photo_is_cut_to_whole_pixels_of_its_small_picture(tmp_path: Path) -> None:

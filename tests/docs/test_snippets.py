@@ -65,7 +65,7 @@ def test_python_on_the_page_runs(
     assert blocks
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     monkeypatch.chdir(tmp_path)
-    for module in ("search.climb", "verify", "bench", "batch_size"):
+    for module in ("search.climb", "verify", "bench", "batch_size", "doctor"):
         lent = lambda: contextlib.nullcontext(request.getfixturevalue("lent_pool"))  # noqa: E731
         monkeypatch.setattr(import_module(f"redline.ladder.{module}"), "WorkerPool", lent)
     (tmp_path / "blocks").mkdir()

@@ -118,7 +118,7 @@ def test_large_headers_are_refused_at_once(
     [
         ({"blocks": 10**9}, "but only [0-9]+ weights"),
         ({"width": 8 * 10**17}, "are too large"),
-        ({"multipliers": [1, 10**30]}, "'multipliers' is"),
+        ({"multipliers": [1, 10**30]}, "multipliers = .* is not a finite 64-bit number"),
         ("[" * 100_000, "cannot be read: it is nested too deeply"),
     ],
 )
@@ -137,10 +137,13 @@ def test_lsd_headers_with_impossible_sizes_raise(config: Any, sentence: str, tmp
     [
         (
             {f"layers.{group}.adjust5.weight": torch.ones(8, 24, 1, 1) for group in range(70)},
-            "groups must be from 1 to 64, not 70",
+            "groups = 70 must be a whole number .at least 1 and at most 64.",
         ),
         ({"conv_first.weight": torch.zeros(10**9, 0, 3, 3)}, r"'conv_first.weight' has the shape \(1000000000, 0, 3"),
-        ({"layers.0.swin1.attn.relative_position_bias_table": torch.zeros(40_000, 1)}, "window must be from 1 to 64"),
+        (
+            {"layers.0.swin1.attn.relative_position_bias_table": torch.zeros(40_000, 1)},
+            "window = 100 must be a whole number",
+        ),
     ],
 )
 def test_a_drct_of_impossible_sizes(change: dict[str, torch.Tensor], sentence: str, tmp_path: Path) -> None:

@@ -226,6 +226,21 @@ def test_the_command(workload_file: Path) -> None:
     assert data["fastest"]["batch"] == 2 and data["tried"][0]["fits"]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"make_inputs": rows}, "a workload has its own"),
+        ({"loss": squared}, "a workload has its own"),
+        ({"options": {"batch": 3}}, "the search sets the option batch"),
+    ],
+)
+def test_a_workload_knows_its_own_step(arguments: dict[str, Any], sentence: str, workload_file: Path) -> None:
+    with pytest.raises(RedlineError, match=sentence):
+        find_optimal_batch_size(f"{workload_file}:mine", **arguments)
+    with pytest.raises(RedlineError, match="a model needs make_inputs="):
+        find_optimal_batch_size(tiny)
+
+
 def test_the_command_needs_a_workload_with_the_option_batch(workload_file: Path) -> None:
     from redline.cli import app
 

@@ -25,7 +25,7 @@ LIMITS = {
     "max_error": 1e-2,
     "cosine": 0.999,
     "psnr": 35.0,
-    "picture_psnr": 35.0,
+    "image_psnr": 35.0,
     "ssim": 0.98,
     "top1": 0.99,
     "agreement": 0.99,
@@ -197,10 +197,10 @@ def test_two_gates_of_one_metric_are_both_evaluated() -> None:
     assert [score.passed for score in scores] == [True, False]
 
 
-def test_picture_psnr_uses_a_peak_of_1_and_the_worst_image() -> None:
+def test_image_psnr_uses_a_peak_of_1_and_the_worst_image() -> None:
     sky = 0.6 + 0.01 * picture()
     rounded = sky.to(torch.bfloat16).float()
-    gate = Gate("picture_psnr", 40.0)
+    gate = Gate("image_psnr", 40.0)
     assert gate.judge(sky, rounded).passed and not Gate("psnr", 40.0).judge(sky, rounded).passed
     spoiled = sky.clone()
     spoiled[1, :, :2] = 0

@@ -68,6 +68,15 @@ def test_leaving_a_loop_keeps_the_frames_so_far(weights: Path, tmp_path: Path) -
     assert len(list(VideoFile(tmp_path / "out.mkv").frames())) == 3
 
 
+def test_a_stream_that_is_closed_before_its_end_leaves_no_output(weights: Path, tmp_path: Path) -> None:
+    stream = small(weights, "synthetic:16x16", tmp_path / "out.mkv")
+    frames = iter(stream)
+    for _ in range(60):  # the encoder holds the first frames back
+        next(frames)
+    stream.close()
+    assert sorted(tmp_path.iterdir()) == [weights]
+
+
 def test_stop_ends_a_running_stream(weights: Path) -> None:
     stream = small(weights, "synthetic:16x16@30", live=True)
     result = stream.run(lambda sample: stream.stop())

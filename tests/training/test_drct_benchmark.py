@@ -35,12 +35,12 @@ def test_every_arm_is_a_row(
     assert list(rows) == ["eager, reference", "eager, sdpa", "eager, triton", "eager, triton, recorded"]
     for name in ("eager, reference", "eager, sdpa"):
         row = rows[name]
-        assert row["ms_per_step"] > 0 and row["pictures_per_s"] > 0 and len(row["ms_per_step_samples"]) == 2
+        assert row["ms_per_step"] > 0 and row["images_per_s"] > 0 and len(row["ms_per_step_samples"]) == 2
         assert row["cpu_ms_per_step"] > 0 and row["relative_error"] < 1e-4 and "failure" not in row
         assert len(row["kernels"]) == 25 and row["kernels_per_step"] > 100
     assert rows["eager, triton"]["failure"].startswith("MachineError: ") and "ms_per_step" not in rows["eager, triton"]
     said = capsys.readouterr().out
-    assert "eager, sdpa: " in said and "pictures/s" in said and "cannot run" in said
+    assert "eager, sdpa: " in said and "images/s" in said and "cannot run" in said
 
 
 @pytest.mark.parametrize(("bias", "output"), [(1.5, 1.0), (1.0, 1.2)])

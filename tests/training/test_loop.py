@@ -80,10 +80,10 @@ def test_it_learns_and_reports_progress(tmp_path: Path) -> None:
     assert [seen.step for seen in told[:3]] == [7, 14, 20]
     assert all(seen.items_per_s > 0 and seen.unit == "point" for seen in told)
     entries = read_journal(tmp_path / "journal.jsonl")
-    judged = [entry for entry in entries if entry.get("validation")]
-    assert [entry["step"] for entry in judged] == list(range(20, 201, 20))
-    assert judged[-1]["error"] == outcome.figures["error"]
-    rates = [entry["learning_rate"] for entry in entries if "loss" in entry]
+    judged = [entry for entry in entries if entry.is_validation]
+    assert [entry.step for entry in judged] == list(range(20, 201, 20))
+    assert judged[-1].metrics["error"] == outcome.figures["error"]
+    rates = [entry.metrics["learning_rate"] for entry in entries if "loss" in entry.metrics]
     assert max(rates) <= 0.02 and rates[-1] < 0.001
 
 
@@ -111,7 +111,7 @@ def test_a_finished_training_is_not_continued(tmp_path: Path) -> None:
 
 def test_it_validates_at_its_end_and_not_when_interrupted(tmp_path: Path) -> None:
     def judged(folder: str) -> list[int]:
-        return [entry["step"] for entry in read_journal(tmp_path / folder / "journal.jsonl") if entry.get("validation")]
+        return [entry.step for entry in read_journal(tmp_path / folder / "journal.jsonl") if entry.is_validation]
 
     task = Lines()
     whole = train(task, settings(steps=50), tmp_path / "whole", CPU)
@@ -146,7 +146,9 @@ def test_minutes_end_the_training_and_the_schedule_in_time(tmp_path: Path) -> No
     timed = settings(steps=None, minutes=0.2, log_every=1, final_share=0.0)
     outcome = train(Lines(), timed, tmp_path, CPU, clock=clock)
     assert 12 <= outcome.position.elapsed_s < 12.5
-    rates = [entry["learning_rate"] for entry in read_journal(tmp_path / "journal.jsonl") if "loss" in entry]
+    rates = [
+        entry.metrics["learning_rate"] for entry in read_journal(tmp_path / "journal.jsonl") if "loss" in entry.metrics
+    ]
     assert rates[-1] < 1e-3 * max(rates) and len(rates) == outcome.position.step > 50
 
 
@@ -192,8 +194,10 @@ def test_a_step_that_is_not_finite_changes_no_weight_and_is_counted(
         before, after = task.seen[step * parts], task.seen[(step + 1) * parts]
         same = all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
         assert same == (step in (3, 4, 9)), step
-    entries = [entry for entry in read_journal(tmp_path / "journal.jsonl") if "loss" in entry]
-    assert [entry["skipped"] for entry in entries] == [2, 3, 3] and all(entry["loss"] > 0 for entry in entries)
+    entries = [entry for entry in read_journal(tmp_path / "journal.jsonl") if "loss" in entry.metrics]
+    assert [entry.metrics["skipped"] for entry in entries] == [2, 3, 3] and all(
+        entry.metrics["loss"] > 0 for entry in entries
+    )
 
 
 @pytest.mark.parametrize("first", [0, 30])

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from redline.errors import RedlineError
-from redline.training.config_check import decode
+from redline.files.config_fields import decode
 from redline.training.settings import LoopSettings
 
 
@@ -29,7 +29,7 @@ from redline.training.settings import LoopSettings
 )
 def test_impossible_loop_settings_raise(table: dict[str, object], said: str) -> None:
     with pytest.raises(RedlineError, match=said):
-        decode(LoopSettings, table, "training")
+        decode(LoopSettings, table, "under [training]")
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_impossible_loop_settings_raise(table: dict[str, object], said: str) -> 
     ids=["zeros", "largest", "ones"],
 )
 def test_settings_at_their_limits_are_valid(change: dict[str, object]) -> None:
-    assert decode(LoopSettings, {"steps": 1, **change}, "training")
+    assert decode(LoopSettings, {"steps": 1, **change}, "under [training]")
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_settings_at_their_limits_are_valid(change: dict[str, object]) -> None:
 )
 def test_settings_beyond_their_limits_are_refused(change: dict[str, object]) -> None:
     with pytest.raises(RedlineError, match=next(iter(change))):
-        decode(LoopSettings, {"steps": 1, **change}, "training")
+        decode(LoopSettings, {"steps": 1, **change}, "under [training]")
 
 
 def test_the_rate_falls_by_steps() -> None:

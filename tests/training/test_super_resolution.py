@@ -12,10 +12,10 @@ from safetensors import safe_open
 
 from redline.errors import RedlineError
 from redline.evaluation.super_resolution import evaluate, find_pairs
+from redline.files.config_fields import decode
 from redline.models.drct import Drct, load_drct
 from redline.nn import SwitchableModule, WindowAttention
 from redline.training.bundled import CONFIGS
-from redline.training.config_check import decode
 from redline.training.loop import Progress, train
 from redline.training.model_card import as_stored, write_result
 from redline.training.precision import computing_in
@@ -70,7 +70,7 @@ def test_arguments_override_the_config(tmp_path: Path, settings: DrctTraining) -
     with pytest.raises(RedlineError, match="multiple of the model's window, 4"):
         replace(settings, data=replace(settings.data, crop_px=10))
     with pytest.raises(RedlineError, match="weights = 'int8' .* must be one of fp16, fp32"):
-        decode(DrctSettings, {"weights": "int8"}, "model")
+        decode(DrctSettings, {"weights": "int8"}, "under [model]")
 
 
 def test_resumed_equals_uninterrupted_bit_for_bit(tmp_path: Path, settings: DrctTraining) -> None:
@@ -235,7 +235,7 @@ def test_frequencies_count_from_their_share_of_the_steps_on(settings: DrctTraini
     with pytest.raises(RedlineError, match="frequency_from is a fraction of the steps"):
         replace(loop, steps=None, minutes=1.0)
     with pytest.raises(RedlineError, match="frequency_from = 1.5 .*at most 1"):
-        decode(DrctLoopSettings, {"steps": 1, "frequency_from": 1.5}, "training")
+        decode(DrctLoopSettings, {"steps": 1, "frequency_from": 1.5}, "under [training]")
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -2,15 +2,15 @@
 
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from redline.training.journal import Entry
 from redline.training.tensorboard import TensorBoard, is_installed
 
 
-def entry(step: int, loss: float = 3.0) -> dict[str, Any]:
-    return {"step": step, "elapsed_s": 1.0, "loss": loss, "utilization": None, "skipped": 0, "penalties": ("z-loss",)}
+def entry(step: int, loss: float = 3.0) -> Entry:
+    return Entry(step, 1.0, {"loss": loss, "utilization": None, "skipped": 0}, penalties=("z-loss",))
 
 
 def test_every_figure_is_a_curve(tmp_path: Path) -> None:
@@ -20,7 +20,7 @@ def test_every_figure_is_a_curve(tmp_path: Path) -> None:
     board = TensorBoard(tmp_path)
     for step, loss in ((5, 3.5), (6, 3.25)):
         board(entry(step, loss))
-    board({"step": 6, "elapsed_s": 1.5, "validation": True, "validation_loss": 3.0})
+    board(Entry(6, 1.5, {"validation_loss": 3.0}, is_validation=True))
     board.close()
     seen = EventAccumulator(str(tmp_path)).Reload()
     assert [(point.step, point.value) for point in seen.Scalars("loss")] == [(5, 3.5), (6, 3.25)]
@@ -57,7 +57,7 @@ def test_repeated_steps_are_logged_once(tmp_path: Path) -> None:
         board = TensorBoard(tmp_path).starting_after(behind)
         for step in steps:
             board(entry(step))
-        board({"step": 8, "elapsed_s": 1.5, "validation": True, "validation_loss": 3.0 + behind})
+        board(Entry(8, 1.5, {"validation_loss": 3.0 + behind}, is_validation=True))
         board.close()
         time.sleep(1.1)  # its files are named by the second
     seen = EventAccumulator(str(tmp_path)).Reload()

@@ -109,7 +109,7 @@ def test_the_shipped_weights_pass_in_int8(scale: int, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("exported_before")
 def test_what_does_not_agree_is_not_written(network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exporting, "EXACT", Gate("picture_psnr", 199.0))
+    monkeypatch.setattr(exporting, "EXACT", Gate("image_psnr", 199.0))
     with pytest.raises(
         ModelError, match="differs too much from the network: .* at least 199 dB is required; nothing was written"
     ):

@@ -1,6 +1,7 @@
 """Which plan images are enlarged under."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,7 +9,8 @@ from torch import Tensor, nn
 
 from redline.errors import RedlineError
 from redline.ladder.plan import Plan
-from redline.ladder.plans.choose import choose_plan
+from redline.ladder.plans.choose import bundled, choose_plan
+from redline.machine.gpu_classes import gpu_class
 from redline.machine.machine import Machine
 from redline.models.drct import Drct, DrctConfig
 from redline.upscale.network import Network
@@ -34,6 +36,19 @@ def test_what_another_network_has_no_use_for_is_left_out() -> None:
     chosen = choose_plan("upscale", GPU, model=nn.Conv2d(3, 3, 1))
     assert list(chosen.left_out) == ["fused_ops"]
     assert str(chosen) == f"fp16 + cuda_graph (without fused_ops: {chosen.left_out['fused_ops']})"
+
+
+def test_a_gpu_of_another_class_says_that_its_plan_was_not_measured(tmp_path: Path) -> None:
+    ada = replace(GPU, capability=(8, 9))
+    chosen = choose_plan("upscale", ada, model=NETWORK)
+    assert chosen.plan == choose(GPU, NETWORK) and not choose_plan("upscale", GPU, model=NETWORK).unmeasured
+    assert str(chosen).startswith("fused_ops + fp16 + cuda_graph (not measured on compute capability 8.9, but on 9.0 (")
+    assert not choose_plan("upscale", CPU, model=NETWORK).unmeasured
+    for capability, name in (((7, 5), "sm80"), ((8, 6), "sm86"), ((8, 7), "sm86"), ((9, 0), "sm90"), ((12, 0), "sm90")):
+        assert gpu_class(capability).name == name
+    (tmp_path / "upscale-sm86.toml").touch()
+    assert bundled("upscale", replace(GPU, capability=(8, 6)), tmp_path).name == "upscale-sm86.toml"
+    assert bundled("upscale", ada, tmp_path).name == "upscale-cuda.toml"
 
 
 def test_a_precision_takes_the_place_of_the_shipped_one() -> None:

@@ -11,7 +11,6 @@ from redline.cli.console import note, plain_table, print_json, results
 from redline.cli.live_line import LiveLine
 from redline.cli.options import WORKLOAD_HELP, AsJson, Device, WorkloadOptions, parse_workload_options
 from redline.cli.signals import uninterrupted_imports
-from redline.errors import RedlineError
 from redline.notation import format_bytes, format_seconds, parse_bytes, parse_seconds
 
 if TYPE_CHECKING:
@@ -42,31 +41,23 @@ def batch_size(
     Example: redline batch-size mine.py:training --target-utilization 0.85 --memory 6GiB
     """
     with uninterrupted_imports():
-        from redline.ladder.batch_size import WorkloadCase, search
-        from redline.ladder.workloads.addresses import load_workload
-    options = parse_workload_options(shape)
-    if "batch" in options:
-        raise RedlineError(
-            "--shape batch=… is not allowed, because this command searches for the batch size: "
-            "use --start and --max-batch."
-        )
-    # Raises if the workload has no option `batch`, before a process is started.
-    load_workload(workload, {**options, "batch": start})
+        from redline import find_optimal_batch_size
     with LiveLine(f"trying batch size {start} …") as line:
 
         def report(probe: Probe) -> None:
             note(f"batch {probe.batch}: {'fits' if probe.fits else probe.reason}")
             line.update(f"{probe.batch} {'fits' if probe.fits else 'does not fit'}, trying another …")
 
-        found = search(
-            WorkloadCase(workload, options),
-            start,
-            target_utilization,
-            max_batch,
-            device,
-            parse_bytes(memory) if memory else None,
-            parse_seconds(limit),
-            report,
+        found = find_optimal_batch_size(
+            workload,
+            options=parse_workload_options(shape),
+            starting_batch_size=start,
+            target_utilization=target_utilization,
+            max_batch=max_batch,
+            device=device,
+            memory_bytes=parse_bytes(memory) if memory else None,
+            probe_limit_s=parse_seconds(limit),
+            on_probe=report,
         )
     if as_json:
         print_json({**asdict(found), "fastest": asdict(found.fastest)})

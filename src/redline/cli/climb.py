@@ -63,15 +63,15 @@ def climb(
     """Make a model faster, one measured and proven rung at a time.
 
     Examples: redline climb resnet; redline climb model.py:workload --budget 10m --objective throughput;
-    redline climb resnet --shapes batch=1 --shapes batch=8; redline climb resnet --objective requests --callers 8
-    --max-memory 500MB --max-error 0.005
+    redline climb resnet --shapes batch=1 --shapes batch=8; redline climb resnet --shapes batch=1..32;
+    redline climb resnet --objective requests --callers 8 --max-memory 500MB --max-error 0.005
 
     The answer is one plan. The Pareto front, at the end of the table, lists the other plans that are best in speed,
     memory or quality, and OUT/front has a plan file for each.
     """
     with uninterrupted_imports():
         from redline import climb as run_climb
-        from redline.cli.ladder_table import front_table, ladder_table
+        from redline.cli.ladder_table import climb_tables, pareto_front_table
         from redline.ladder.report import ladder_rows
     folder = workload.replace("/", "-").replace(":", "-").replace(".py", "").strip("-.")
     with _shown(workload) as show:
@@ -113,10 +113,11 @@ def climb(
             }
         )
         return
-    results.print(ladder_table(climbed.measurements, results.width))
+    results.print(climb_tables(climbed.measurements, results.width))
     if front:
-        results.print("", front_table(front), sep="\n")
+        results.print("", pareto_front_table(climbed.measurements, results.width), sep="\n")
     lines = [("\nplan", escape(str(climbed.plan))), *(("note", escape(text)) for text in climbed.final.notes)]
+    lines += [("shapes", escape(sentence)) for sentence in climbed.ranges]
     if climbed.resumed:
         lines.append(("resume", escape(climbed.resumed)))
     if climbed.target:
@@ -136,7 +137,7 @@ def split_rungs(text: str) -> tuple[str, ...]:
 @contextlib.contextmanager
 def _shown(workload: str) -> Iterator[Callable[[str, Measurement | None], None]]:
     """Shows progress on stderr: a live table on a terminal, otherwise a line per event."""
-    from redline.cli.ladder_table import ladder_table
+    from redline.cli.ladder_table import climb_tables
 
     rows: list[Measurement] = []
     if not sys.stderr.isatty():
@@ -155,6 +156,6 @@ def _shown(workload: str) -> Iterator[Callable[[str, Measurement | None], None]]
             else:
                 spinner.update(text=f"{escape(text)} …")
             tried = [r for r in rows if r.verdict not in ("unavailable", "unmeasured")]
-            live.update(Group(ladder_table(tried, progress.width, workload), spinner) if tried else spinner)
+            live.update(Group(climb_tables(tried, progress.width, workload), spinner) if tried else spinner)
 
         yield show

@@ -11,10 +11,10 @@ from redline.cli.console import plain_table, print_json, results
 from redline.cli.live_line import LiveLine
 from redline.cli.options import AsJson, Device
 from redline.cli.signals import uninterrupted_imports
+from redline.machine.gpu_classes import why_unmeasured
 from redline.notation import format_bytes, format_rate
 
 if TYPE_CHECKING:
-    from redline.ladder.rung import Rung
     from redline.machine.machine import Machine
 
 
@@ -28,37 +28,20 @@ def doctor(
     Example: redline doctor --json | jq .ceilings
     """
     with uninterrupted_imports():
-        from redline.ladder.measuring.worker_pool import WorkerPool
-        from redline.ladder.rungs import RUNGS
-        from redline.ladder.search.preparation import ask_machine
-    with WorkerPool() as pool, LiveLine("measuring the ceilings (a few seconds, once per machine) …"):
-        machine = ask_machine(pool, device, again=again)
-    precision, why = machine.recommended_precision()
-    reasons = {name: _why_not(rung, machine) for name, rung in RUNGS.items()}
+        from redline import doctor as examine
+    with LiveLine("starting …") as line:
+        diagnosis = examine(device, again=again, progress=lambda text: line.update(f"{text} …"))
     if as_json:
-        print_json(
-            {
-                **machine.as_dict(),
-                "recommended_precision": {"precision": precision, "why": why},
-                "rungs": {name: {"available": not reason, "why_not": reason} for name, reason in reasons.items()},
-            }
-        )
+        print_json(diagnosis.as_dict())
         return
-    _print_machine(machine)
-    results.print(f"\n[bold]precision[/]  start from [bold]{precision}[/]: {why}")
+    _print_machine(diagnosis.machine)
+    results.print(f"\n[bold]precision[/]  start from [bold]{diagnosis.precision}[/]: {diagnosis.precision_reason}")
     table = plain_table("rung", "here", "why not")
-    for name, reason in reasons.items():
+    for name, reason in diagnosis.why_not.items():
         table.add_row(name, "[green]available[/]" if not reason else "[dim]no[/]", escape(reason))
     results.print()
     results.print(table)
     results.print("\nNext: [bold]redline climb resnet[/], or your own model: redline climb file.py:function")
-
-
-def _why_not(rung: type[Rung], machine: Machine) -> str:
-    """Returns why the first variant of the rung cannot run; "" if any variant can run."""
-    variants = rung.variants(machine) or (rung(),)
-    reasons = [variant.why_not(machine) for variant in variants]
-    return "" if "" in reasons else reasons[0]
 
 
 def _print_machine(machine: Machine) -> None:
@@ -71,6 +54,8 @@ def _print_machine(machine: Machine) -> None:
     if machine.is_cuda:
         major, minor = machine.capability
         table.add_row("", f"compute capability {major}.{minor}, driver {machine.driver}, CUDA {machine.cuda}")
+        measured = why_unmeasured(machine.capability) or "measured on this class of GPU"
+        table.add_row("", f"the shipped plans and the tiles of the kernels: {measured}")
         memory = f"{format_bytes(machine.device_bytes)} on the device, {memory} host"
     table.add_row("memory", memory)
     table.add_row("cores", str(machine.cores))

@@ -15,7 +15,7 @@ from typer import Argument, Option
 from redline.cli import LOOK
 from redline.cli.console import NO, YES, note, plain_table, print_json, results, warnings_as_sentences, wrote
 from redline.cli.live_line import LiveLine
-from redline.cli.options import MODEL_HELP, PLAN_HELP, AsJson, Device, Page, Sampler, Steps, Strength, Strict, read_plan
+from redline.cli.options import MODEL_HELP, PLAN_HELP, AsJson, Device, Page, Sampler, Steps, Strength, Strict
 from redline.cli.signals import uninterrupted_imports
 from redline.errors import RedlineError
 from redline.files.atomic import check_can_write_file, write_text
@@ -52,14 +52,14 @@ def evaluate_sr(
     Example: redline eval sr model.safetensors Set5 --bicubic
     """
     with uninterrupted_imports():
-        from redline.evaluation.super_resolution import evaluate_folder
+        from redline import evaluate_super_resolution
     with LiveLine("scoring …") as line:
         show = _counter(line, "scoring")
-        seen = evaluate_folder(weights, folder, scale, precision=precision, device=device, progress=show)
+        seen = evaluate_super_resolution(weights, folder, scale, precision=precision, device=device, progress=show)
         baseline = None
         if bicubic:
             show = _counter(line, "scoring bicubic")
-            baseline = evaluate_folder("bicubic", folder, seen.scale, device=device, progress=show)
+            baseline = evaluate_super_resolution("bicubic", folder, seen.scale, device=device, progress=show)
     made = sum(image.made for image in seen.images)
     if made:
         which = "all" if made == len(seen.images) else f"{made} of {len(seen.images)}"
@@ -98,10 +98,10 @@ def _as_dict(weights: str, folder: Path, seen: Evaluation, baseline: Evaluation 
         "folder": str(folder),
         "scale": seen.scale,
         "mean": asdict(seen.mean),
-        "pictures": [asdict(image) for image in seen.images],
+        "images": [asdict(image) for image in seen.images],
     }
     if baseline is not None:
-        data["bicubic"] = {"mean": asdict(baseline.mean), "pictures": [asdict(p) for p in baseline.images]}
+        data["bicubic"] = {"mean": asdict(baseline.mean), "images": [asdict(p) for p in baseline.images]}
     return data
 
 
@@ -209,14 +209,14 @@ def evaluate_drift(
     Example: redline eval drift lsd-tiny.safetensors photos --page drift.html
     """
     with uninterrupted_imports():
-        from redline.stream import drift
+        from redline import evaluate_drift as evaluate
     others = {"model": model, "clip": clip}
     if page is not None:
         check_output_path(page, others)
     if out is not None:
         check_output_path(out, {**others, "page": page})
     with LiveLine("setting up …") as line:
-        result = drift.evaluate_drift(
+        result = evaluate(
             model,
             clip,
             frames=frames,
@@ -225,7 +225,7 @@ def evaluate_drift(
             sampler=sampler,
             strength=strength,
             seed=seed,
-            plan=read_plan(plan),
+            plan=plan,
             device=device,
             controls=controls,
             progress=lambda name, frame, total: line.count(name, frame, total, "frame"),

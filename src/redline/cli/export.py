@@ -1,9 +1,7 @@
 """`redline export`: exports an optimized model as an artifact that loads in seconds, or DRCT as an ONNX file."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from rich.markup import escape
 from typer import Argument, Option
@@ -14,9 +12,6 @@ from redline.cli.options import WORKLOAD_HELP, AsJson, Device, WorkloadOptions, 
 from redline.cli.signals import uninterrupted_imports
 from redline.errors import RedlineError
 from redline.notation import format_bytes, format_seconds
-
-if TYPE_CHECKING:
-    from redline.ladder.exports.manifest import Manifest
 
 _DRCT = "Options of `redline export drct`"
 
@@ -120,13 +115,8 @@ def export(
         return
     said = f"{format_bytes(made.bytes)}, loads in {format_seconds(made.load_s)} (new process, until the first output)"
     results.print(f"{escape(str(made.path))}  {said}", soft_wrap=True)
-    _print_errors(made.manifest)
-
-
-def _print_errors(manifest: Manifest) -> None:
-    for score in manifest.scores:
-        sign = "≤" if score["better"] == "lower" else "≥"
-        results.print(f"{escape(score['metric'])} {score['value']:.3g} (within {sign} {score['limit']:g})")
+    for score in made.manifest.scores:
+        results.print(escape(str(score)))
 
 
 def _export_drct(

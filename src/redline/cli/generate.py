@@ -14,7 +14,7 @@ from typer import Argument, Option
 from redline.choices import GENERATION_PRECISIONS
 from redline.cli.console import note, print_json, warnings_as_sentences
 from redline.cli.live_line import LiveLine
-from redline.cli.options import PLAN_HELP, AsJson, Device, Strict, read_plan
+from redline.cli.options import PLAN_HELP, AsJson, Device, Strict
 from redline.cli.signals import uninterrupted_imports
 from redline.errors import RedlineError
 
@@ -68,8 +68,7 @@ def generate(
         raise RedlineError("--prompts and --out belong together: give both.")
     if prompts is not None and memory is not None:
         raise RedlineError("--memory belongs to a single text: it cannot be used with --prompts.")
-    parsed = None if plan is None else read_plan(plan)
-    generator = TextGenerator(model, device=device, precision=precision, plan=parsed, strict=strict)
+    generator = TextGenerator(model, device=device, precision=precision, plan=plan, strict=strict)
     options: GenerateOptions = {"max_tokens": max_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p}
     options |= {"min_p": min_p, "repetition_penalty": repetition_penalty, "seed": seed}
     if prompts is not None and out is not None:

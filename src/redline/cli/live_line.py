@@ -56,10 +56,13 @@ class _Count:
 
 
 class LiveLine:
-    """A context manager for long work; `update` and `count` may be called from any thread."""
+    """A context manager for long work; `update` and `count` may be called from any thread.
 
-    def __init__(self, text: str) -> None:
-        self._text = text
+    With `shown=False` it prints nothing, as on the ranks of a command that another rank reports on.
+    """
+
+    def __init__(self, text: str, shown: bool = True) -> None:
+        self._text, self._shown = text, shown
         self._count: _Count | None = None
         self._began_s = self._printed_s = time.monotonic()
         self._status: Status | None = None
@@ -69,6 +72,8 @@ class LiveLine:
         self._thread = Thread(target=self._repeat, name="redline-live-line", daemon=True)
 
     def __enter__(self) -> "LiveLine":
+        if not self._shown:
+            return self
         if progress.is_terminal:
             self._status = progress.status(escape(self._text))
             self._status.start()
@@ -80,7 +85,7 @@ class LiveLine:
         self._stop.set()
         if self._status is not None:
             self._status.stop()
-        else:
+        elif self._shown:
             self._thread.join()
 
     def update(self, text: str) -> None:
@@ -126,7 +131,7 @@ class LiveLine:
     def _print_if_due(self, suffix: str) -> None:
         with self._lock:
             now_s = time.monotonic()
-            if now_s - self._printed_s < LINE_EVERY_S:
+            if not self._shown or now_s - self._printed_s < LINE_EVERY_S:
                 return
             self._printed_s = now_s
             count = self._count

@@ -1,17 +1,13 @@
 """Options and arguments that several commands share, and the functions that read their values."""
 
-from __future__ import annotations
-
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
 from redline.choices import SAMPLER_NAMES
 from redline.errors import RedlineError
-
-if TYPE_CHECKING:
-    from redline.ladder.plan import Plan
 
 WORKLOAD_HELP = (
     "module:function, file.py:function, timm:NAME, hf:FOLDER, model.onnx, model.pt2, train:CONFIG, or a bundled name "
@@ -22,7 +18,8 @@ PLAN_HELP = "A plan file, or a plan in one line: 'bf16 + compile'."
 
 Workload = Annotated[str, Argument(help=WORKLOAD_HELP)]
 Shapes = Annotated[
-    list[str] | None, Option("--shapes", "--shape", help="An input shape, for example batch=8,size=224; repeatable.")
+    list[str] | None,
+    Option("--shapes", "--shape", help="An input shape (batch=8,size=224) or a range (batch=1..32); repeatable."),
 ]
 WorkloadOptions = Annotated[
     list[str] | None, Option("--shape", "--shapes", help="Options of the workload, for example size=224; repeatable.")
@@ -50,6 +47,9 @@ Strength = Annotated[
 Sampler = Annotated[str | None, Option(help=f"Sampler: {', '.join(SAMPLER_NAMES)} (default: distilled).")]
 AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
 
+# A range of sizes: low..high, or low..high:step.
+_RANGE = re.compile(r"(\d*)\.\.(\d*)(?::(\d+))?")
+
 
 def parse_shape(text: str) -> dict[str, Any]:
     """Parses `batch=8,size=224` into {"batch": 8, "size": 224}."""
@@ -68,20 +68,23 @@ def parse_shapes(texts: list[str] | None) -> dict[str, dict[str, Any]]:
 
 
 def parse_workload_options(texts: list[str] | None) -> dict[str, Any]:
-    return {name: value for text in texts or [] for name, value in parse_shape(text).items()}
+    options = {name: value for text in texts or [] for name, value in parse_shape(text).items()}
+    if ranges := [name for name, value in options.items() if isinstance(value, range)]:
+        raise RedlineError(f"the option {ranges[0]!r} needs one value here, not a range.")
+    return options
 
 
 def _value(text: str) -> Any:
+    if match := _RANGE.fullmatch(text):
+        low, high, step = (int(part) if part else None for part in match.groups())
+        if low is None or high is None or low > high or step == 0:
+            raise RedlineError(
+                f"{text!r} is not a range: write low..high, such as 1..32, or 16..512:16 for steps of 16."
+            )
+        return range(low, high + 1, step or 1)
     for kind in (int, float):
         try:
             return kind(text)
         except ValueError:
             continue
     return {"true": True, "false": False}.get(text.lower(), text)
-
-
-def read_plan(text: str) -> Plan:
-    """Reads a plan file, or a plan in one line. Imports torch only when it is called."""
-    from redline.ladder.plan import read_plan
-
-    return read_plan(text)

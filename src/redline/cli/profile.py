@@ -13,9 +13,8 @@ from typer import Option
 
 from redline.cli.console import plain_table, print_json, progress, results
 from redline.cli.live_line import LiveLine
-from redline.cli.options import PLAN_HELP, Device, Page, Workload, WorkloadOptions, parse_workload_options, read_plan
+from redline.cli.options import PLAN_HELP, Device, Page, Workload, WorkloadOptions, parse_workload_options
 from redline.cli.signals import uninterrupted_imports
-from redline.errors import RedlineError
 from redline.notation import format_bytes, format_rate, format_seconds
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ def profile(
     trace: Annotated[Path | None, Option(help="Write a Chrome trace to this file (.json or .json.gz).")] = None,
     nvtx: Annotated[bool, Option("--nvtx", help="Add NVTX ranges for nsys and ncu to one step (CUDA).")] = False,
     page: Page = None,
-    plan: Annotated[str, Option(help=PLAN_HELP)] = "",
+    plan: Annotated[str, Option(help=PLAN_HELP)] = "eager",
     device: Device = "auto",
     shape: WorkloadOptions = None,
     top: Annotated[int, Option(min=1, help="Maximum number of rows per table.")] = 10,
@@ -47,31 +46,25 @@ def profile(
     Example: redline profile mine.py:model --layers --attention --page profile.html
     """
     with uninterrupted_imports():
-        from redline.ladder.profile import profile_workload, write_page
-        from redline.ladder.profile.ranges import why_no_nvtx
-        from redline.ladder.workloads.addresses import load_workload
-        from redline.machine.machine import Machine
+        from redline import profile as measure
     chosen = layers or memory or attention or trace is not None or nvtx
-    machine = Machine.detect(device)
-    if nvtx and (sentence := why_no_nvtx(machine.device)):
-        raise RedlineError(sentence)
     # Output of the user's code goes to stderr, so that stdout contains only the result.
-    with redirect_stdout(sys.stderr):
-        what = load_workload(workload, parse_workload_options(shape))
-    with redirect_stdout(sys.stderr), LiveLine(f"profiling {what.label} on {machine.name} …"):
-        seen = profile_workload(
-            what,
-            read_plan(plan),
-            machine,
+    with redirect_stdout(sys.stderr), LiveLine("starting …") as line:
+        seen = measure(
+            workload,
+            plan,
+            options=parse_workload_options(shape),
             layers=layers or not chosen,
             memory=memory or not chosen,
             attention=attention,
             trace=trace,
             nvtx=nvtx,
             repeats=repeats,
+            page=page,
+            top=top,
+            device=device,
+            progress=lambda text: line.update(f"{text} …"),
         )
-    if page is not None:
-        write_page(seen, page, top)
     if as_json:
         print_json(seen.as_dict())
     else:

@@ -32,12 +32,10 @@ def report(
     Example: [bold]redline report climb.jsonl -o report.html --markdown report.md[/]
     """
     with uninterrupted_imports():
-        from redline.ladder.measurement import load_measurements
-        from redline.ladder.report import ladder_rows, write_report
+        from redline import report as write_report
     page = output or file.with_suffix(".html")
-    climb = write_report(load_measurements(file), page, markdown, path_svg=svg, run=run)
+    climb = write_report(file, page, markdown=markdown, svg=svg, run=run)
     if as_json:
-        rows = ladder_rows([entry.measurement for entry in climb.entries])
         print_json(
             {
                 "html": str(page),
@@ -47,7 +45,7 @@ def report(
                 "workload": climb.subject.workload,
                 "headline": climb.headline(),
                 "front": [asdict(point) for point in climb.front],
-                "rows": [asdict(row) for row in rows],
+                "rows": [asdict(entry.row) for entry in climb.entries],
             }
         )
         return

@@ -1,15 +1,19 @@
 """`redline rungs`: lists the rungs, their options, and the bundled workloads."""
 
+from __future__ import annotations
+
 import inspect
 import sys
-from types import ModuleType
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
 from redline.cli.console import plain_table, print_json, results
 from redline.cli.options import AsJson
 from redline.cli.signals import uninterrupted_imports
+
+if TYPE_CHECKING:
+    from redline.ladder.rung import Rung
 
 
 def rungs(
@@ -27,41 +31,37 @@ def rungs(
         _workloads(as_json)
         return
     chosen = [find_rung(name)] if name else list(RUNGS.values())
-    data = [
-        {
-            "name": rung.name,
-            "stage": rung.stage.name.lower(),
-            "for": [kind for kind in ("inference", "training") if getattr(rung, kind)],
-            "summary": rung.summary,
-            "excludes": sorted(rung.excludes),
-            "options": [
-                {"name": o.name, "default": o.default, **{key: o.metadata[key] for key in ("choices", "help")}}
-                for o in rung.options()
-            ],
-        }
-        for rung in chosen
-    ]
     if as_json:
-        print_json(data)
+        print_json([_as_dict(rung) for rung in chosen])
     elif name:
-        _print_one(data[0], sys.modules[find_rung(name).__module__])
+        _print_one(chosen[0])
     else:
         table = plain_table("rung", "stage", "for", "what it does")
-        for row in data:
-            table.add_row(row["name"], row["stage"], "/".join(row["for"]), row["summary"])
+        for rung in chosen:
+            table.add_row(rung.name, rung.stage.name.lower(), "/".join(_purposes(rung)), rung.summary)
         results.print(table)
 
 
-def _print_one(row: dict, module: ModuleType) -> None:
-    results.print(f"[bold]{row['name']}[/]  {row['stage']}, for {' and '.join(row['for'])}")
-    results.print(row["summary"])
-    results.print(inspect.getdoc(module) or "", markup=False)
-    if row["excludes"]:
-        results.print(f"excludes: {', '.join(row['excludes'])}")
-    if row["options"]:
+def _purposes(rung: type[Rung]) -> list[str]:
+    return ["inference"] * rung.inference + ["training"] * rung.training
+
+
+def _as_dict(rung: type[Rung]) -> dict[str, object]:
+    options = [{"name": o.name, "default": o.default, **o.metadata} for o in rung.options()]
+    about = {"name": rung.name, "stage": rung.stage.name.lower(), "for": _purposes(rung), "summary": rung.summary}
+    return {**about, "excludes": sorted(rung.excludes), "options": options}
+
+
+def _print_one(rung: type[Rung]) -> None:
+    results.print(f"[bold]{rung.name}[/]  {rung.stage.name.lower()}, for {' and '.join(_purposes(rung))}")
+    results.print(rung.summary)
+    results.print(inspect.getdoc(sys.modules[rung.__module__]) or "", markup=False)
+    if rung.excludes:
+        results.print(f"excludes: {', '.join(sorted(rung.excludes))}")
+    if rung.options():
         table = plain_table("option", "default", "choices", "meaning")
-        for o in row["options"]:
-            table.add_row(o["name"], str(o["default"]), ", ".join(map(str, o["choices"])), o["help"])
+        for o in rung.options():
+            table.add_row(o.name, str(o.default), ", ".join(map(str, o.metadata["choices"])), o.metadata["help"])
         results.print(table)
 
 

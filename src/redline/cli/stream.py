@@ -14,7 +14,7 @@ from typer import Argument, Option
 from redline.choices import STREAM_PRECISIONS, STREAM_SINKS, STREAM_SOURCES
 from redline.cli.console import note, plain_table, print_json, progress, results, wrote
 from redline.cli.live_line import LiveLine
-from redline.cli.options import MODEL_HELP, PLAN_HELP, AsJson, Device, Sampler, Steps, Strength, read_plan
+from redline.cli.options import MODEL_HELP, PLAN_HELP, AsJson, Device, Sampler, Steps, Strength
 from redline.cli.signals import uninterrupted_imports
 from redline.errors import RedlineError
 from redline.notation import format_bytes, format_seconds, parse_seconds
@@ -109,7 +109,7 @@ def stream(
                 keep_going=keep_going,
                 reset_at_cuts=reset_at_cuts,
                 precision=precision,
-                plan=None if plan is None else read_plan(plan),
+                plan=plan,
                 device=device,
                 duration_s=None if duration is None else parse_seconds(duration),
                 changes=changes,

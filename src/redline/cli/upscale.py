@@ -82,6 +82,7 @@ def upscale(
         from redline.upscale.arguments import read_arguments
         from redline.upscale.compare.page import check_page
         from redline.upscale.upscaler import Upscaler
+        from redline.upscale.workers.torchrun import Rank
     if compare is not None:
         check_page(compare)
     upscaler = Upscaler(
@@ -106,7 +107,8 @@ def upscale(
         keep_going=keep_going,
     )
     arguments = read_arguments(paths, out)
-    with LiveLine("reading the model …") as line:
+    rank = Rank.find()
+    with LiveLine("reading the model …", shown=rank is None or rank.index == 0) as line:
         watch = _Watch(line, as_json)
         if arguments.note:
             note(arguments.note)

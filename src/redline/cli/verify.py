@@ -63,6 +63,8 @@ def verify(
             )
         for score in seen.scores:
             results.print(score)
+        for sentence in seen.ranges:
+            results.print(escape(sentence))
         verdict = "[bold green]holds[/]" if seen.holds else "[bold red]does not hold[/]"
         results.print(f"{verdict}: {escape(seen.reason)}")
     raise typer.Exit(0 if seen.holds else 1)

@@ -12,13 +12,14 @@ import inspect
 import json
 import math
 import os
-import sys
 import tomllib
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
+
+import msgspec
 
 from redline.errors import RedlineError
 
@@ -40,8 +41,14 @@ MAX_DEPTH = 100
 P = ParamSpec("P")
 R = TypeVar("R")
 _Path = str | os.PathLike[str]
-_LARGEST = sys.float_info.max
-_KINDS = {int: "an integer", float: "a finite number", str: "a string", bool: "true or false"}
+_NAMES = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
+_LIMITS = (
+    ("above", "gt"),
+    ("at least", "ge"),
+    ("at most", "le"),
+    ("less than", "lt"),
+    ("a multiple of", "multiple_of"),
+)
 
 
 @contextmanager
@@ -168,13 +175,13 @@ def _check_depth(document: Any) -> None:
 def check_types(
     values: Mapping[str, Any], hints: Mapping[str, Any], origin: str, error: type[RedlineError] = RedlineError
 ) -> None:
-    """Raises `error` for the first value whose type differs from its hint; ignores values without a hint.
+    """Raises `error` for the first value that does not fit its hint; ignores values without a hint.
 
-    Lists are accepted as tuples, objects as mappings, and integers as floats.
+    Lists are accepted as tuples, and integers as floats.
     """
     for name, value in values.items():
-        if name in hints and not _conforms(value, hints[name]):
-            raise error(f"{origin} is damaged: {name!r} is {shorten(value)}, not {_describe(hints[name])}.")
+        if name in hints and not _fits(value, hints[name]):
+            raise error(f"{origin} is damaged: {name!r} is {shorten(value)}, not {describe(hints[name])}.")
 
 
 @functools.cache
@@ -184,46 +191,43 @@ def field_types(kind: type) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
-def _conforms(value: Any, hint: Any) -> bool:
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (types.UnionType, typing.Union):
-        return any(_conforms(value, part) for part in arguments)
-    if hint is Any:
-        return True
-    if hint is float:
-        return _is_number(value)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63
-    if origin is tuple:
-        if not isinstance(value, (list, tuple)):
-            return False
-        if arguments == (float, ...):
-            return all(map(_is_number, value))
-        inner = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else arguments
-        return len(inner) == len(value) and all(map(_conforms, value, inner))
-    if origin is not None and issubclass(origin, Mapping):
-        if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-            return False
-        return all(_conforms(part, arguments[1]) for part in value.values())
-    return isinstance(value, hint)
+def _fits(value: Any, hint: Any) -> bool:
+    try:
+        msgspec.convert(value, hint)
+    except msgspec.ValidationError:
+        return False
+    # A dict without types may hold anything.
+    return dict in (hint, *typing.get_args(hint)) or is_finite(value)
 
 
-def _is_number(value: Any) -> bool:
-    """Returns whether a value is a finite number within the range of a float."""
-    if type(value) is float:
+def is_finite(value: Any) -> bool:
+    """Returns False for infinities, NaN and integers beyond 64 bits, which msgspec accepts; also inside collections."""
+    if isinstance(value, float):
         return math.isfinite(value)
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < _LARGEST
+    if isinstance(value, (list, tuple, dict)):
+        return all(map(is_finite, value.values() if isinstance(value, dict) else value))
+    return not isinstance(value, int) or abs(value) < 1 << 63
 
 
-def _describe(hint: Any) -> str:
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+def describe(hint: Any) -> str:
+    """Returns a type for an error message, with its limits."""
+    origin = typing.get_origin(hint)
+    arguments: tuple[Any, ...] = typing.get_args(hint)
+    if origin is typing.Annotated and (least := arguments[1].min_length):
+        return describe(arguments[0]).replace("a list", f"a list of at least {least} items", 1)
+    if origin is typing.Annotated:
+        limits = [(word, getattr(arguments[1], name)) for word, name in _LIMITS]
+        words = " and ".join(f"{word} {limit:,}" for word, limit in limits if limit is not None)
+        return f"{describe(arguments[0])} ({words})"
+    if origin is typing.Literal:
+        names = ", ".join(map(str, arguments))
+        return f"one of {names}" if len(arguments) > 1 else f'"{names}"'
     if origin in (types.UnionType, typing.Union):
-        return " or ".join(_describe(part) for part in arguments)
+        return " or ".join(describe(part) for part in arguments if part is not types.NoneType)
     if origin is tuple:
-        return f"a list ({_describe(arguments[0])} each)"
-    if origin is not None:
-        return f"an object ({_describe(arguments[1])} each)" if arguments[1] is not Any else "an object"
-    return "null" if hint is type(None) else _KINDS.get(hint, "an object")
+        count = "" if arguments[-1] is Ellipsis else f" of {len(arguments)} items"
+        return f"a list{count}, each {describe(arguments[0])}"
+    return _NAMES.get(hint, "an object")
 
 
 def shorten(value: Any) -> str:

@@ -120,9 +120,10 @@ class WorkloadCase:
 
 
 def find_optimal_batch_size(
-    build_or_model: Callable[[], nn.Module] | nn.Module,
-    make_inputs: Callable[[int], Inputs],
+    model: Callable[[], nn.Module] | nn.Module | str,
+    make_inputs: Callable[[int], Inputs] | None = None,
     *,
+    options: Mapping[str, Any] | None = None,
     starting_batch_size: int = 1,
     target_utilization: float = 0.85,
     max_batch: int = 4096,
@@ -136,15 +137,39 @@ def find_optimal_batch_size(
 ) -> BatchSizeResult:
     """Returns the largest batch size whose peak memory stays within `target_utilization` of the device's memory.
 
-    `build_or_model` is a function that builds the model, or a model. A model is not changed: a training step runs on a
-    copy, which takes GPU memory too. `make_inputs(n)` returns a batch of n. For a training step, give `loss` and
-    `optimizer`. On a CPU each batch runs in a child process, so the model and the functions must be picklable with
-    cloudpickle (lambdas and functions of `__main__` are).
+    Args:
+        model: A function that builds the model, a model, or the address of a workload with an option `batch`. A model
+            is not changed: a training step runs on a copy, which takes GPU memory too.
+        make_inputs: Returns a batch of n for a number n. A workload has its own.
+        options: The other options of the workload's function, such as `{"size": 224}`.
+        starting_batch_size: The first batch size to try.
+        target_utilization: The largest share of the memory to use.
+        max_batch: The largest batch size to try.
+        training: Whether to run training steps, with `loss` and `optimizer`; a workload knows its own step.
+        loss: The loss of a model's output and its batch.
+        optimizer: Returns the optimizer of the model's parameters.
+        device: `"cpu"`, `"cuda"`, `"cuda:1"`; `"auto"` uses a GPU if there is one.
+        memory_bytes: The memory to assume; by default all of the device's.
+        probe_limit_s: The time limit of each batch size.
+        on_probe: Called with the result of each batch size.
+
+    On a CPU each batch runs in a child process, so the model and the functions must be picklable with cloudpickle
+    (lambdas and functions of `__main__` are).
     """
-    if (training or loss is not None or optimizer is not None) and (loss is None or optimizer is None):
-        raise RedlineError("the batch size of a training step needs both loss= and optimizer=.")
-    in_child = resolve_device(device) == "cpu"
-    case = ModelCase(build_or_model, make_inputs, loss, optimizer, private=in_child)
+    if isinstance(model, str):
+        if make_inputs is not None or training or loss is not None or optimizer is not None:
+            raise RedlineError("make_inputs=, training=, loss= and optimizer= are for a model; a workload has its own.")
+        options = dict(options or {})
+        if "batch" in options:
+            raise RedlineError(
+                "the search sets the option batch: leave it out, and use --start and --max-batch (in Python, "
+                "starting_batch_size= and max_batch=)."
+            )
+        # Raises if the workload has no option `batch`, before a process is started.
+        load_workload(model, {**options, "batch": starting_batch_size})
+        case: Case = WorkloadCase(model, options)
+    else:
+        case = _model_case(model, make_inputs, options, training, loss, optimizer, device)
     return search(
         case,
         starting_batch_size,
@@ -155,6 +180,22 @@ def find_optimal_batch_size(
         probe_limit_s,
         on_probe,
     )
+
+
+def _model_case(
+    model: Callable[[], nn.Module] | nn.Module,
+    make_inputs: Callable[[int], Inputs] | None,
+    options: Mapping[str, Any] | None,
+    training: bool,
+    loss: LossFunction | None,
+    optimizer: OptimizerFactory | None,
+    device: str,
+) -> ModelCase:
+    if make_inputs is None or options:
+        raise RedlineError("a model needs make_inputs=, and has no options=, which are for the address of a workload.")
+    if (training or loss is not None or optimizer is not None) and (loss is None or optimizer is None):
+        raise RedlineError("the batch size of a training step needs both loss= and optimizer=.")
+    return ModelCase(model, make_inputs, loss, optimizer, private=resolve_device(device) == "cpu")
 
 
 def search(

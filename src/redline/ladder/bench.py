@@ -19,8 +19,9 @@ from redline.ladder.plan import Plan, read_plan
 from redline.ladder.search.preparation import address_of, ask_machine, prepare_trials
 from redline.ladder.search.progress import Progress, no_progress, print_progress
 from redline.ladder.search.run_log import RunLog
-from redline.ladder.search.settings import Settings, Shapes, read_duration, read_shapes
+from redline.ladder.search.settings import Settings, read_duration
 from redline.ladder.search.source_digest import describe_change
+from redline.ladder.shape_ranges import Shapes, read_shapes
 from redline.ladder.statistics import Interval, unpaired_ratio
 from redline.ladder.workload import Workload
 from redline.ladder.workloads.addresses import check_file

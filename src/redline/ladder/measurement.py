@@ -12,6 +12,7 @@ from typing import Any
 from redline.errors import MeasurementError
 from redline.files.untrusted import check_types, explain, field_types, parse_json, read_text, reading
 from redline.ladder.gate import Score
+from redline.ladder.shape_ranges import SizeResult, describe_range
 from redline.ladder.statistics import (
     Interval,
     median,
@@ -98,6 +99,10 @@ class Measurement:
     schema: int = SCHEMA
     # The cores that other processes used during the timing, and preemptions of the timed processes per second.
     load: Mapping[str, float] = field(default_factory=dict)
+    # What the plan did at each size of a range of shapes, by the label of the range (only in the winner's row).
+    ranges: Mapping[str, tuple[SizeResult, ...]] = field(default_factory=dict)
+    # The number of sizes of each range, of which only a part may have been tried.
+    range_counts: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def shapes(self) -> tuple[str, ...]:
@@ -141,6 +146,12 @@ class Measurement:
         return ratio_interval(pairs, self.is_tail) if pairs else None
 
     @property
+    def range_sentences(self) -> tuple[str, ...]:
+        """A sentence for each range of shapes, which says where the plan sets up again, falls back or fails."""
+        ranges = self.ranges.items()
+        return tuple(describe_range(label, found, self.range_counts.get(label, len(found))) for label, found in ranges)
+
+    @property
     def passed(self) -> bool:
         return bool(self.scores) and all(score.passed for score in self.scores)
 
@@ -182,6 +193,9 @@ class Measurement:
             )
             for key in ("samples", "against_samples"):
                 values[key] = {shape: tuple(map(float, v)) for shape, v in data.get(key, {}).items()}
+            values["ranges"] = {
+                label: tuple(SizeResult(**one) for one in found) for label, found in data.get("ranges", {}).items()
+            }
             values["notes"] = tuple(data.get("notes", ()))
             return cls(**values)
         except (TypeError, KeyError) as error:
@@ -189,8 +203,10 @@ class Measurement:
 
 
 def _check_content(data: Mapping[str, Any], known: Mapping[str, Any], origin: str) -> None:
-    scores = {"scores": tuple[Mapping[str, Any], ...]}
-    check_types(data, {**known, **scores}, origin, MeasurementError)
+    nested = {"scores": tuple[Mapping[str, Any], ...], "ranges": Mapping[str, tuple[Mapping[str, Any], ...]]}
+    check_types(data, {**known, **nested}, origin, MeasurementError)
+    for size in (size for sizes in data.get("ranges", {}).values() for size in sizes):
+        check_types(size, field_types(SizeResult), origin, MeasurementError)
     for score in data.get("scores", ()):
         # NaN is written as null.
         check_types(score, {**field_types(Score), "value": float | None}, origin, MeasurementError)

@@ -80,7 +80,7 @@ def psnr(reference: Tensors, output: Tensors) -> float:
     return _decibels(_peak(expected), float(((seen - expected) ** 2).mean()))
 
 
-def picture_psnr(reference: Tensors, output: Tensors) -> float:
+def image_psnr(reference: Tensors, output: Tensors) -> float:
     """Returns the PSNR in dB of the worst image. The peak is 1, not the range, which is tiny for a uniform image."""
     values = []
     for expected, seen in zip(reference, output, strict=True):
@@ -88,7 +88,7 @@ def picture_psnr(reference: Tensors, output: Tensors) -> float:
             images = zip(*(t.double().reshape(-1, *t.shape[-3:]) for t in (expected, seen)), strict=True)
             values += [_decibels(1.0, float(((a - b) ** 2).mean())) for a, b in images]
     if not values:
-        raise GateError("picture_psnr compares images (outputs with at least three dimensions), but there is none.")
+        raise GateError("image_psnr compares images (outputs with at least three dimensions), but there is none.")
     return float(torch.tensor(values, dtype=torch.float64).min())
 
 
@@ -179,7 +179,7 @@ METRICS = {
         Metric("max_error", max_error, "lower"),
         Metric("cosine", _worst_tensor(cosine, "higher"), "higher"),
         Metric("psnr", _worst_tensor(psnr, "higher"), "higher", "dB"),
-        Metric("picture_psnr", picture_psnr, "higher", "dB"),
+        Metric("image_psnr", image_psnr, "higher", "dB"),
         Metric("ssim", ssim, "higher"),
         Metric("top1", top1, "higher"),
         Metric("agreement", agreement, "higher"),

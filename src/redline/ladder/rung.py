@@ -12,6 +12,15 @@ from redline.ladder.job import Job
 from redline.machine.machine import Machine
 
 
+@dataclass(frozen=True)
+class ShapeCounts:
+    """How often a rung has set up for new input shapes and fallen back to slower code, with the reason for that."""
+
+    set_ups: int = 0
+    fallbacks: int = 0
+    reason: str = ""
+
+
 class Stage(IntEnum):
     """The position of a rung in a plan; a later stage builds on the earlier ones."""
 
@@ -110,6 +119,10 @@ class Rung(ABC):
     def why_no_proof(self, job: Job) -> str:
         """Returns why `proof` is empty, if the rung can tell."""
         return ""
+
+    def shape_counts(self, job: Job) -> ShapeCounts:
+        """Returns how often the rung has set up (compiled, captured, built an engine) for inputs of a new shape."""
+        return ShapeCounts()
 
     def __str__(self) -> str:
         parts = []

@@ -115,7 +115,7 @@ def ratio_interval(pairs: Sequence[tuple[Sequence[float], Sequence[float]]], tai
     return ratio(tuple((tuple(old), tuple(new)) for old, new in pairs))
 
 
-# A report needs the same ratios in its tables, its charts and its text.
+# Cached, because a report needs the same ratios in its tables, its charts and its text.
 @functools.lru_cache(maxsize=1024)
 def _ratio_interval(pairs: tuple[tuple[tuple[float, ...], tuple[float, ...]], ...]) -> Interval:
     rng = np.random.default_rng(0)

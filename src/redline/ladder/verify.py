@@ -1,10 +1,12 @@
 """Measures a plan again on this machine, and names the rungs that no longer run, pass their gates or gain anything."""
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from redline.choices import CALLERS
 from redline.errors import WorkloadError
+from redline.ladder.measuring.size_sweep import sweep
 from redline.ladder.measuring.trial import (
     FRESH_SEEDS,
     Arm,
@@ -22,7 +24,8 @@ from redline.ladder.plan import Plan, read_plan
 from redline.ladder.rung import Rung
 from redline.ladder.search.preparation import address_of, ask_machine, prepare_trials
 from redline.ladder.search.progress import Progress, no_progress, print_progress
-from redline.ladder.search.settings import Settings, Shapes, read_duration, read_shapes
+from redline.ladder.search.settings import Settings, read_duration
+from redline.ladder.shape_ranges import FAILS, ShapeRange, Shapes, SizeResult, describe_range, read_ranges, read_shapes
 from redline.ladder.statistics import Interval
 from redline.ladder.workload import Workload
 from redline.ladder.workloads.addresses import check_file
@@ -54,6 +57,9 @@ class Verified:
     eager_peak_bytes: int
     scores: tuple[str, ...]
     rungs: tuple[RungVerdict, ...]
+    # What the plan did at each size of the ranges of shapes, by range, and a sentence for each range.
+    sizes: Mapping[str, tuple[SizeResult, ...]] = field(default_factory=dict)
+    ranges: tuple[str, ...] = ()
 
 
 def verify(
@@ -76,7 +82,9 @@ def verify(
         objective: `"latency"`, `"p99"`, `"throughput"`, `"requests"` or `"memory"`, as in `redline.climb`; by default
             the one in the plan, or latency.
         callers: The number of concurrent callers of the objective `"requests"`.
-        shapes: Input shapes as options of the workload's function: `[{"batch": 1}, {"batch": 8}]`.
+        shapes: Input shapes as options of the workload's function: `[{"batch": 1}, {"batch": 8}]`. A range,
+            `[{"batch": range(1, 33)}]`, is timed at both ends and between; at the end the plan tries the other
+            sizes, and the result says where it sets up again, falls back or fails.
         device: `"cpu"`, `"cuda"`, `"cuda:1"`; `"auto"` uses a GPU if there is one.
         timeout: Time limit of one trial.
         sampling: Time for timing the two plans of one comparison.
@@ -89,6 +97,7 @@ def verify(
         settings = Settings(
             address_of(workload, pool),
             shapes=read_shapes(shapes),
+            ranges=read_ranges(shapes),
             device=device,
             objective=Objective.named(objective or plan.objective or "latency"),
             callers=callers,
@@ -99,12 +108,21 @@ def verify(
         # Comes before the measurement of the ceilings, which takes seconds, so that a wrong address fails at once.
         spec, facts = prepare_trials(pool, settings, ask_machine(pool, device, measure=False))
         machine = ask_machine(pool, device)
-        return _Verification(pool, spec, plan, machine, progress).run(facts.training)
+        return _Verification(pool, spec, plan, machine, progress, settings.ranges).run(facts.training)
 
 
 class _Verification:
-    def __init__(self, pool: WorkerPool, spec: TrialSpec, plan: Plan, machine: Machine, progress: Progress) -> None:
+    def __init__(
+        self,
+        pool: WorkerPool,
+        spec: TrialSpec,
+        plan: Plan,
+        machine: Machine,
+        progress: Progress,
+        ranges: tuple[ShapeRange, ...] = (),
+    ) -> None:
         self.pool, self.spec, self.plan, self.machine, self.progress = pool, spec, plan, machine, progress
+        self.ranges = ranges
 
     def run(self, training: bool) -> Verified:
         impossible = {rung.name: why for rung in self.plan.rungs if (why := _why_not(rung, self.machine, training))}
@@ -135,6 +153,10 @@ class _Verification:
                 reason = f"outside the gate: {whole.failed_score}"
             elif whole is not None:
                 reason, speedup, median_s = self._race(eager, whole)
+            sizes = self._sweep(whole) if whole is not None and speedup is not None else {}
+            failing = [result for results in sizes.values() for result in results if result.event == FAILS]
+            if failing and not reason:
+                reason = f"the plan fails at {failing[0].shape}: {failing[0].reason}"
             failed = [verdict.rung for verdict in rungs if not verdict.holds]
             if failed and not reason:
                 reason = f"no longer holds: {', '.join(failed)}"
@@ -150,6 +172,8 @@ class _Verification:
                 eager_peak_bytes=eager.peak_bytes,
                 scores=tuple(map(str, whole.scores)) if whole is not None else (),
                 rungs=tuple(rungs),
+                sizes=sizes,
+                ranges=tuple(describe_range(one.label, sizes[one.label], one.count) for one in self.ranges if sizes),
             )
         finally:
             close(eager, whole)
@@ -158,6 +182,11 @@ class _Verification:
         arm = open_arm(self.pool, self.spec, plan, FRESH_SEEDS)
         measure_peak(arm, self.spec)
         return arm
+
+    def _sweep(self, whole: Arm) -> dict[str, tuple[SizeResult, ...]]:
+        if self.ranges:
+            self.progress("trying every size of the shapes", None)
+        return sweep(whole, self.spec, self.ranges, self.spec.timeout_s)
 
     def _race(self, eager: Arm, whole: Arm) -> tuple[str, Interval | None, float]:
         """Times the plan against eager; returns what is wrong (or ""), the speed-up and the step time."""

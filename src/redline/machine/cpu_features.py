@@ -43,7 +43,7 @@ def cpu_flags() -> set[str]:
 
 
 def cpu_limit() -> str:
-    """Returns the limit that is set, or "". Raises MachineError if it is unknown."""
+    """Returns the value of `REDLINE_CPU_LIMIT`, "" if it is not set. Raises MachineError if it is unknown."""
     limit = os.environ.get(VARIABLE, "")
     if limit and limit not in LIMITS:
         raise MachineError(f"{VARIABLE}={limit}: unknown limit (supported: {', '.join(LIMITS)}).")

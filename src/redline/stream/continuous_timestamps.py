@@ -12,8 +12,8 @@ from av.packet import Packet
 
 from redline.video.reading import ARBITRARY_START_FORMATS
 
-# When one stream has reached the next recording, another stream counts as having reached it too if its timestamps
-# decrease, or jump forward by more than this many seconds.
+# A file may hold several recordings. After one of its streams has entered the next recording, the others follow when
+# their timestamps decrease, or jump forward by more than this many seconds.
 _LONGEST_PAUSE_S = 1
 
 

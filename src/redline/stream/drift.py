@@ -80,15 +80,23 @@ def evaluate_drift(
     controls: bool = True,
     progress: Progress = lambda name, frame, frames: None,
 ) -> DriftResult:
-    """Measures colours, contrast, detail, structure, flicker and response of a model over many frames.
+    """Measures a live model over many frames: colours, contrast, detail, structure, flicker and response.
 
     Args:
         model: LSD weights, the output folder of their training, or a diffusers folder.
         clip: a video, or a folder of photos from which three clips with known motion are made.
         frames: the number of frames of each case.
         size: the side of clips made from photos, in pixels.
-        steps, sampler, strength: None uses the model's default.
+        steps, sampler, strength: how a frame is sampled; None uses the model's default.
+        seed: the same seed makes the same clips and noise.
+        plan: a plan of the ladder for the U-Net.
+        device: `"auto"`, `"cpu"`, `"cuda"` or `"cuda:1"`.
         controls: also run models that must fail (constant, noise, identity), to show that the evaluation can fail.
+        progress: called after each frame with the name of the run, the number of completed frames, and the total.
+
+    >>> result = evaluate_drift("toy.safetensors", "clip.mp4", frames=64, steps=1, device="cpu", controls=False)
+    >>> {finding.case for finding in result.findings}, [finding.name for finding in result.findings][:2]
+    ({'clip.mp4'}, ['follows its input', 'does something'])
     """
     model, clip = Path(model), Path(clip)
     check_frames(frames)

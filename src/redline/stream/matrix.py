@@ -11,16 +11,19 @@ import copy
 import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from redline.errors import RedlineError, first_line
+from redline.files.config_fields import check_fields, decode
+from redline.files.limits import PositiveInt
 from redline.ladder.plan import Plan
 from redline.machine.machine import Machine
 from redline.machine.memory import free_cuda_caches, is_out_of_memory
@@ -83,47 +86,31 @@ CPU_ARMS = (
 class Shape:
     """The workload: model size, side of the frames, steps per frame and number of frames.
 
-    The frames are from the video `film` or from a generated clip. `weights` is `fresh` (random) or, only for the size
+    The frames are from the file `video` or from a generated clip. `weights` is `fresh` (random) or, only for the size
     tiny, `shipped` (the bundled weights).
     """
 
     size: str = "tiny"
-    side: int = 64
-    steps: int = 1
-    frames: int = 500
-    film: str = ""
-    weights: str = "fresh"
+    side: PositiveInt = 64
+    steps: Annotated[int, Meta(ge=1, le=MOST_STEPS)] = 1
+    frames: Annotated[int, Meta(ge=2 * WARM_UP_FRAMES + 1)] = 500
+    video: str = ""
+    weights: Literal["fresh", "shipped"] = "fresh"
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.size not in SIZES:
             raise RedlineError(f"unknown LSD size {self.size!r} (supported: {', '.join(SIZES)}).")
-        for name in ("side", "steps", "frames"):
-            if type(getattr(self, name)) is not int:
-                raise RedlineError(f"{name} must be a whole number, not {getattr(self, name)!r}.")
-        least = 2 * WARM_UP_FRAMES + 1
-        if self.side < 1 or self.frames < least:
-            text = f"side must be at least 1 and frames at least {least}, not {self.side} and {self.frames}."
-            raise RedlineError(text)
-        if self.film and not Path(self.film).is_file():
-            raise RedlineError(f"film: there is no file {self.film!r}.")
-        if self.weights not in ("fresh", "shipped") or (self.weights == "shipped" and self.size != "tiny"):
-            raise RedlineError(
-                f"weights={self.weights!r} is not available for size {self.size}: use fresh (any size) or shipped "
-                "(only tiny)."
-            )
-        Settings(1.0, self.steps)
-        if self.steps > MOST_STEPS:
-            raise RedlineError(f"the distilled sampler supports 1 to {MOST_STEPS} steps, not {self.steps}.")
+        if self.video and not Path(self.video).is_file():
+            raise RedlineError(f"video: there is no file {self.video!r}.")
+        if self.weights == "shipped" and self.size != "tiny":
+            raise RedlineError(f"weights = shipped is not available for size {self.size}, only for tiny: use fresh.")
 
     @classmethod
     def of(cls, options: dict[str, Any]) -> "Shape":
-        known = [field.name for field in fields(cls)]
-        unknown = [name for name in options if name not in known]
-        if unknown:
-            raise RedlineError(f"unknown option {unknown[0]!r} of the live model (supported: {', '.join(known)}).")
-        if "film" in options:  # a numeric file name may have been parsed as a number
-            options = {**options, "film": str(options["film"])}
-        return cls(**options)
+        if "video" in options:  # a numeric file name may have been parsed as a number
+            options = {**options, "video": str(options["video"])}
+        return decode(cls, options, "of the live model")
 
 
 @dataclass(frozen=True)
@@ -276,7 +263,7 @@ def _run(row: Row, plan: Plan, model: Lsd, device: torch.device, expected: list[
     sink = _Comparison(expected)
     stream(sink, Latency())
     if sink.frames < shape.frames:
-        raise RedlineError(f"{shape.film!r} has only {sink.frames} frames, not {shape.frames}.")
+        raise RedlineError(f"{shape.video!r} has only {sink.frames} frames, not {shape.frames}.")
     setup_s, setup_peak_bytes, engine.samples_memory = engine.setup_s, memory.take(), False
     timed = Latency(window=shape.frames - WARM_UP_FRAMES)
     stream(NullSink(), timed)
@@ -316,9 +303,9 @@ def _plain_loop(source: Source, engine: Engine, sink: NullSink, settings: Settin
 
 
 def _source(shape: Shape) -> Source:
-    if not shape.film:
+    if not shape.video:
         return SyntheticClip(shape.side, shape.side, shape.frames)
-    return _First(open_source(shape.film, EndpointOptions(size=(shape.side, shape.side))), shape.frames)
+    return _First(open_source(shape.video, EndpointOptions(size=(shape.side, shape.side))), shape.frames)
 
 
 class _First(SourceWrapper):

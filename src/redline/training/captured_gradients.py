@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from redline.machine.cuda_graphs import GraphCapturer
 
-# The pass runs this often before the capture, to create the compiled kernels and workspaces that the capture needs.
+# The number of runs before the capture, which create the compiled kernels and workspaces that the capture needs.
 _WARMUPS = 3
 
 

@@ -26,7 +26,7 @@ from redline.training.checkpoints import FOLDER, Checkpoints, Position, State
 from redline.training.ema import Ema
 from redline.training.interrupts import stop_requests
 from redline.training.journal import NAME as JOURNAL
-from redline.training.journal import Journal
+from redline.training.journal import Entry, Journal
 from redline.training.optimizers import set_rate, step_unless
 from redline.training.settings import LoopSettings
 from redline.training.task import Task
@@ -71,16 +71,21 @@ class Outcome:
     peak_bytes: int
     interrupted: bool
     stop_signal: int | None = None
-    entries: Sequence[Mapping[str, Any]] = ()
+    entries: Sequence[Entry] = ()
 
     @property
     def loss(self) -> float | None:
         """The last training loss in the journal."""
-        return next((entry["loss"] for entry in reversed(self.entries) if "loss" in entry), None)
+        return next((entry.metrics["loss"] for entry in reversed(self.entries) if "loss" in entry.metrics), None)
 
-    def median(self, key: str) -> float | None:
+    def series(self, metric: str) -> tuple[tuple[int, float], ...]:
+        """Returns the steps and the finite values of a metric in the journal."""
+        found = ((entry.step, entry.metrics.get(metric)) for entry in self.entries)
+        return tuple((step, value) for step, value in found if value is not None)
+
+    def median(self, metric: str) -> float | None:
         """Returns the median of a metric over the journal, without its first entry, which includes compilation."""
-        values = [entry[key] for entry in self.entries if entry.get(key) is not None]
+        values = [value for _, value in self.series(metric)]
         return statistics.median(values[1:] or values) if values else None
 
 
@@ -261,7 +266,7 @@ class _Loop:
             "skipped": self.skipped,
         }
         left_s, penalties = self.settings.left_s(self.step, now_s, steps_per_s), self.task.penalties(self.step - 1)
-        self._write(**figures, **({"penalties": penalties} if penalties else {}))
+        self._write(figures, penalties=penalties)
         about = {"unit": self.task.unit, "figures": self.figures, "penalties": penalties}
         self.on_progress(Progress(step=self.step, elapsed_s=now_s, left_s=left_s, **figures, **about))
 
@@ -314,7 +319,7 @@ class _Loop:
         self.result.train(was_training)
         if figures:
             self.figures = figures
-            self._write(validation=True, **figures)
+            self._write(figures, is_validation=True)
         self._validated = self.step
         # The time of the validation does not count for the throughput.
         self._timed_s = self.elapsed_s
@@ -324,17 +329,16 @@ class _Loop:
             self.checkpoints.save(self.state, self.position, keep_all=self._is_in_doubt())
         self._saved, self._saved_s = self.step, self.elapsed_s
 
-    def _write(self, **values: Any) -> None:
-        entry = {"step": self.step, "elapsed_s": round(self.elapsed_s, 3), **values}
+    def _write(
+        self, metrics: Mapping[str, float | None], is_validation: bool = False, penalties: tuple[str, ...] = ()
+    ) -> None:
+        entry = Entry(self.step, round(self.elapsed_s, 3), metrics, is_validation, penalties)
         self.journal.write(entry)
         if self.board:
             self.board(entry)
 
     def _last_figures(self) -> tuple[dict[str, float], int]:
         """Returns the metrics and the step of the last validation in the journal."""
-        validations = [entry for entry in self.journal.entries if entry.get("validation")]
-        last = validations[-1] if validations else {"step": 0}
-        about = ("step", "elapsed_s", "validation")
-        # null in the journal stands for a metric that was not finite.
-        figures = {name: math.nan if value is None else value for name, value in last.items() if name not in about}
-        return figures, last["step"]
+        last = next((entry for entry in reversed(self.journal.entries) if entry.is_validation), Entry(0, 0.0, {}))
+        # None in the journal stands for a metric that was not finite.
+        return {name: math.nan if value is None else value for name, value in last.metrics.items()}, last.step

@@ -12,7 +12,8 @@ from torch.optim import Optimizer
 
 from redline.datasets.photo_crops import PhotoCrops
 from redline.datasets.photo_pairs import PhotoPairs
-from redline.training.config_check import ConfigSource, decode, override, read_config
+from redline.files.config_fields import decode
+from redline.training.config_file import ConfigSource, override, read_config
 from redline.training.optimizers import build_optimizer
 from redline.training.precision import resolve_precision
 from redline.training.task import Task
@@ -42,7 +43,9 @@ class PhotoTraining:
             override(tables["model"], start=start)
             override(tables["data"], photos=photos, validation=validation)
             override(tables["training"], steps=steps, minutes=minutes)
-            return cls(**{name: decode(kind, tables[_table(name)], _table(name)) for name, kind in kinds.items()})
+            return cls(
+                **{name: decode(kind, tables[_table(name)], f"under [{_table(name)}]") for name, kind in kinds.items()}
+            )
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Returns the settings for JSON, with the names of files and folders instead of their paths."""

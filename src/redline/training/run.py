@@ -12,7 +12,7 @@ from redline.machine.machine import resolve_device
 from redline.notation import format_megapixels, parse_seconds
 from redline.training import loop
 from redline.training.bundled import find_config, kind_of
-from redline.training.config_check import ConfigSource
+from redline.training.config_file import ConfigSource
 from redline.training.loop import Progress
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ StoredDtype = Literal["fp16", "fp32"]
 class LoopSettings:
     """The duration, the optimizer and the schedule of training; the same settings for every kind of model.
 
-    `config_check.decode` enforces the types and limits of the fields; the constructor does not.
+    `config_fields.decode` enforces the types and limits of the fields; the constructor does not.
 
     Exactly one of `minutes` and `steps` is set. With `minutes`, the learning rate follows the clock and training takes
     the same time on every machine; with `steps`, it follows the step number. A step whose loss or gradient is not

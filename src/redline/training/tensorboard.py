@@ -1,14 +1,14 @@
 """Logs the metrics of a training run to TensorBoard if it is installed."""
 
 import importlib.util
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from redline.training.journal import Entry
+
 WHY_NOT = "no TensorBoard log: it is not installed (pip install tensorboard)"
-# Keys of an entry that are not metrics.
-_POSITION = ("step", "elapsed_s")
 
 
 def is_installed() -> bool:
@@ -33,18 +33,15 @@ class TensorBoard:
         self._first_step = step + 1
         return self
 
-    def __call__(self, entry: Mapping[str, Any]) -> None:
-        numbers = {
-            name: value for name, value in entry.items() if type(value) in (int, float) and name not in _POSITION
-        }
+    def __call__(self, entry: Entry) -> None:
         with self._stop_on_error():
             if self._writer is None and not self._stopped:
                 from torch.utils.tensorboard.writer import SummaryWriter
 
                 self._writer = SummaryWriter(str(self._folder), purge_step=self._first_step)
-            for name, value in numbers.items():
-                if self._writer is not None:
-                    self._writer.add_scalar(name, value, entry["step"])
+            for name, value in entry.metrics.items():
+                if self._writer is not None and value is not None:
+                    self._writer.add_scalar(name, value, entry.step)
 
     def close(self) -> None:
         writer, self._writer = self._writer, None

@@ -28,8 +28,8 @@ from redline.upscale.tiling import smallest_tile
 from redline.video.padding_index import reflected
 
 # The required PSNR: an fp32 file must closely match the network, and the errors of int8 must not be visible.
-EXACT = Gate("picture_psnr", 70.0)
-ROUNDED = Gate("picture_psnr", 40.0)
+EXACT = Gate("image_psnr", 70.0)
+ROUNDED = Gate("image_psnr", 40.0)
 
 _JUDGED_TILES = 4
 

@@ -96,7 +96,7 @@ def _open_source(task: Task, settings: ImageSettings) -> ImageSource | ArraySour
         return ArraySource(task.samples)
     if task.target.exists() and task.target.samefile(task.source):
         raise RedlineError(f"the output {str(task.target)!r} is the source image; choose another output.")
-    return open_image(task.source, settings.pixel_limit, random_access=settings.wrap)
+    return open_image(task.source, settings.max_pixels, random_access=settings.wrap)
 
 
 @dataclass(frozen=True)

@@ -54,9 +54,9 @@ def to_pil(samples: np.ndarray, info: dict[str, Any]) -> Image.Image:
     return image
 
 
-def read_file(path: str | Path, pixel_limit: int) -> tuple[np.ndarray, dict[str, Any]]:
+def read_file(path: str | Path, max_pixels: int) -> tuple[np.ndarray, dict[str, Any]]:
     """Returns the samples of a whole image, rotated upright, and its colour profile if it has one."""
-    with open_image(path, pixel_limit) as source:
+    with open_image(path, max_pixels) as source:
         for note in source.notes:
             logger.warning("%s: %s", path, note)
         samples = source.rows(0, source.height)

@@ -6,6 +6,8 @@ from typing import Any
 
 from redline.choices import PIXEL_LIMIT
 from redline.errors import RedlineError
+from redline.files.config_fields import check_fields
+from redline.files.limits import NonNegativeInt, PositiveInt
 from redline.ladder.plan import Plan
 from redline.machine.cores import cores
 from redline.upscale.images.sink import Encoding
@@ -31,7 +33,7 @@ class ImageSettings:
     wrap: bool = False
     strip: bool = False
     encoding: Encoding = field(default_factory=Encoding)
-    pixel_limit: int = PIXEL_LIMIT
+    max_pixels: PositiveInt = PIXEL_LIMIT
     # How many images are encoded at once. Encoding 16 megapixels takes almost a second on one core.
     encoders: int = field(default_factory=lambda: max(4, min(12, cores() // 2)))
 
@@ -50,16 +52,16 @@ class UpscaleSettings:
     provider: str = "cpu"
     # The side of a square tile, or its width and height.
     tile: int | tuple[int, int] | None = None
-    tile_batch: int | None = None
+    tile_batch: PositiveInt | None = None
     # The number of CUDA streams (one computes, the others copy), and of the batches of tiles in flight.
-    streams: int | None = None
-    memory_bytes: int | None = None
+    streams: PositiveInt | None = None
+    memory_bytes: PositiveInt | None = None
     # Processes that share the files; by default one per GPU. They split images of over `split_pixels`.
-    workers: int | None = None
+    workers: PositiveInt | None = None
     split_pixels: int = 32_000_000
     # The discarded margin of a tile and the length over which neighbouring tiles are blended, in source pixels.
-    margin_px: int = 16
-    ramp_px: int = 16
+    margin_px: NonNegativeInt = 16
+    ramp_px: NonNegativeInt = 16
     resume: bool = False
     images: ImageSettings = field(default_factory=ImageSettings)
     videos: VideoSettings = field(default_factory=VideoSettings)
@@ -69,8 +71,6 @@ class UpscaleSettings:
             raise RedlineError(f"unknown precision {self.precision!r}: choose {', '.join(PRECISIONS)}.")
         if self.plan is not None and self.precision != "auto":
             raise RedlineError("a plan sets the precision: leave out --precision or --plan.")
-        limits = dict.fromkeys(("tile", "tile_batch", "streams", "memory_bytes", "workers"), 1)
-        limits |= {"margin_px": 0, "ramp_px": 0}
         if self.is_onnx:
             if self.memory_bytes is not None:
                 raise RedlineError(
@@ -81,15 +81,11 @@ class UpscaleSettings:
                     raise RedlineError(f"an ONNX file has a fixed {name}: leave out --{name}.")
         elif self.provider != "cpu":
             raise RedlineError("--provider is for ONNX files: give one with --weights, or leave it out.")
-        if self.images.pixel_limit < 1:
-            raise RedlineError(f"--max-pixels must be at least 1, not {self.images.pixel_limit}.")
-        for name, least in limits.items():
-            given = getattr(self, name)
-            for value in given if isinstance(given, tuple) else (given,):
-                if value is not None and value < least:
-                    # The overlap has no command-line option, because presets set it.
-                    option = name if name.endswith("_px") else "--" + name.removesuffix("_bytes").replace("_", "-")
-                    raise RedlineError(f"{option} must be at least {least}, not {value}.")
+        check_fields(self.images)
+        check_fields(self)
+        # Not a limit of the field: msgspec 0.22 crashes on a union of a limited integer and a tuple of two.
+        if self.tile_sizes and min(self.tile_sizes[0]) < 1:
+            raise RedlineError(f"tile = {self.tile} must be at least 1 pixel.")
 
     @property
     def is_onnx(self) -> bool:

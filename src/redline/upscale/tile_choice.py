@@ -3,8 +3,8 @@
 The network computes overlaps twice, and computes padding beyond the edge of an image. Large tiles waste less on
 overlaps and more on padding. The chosen shape fits in memory and needs the fewest computed pixels for the given images;
 its width and height are chosen independently. Images of another aspect ratio get a separate shape if that saves more
-than capturing another CUDA graph costs. The batch size is chosen in the same way if incomplete batches are filled up.
-The memory use is measured on two small tiles in eager fp32; memory that a plan saves is left as a reserve.
+than capturing another CUDA graph costs. If incomplete batches are padded to full ones, the batch size is chosen in the
+same way. The memory use is measured on two small tiles in eager fp32; memory that a plan saves is left as a reserve.
 """
 
 from collections import Counter
@@ -305,7 +305,7 @@ class TilePlanner:
                     video = probe(task.source)
                     sizes.append((video.width, video.height))
                 else:
-                    with open_image(task.source, self._settings.images.pixel_limit) as image:
+                    with open_image(task.source, self._settings.images.max_pixels) as image:
                         sizes.append((image.width, image.height))
         return tuple(map(self.with_padding, sizes or [(_UNREADABLE_SIDE_PX, _UNREADABLE_SIDE_PX)]))
 

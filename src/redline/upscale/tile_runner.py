@@ -30,7 +30,7 @@ from redline.upscale.network import Network
 from redline.upscale.tiling import TileShape, Tiling, smallest_tile
 
 # Below this PSNR, the effect of a lower precision could be visible.
-GATE = Gate("picture_psnr", 40.0)
+GATE = Gate("image_psnr", 40.0)
 _JUDGED, _JUDGED_PX = 2, 64
 # The precision that replaces each precision if it fails; "" is fp32.
 _SAFER = {"int8": "bf16", "fp8": "bf16", "fp16": "bf16", "autocast": "bf16", "bf16": ""}

@@ -164,7 +164,7 @@ class Upscaler:
         if isinstance(image, Image.Image):
             samples, info = from_pil(image)
         elif isinstance(image, (str, Path)):
-            samples, info = read_file(image, self.settings.images.pixel_limit)
+            samples, info = read_file(image, self.settings.images.max_pixels)
         else:
             raise RedlineError(f"cannot upscale a {type(image).__name__}: give a path, Pillow image, array or tensor.")
         return to_pil(self._upscale_samples(samples), info)
@@ -306,7 +306,7 @@ def _options_without_effect(settings: UpscaleSettings, format: str | None, tasks
             "wrap": images.wrap,
             "format": format is not None,
             "quality": images.encoding.quality is not None,
-            "max-pixels": images.pixel_limit != PIXEL_LIMIT,
+            "max-pixels": images.max_pixels != PIXEL_LIMIT,
         },
         "videos": {"codec": videos.codec != "auto", "crf": videos.crf is not None, "keep-going": videos.keep_going},
     }

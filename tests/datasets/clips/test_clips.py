@@ -13,7 +13,7 @@ from goldens import check_golden
 from redline.datasets.clips import Clips, ClipSettings, Degradation
 from redline.datasets.clips.scene import Scene
 from redline.errors import RedlineError
-from redline.training.config_check import decode
+from redline.files.config_fields import decode
 from synthetic_photos import save_synthetic_photos
 
 CPU = torch.device("cpu")
@@ -72,7 +72,7 @@ def test_impossible_settings_are_refused(tmp_path: Path) -> None:
         ({"quality": 0}, "quality = 0 .*at least 1 and at most 100"),
     ):
         with pytest.raises(RedlineError, match=sentence):
-            decode(ClipSettings, {"photos": "x", **wrong}, "data")
+            decode(ClipSettings, {"photos": "x", **wrong}, "under [data]")
     save_synthetic_photos(tmp_path, 1, 40, 40)
     with pytest.raises(RedlineError, match="can be used for training"):
         Clips(ClipSettings(str(tmp_path), frame_px=24, world_px=48), CPU)

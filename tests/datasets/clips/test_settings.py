@@ -4,11 +4,11 @@ import pytest
 
 from redline.datasets.clips import ClipSettings
 from redline.errors import RedlineError
-from redline.training.config_check import decode
+from redline.files.config_fields import decode
 
 
 def settings(**values: float) -> ClipSettings:
-    return decode(ClipSettings, {"photos": "photos", "frame_px": 8, "world_px": 8, **values}, "data")
+    return decode(ClipSettings, {"photos": "photos", "frame_px": 8, "world_px": 8, **values}, "under [data]")
 
 
 @pytest.mark.parametrize(

@@ -343,10 +343,13 @@ def test_bad_arguments_raise_first(arguments: dict[str, Any], said: str) -> None
     ("make", "said"),
     [
         (lambda: make_task("uuid"), "unknown recall task 'uuid': use one of mqar, needle, passkey, number, word"),
-        (lambda: make_task("mqar", {"keys": 3}), "mqar has no option 'keys'"),
-        (lambda: make_task("mqar", {"pairs": "3"}), "a whole number of at least 1, not '3'"),
+        (lambda: make_task("mqar", {"keys": 3}), "unknown key 'keys' of the recall task mqar"),
+        (lambda: make_task("mqar", {"pairs": "3"}), "pairs = '3' of the recall task mqar must be a whole number"),
         (lambda: make_task("mqar", {"pairs": 40}), "64 symbols have 31 keys"),
-        (lambda: make_task("word", {"answer_bytes": 0}), "a whole number of at least 1"),
+        (
+            lambda: make_task("word", {"answer_bytes": 0}),
+            "answer_bytes = 0 of the recall task word must be",
+        ),
         (lambda: task_in({"recall": "mqar"}), "recall must be an object with the name of a recall task"),
         (lambda: loss_by_position(decoder(), [1], 9), "fewer than 2 tokens"),
         (lambda: loss_by_position(decoder(), [1, 23], 9), "token 23, which is outside the model's vocabulary of 23"),

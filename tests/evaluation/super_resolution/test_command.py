@@ -32,7 +32,7 @@ def test_weights_beside_bicubic(here: Path) -> None:
     said = json.loads(seen.stdout)
     expected = evaluate(bicubic_model(2), find_pairs(here / "set"), 2)
     assert said["scale"] == 2 and said["bicubic"]["mean"]["psnr_y_db"] == pytest.approx(expected.mean.psnr_y_db)
-    assert [picture["name"] for picture in said["pictures"]] == ["0", "1"]
+    assert [picture["name"] for picture in said["images"]] == ["0", "1"]
     assert said["mean"]["psnr_y_db"] < said["bicubic"]["mean"]["psnr_y_db"]
     assert "all made from the high-resolution ones" in seen.stderr
     table = run("model.safetensors", "set", "--bicubic").stdout
@@ -51,7 +51,7 @@ def test_stored_small_pictures_are_used(here: Path) -> None:
     save_synthetic_photos(here / "pairs" / "HR", 1, 40, 48, seed=4)
     save_photo(here / "pairs" / "LR" / "0.png", torch.zeros(3, 20, 24, dtype=torch.uint8))
     seen = run("bicubic", "pairs", "--scale", "2", "--json")
-    (picture,) = json.loads(seen.stdout)["pictures"]
+    (picture,) = json.loads(seen.stdout)["images"]
     assert not picture["made"] and picture["psnr_y_db"] < 15 and "made from" not in seen.stderr
 
 

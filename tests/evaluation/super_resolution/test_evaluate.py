@@ -1,5 +1,7 @@
 """Test sets are found in every layout, pictures are padded and cropped, and a better model scores better."""
 
+import doctest
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from torch import Tensor
 from redline.datasets.bicubic import resize, to_8_bits
 from redline.errors import RedlineError
 from redline.evaluation.super_resolution import bicubic_model, enlarge, evaluate, find_pairs, score
+from synthetic_photos import save_synthetic_photos
 
 
 def save(path: Path, picture: Tensor) -> None:
@@ -22,6 +25,13 @@ def save(path: Path, picture: Tensor) -> None:
 def photo(height: int, width: int) -> Tensor:
     """Soft shapes: something that enlarging can get right."""
     return to_8_bits(resize(torch.rand(3, height // 5 + 1, width // 5 + 1), 5.0)[:, :height, :width] * 255)
+
+
+def test_docstring_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_synthetic_photos(tmp_path / "photos", 2, 41, 50, seed=3)
+    results = doctest.testmod(import_module("redline.evaluation.super_resolution.evaluate"))
+    assert results.attempted and not results.failed
 
 
 def test_marked_names_are_paired(tmp_path: Path) -> None:

@@ -73,8 +73,8 @@ def test_a_loaded_artifact_computes_what_the_model_does(made: Exported) -> None:
         "kwargs": {"dict": {}},
     }
     assert facts.versions["torch"] == torch.__version__ and facts.machine["name"] == Machine.detect("cpu").name
-    assert [score["metric"] for score in facts.scores] == ["relative_error", "cosine"]
-    assert 0 <= facts.scores[0]["value"] < 1e-3 and made.load_s == facts.load_s > 0.1
+    assert [score.metric for score in facts.scores] == ["relative_error", "cosine"]
+    assert 0 <= facts.scores[0].value < 1e-3 and made.load_s == facts.load_s > 0.1
     assert made.bytes > sum(p.nbytes for p in model.parameters()) / 2
     assert [path.name for path in made.path.parent.iterdir()] == [made.path.name]
 

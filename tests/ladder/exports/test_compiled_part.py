@@ -130,7 +130,7 @@ def test_compiled_code_that_computes_something_else_is_dropped(tmp_path: Path, m
         pytest.warns(UserWarning, match=r"differs too much from the model: .*traces the model"),
     ):
         made = redline.export("compile", PERCEPTRON, tmp_path / "model", device="cpu", progress=None)
-    assert not list(made.path.glob("compiled.*")) and made.manifest.scores[0]["value"] < 1e-3
+    assert not list(made.path.glob("compiled.*")) and made.manifest.scores[0].value < 1e-3
 
 
 SCALED = """

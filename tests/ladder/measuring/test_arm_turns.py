@@ -42,7 +42,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         (Objective.THROUGHPUT, 0.002, 0.2, 25, 3, 1),
         (Objective.THROUGHPUT, 1e-6, 0.2, 1000, 20, 1),
         (Objective.REQUESTS, 0.002, 0.003, 50, 3, 1),
-        (Objective.REQUESTS, 0.2, 0.2, 8, 1, 1),  # two requests of each of four callers
+        (Objective.LATENCY, 0.11, 0.2, 1, 0, 1),
+        (Objective.REQUESTS, 0.2, 0.2, 8, 0, 1),  # two requests of each of four callers
     ],
 )
 def test_all_arms_take_the_same_number_of_steps(

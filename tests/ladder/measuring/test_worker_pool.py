@@ -2,7 +2,9 @@
 
 import functools
 import os
+import socket
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +13,7 @@ import cloudpickle
 import pytest
 import torch
 
+from redline.errors import RedlineError
 from redline.ladder.measuring.trial import TrialSpec, open_arm
 from redline.ladder.measuring.worker_pool import WorkerFailed, WorkerPool
 from redline.ladder.plan import Plan
@@ -112,3 +115,15 @@ def test_an_interrupted_request_does_not_disturb_the_next(
 class Interrupted:
     def readline(self) -> bytes:
         raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(("log", "reason"), [("first\nlast\n", "last"), ("", "no message; was it killed")])
+def test_a_fork_server_that_ended_is_one_sentence(log: str, reason: str, tmp_path: Path) -> None:
+    pool, (ours, theirs) = WorkerPool(), socket.socketpair()
+    pool.scratch, pool._control, pool._reader = tmp_path, ours, ours.makefile("rb")
+    (tmp_path / "fork-server.log").write_text(log)
+    threading.Timer(0.01, theirs.close).start()  # the server ends before it answers, and then it is gone
+    with ours, pool._reader:
+        for _ in range(2):
+            with pytest.raises(RedlineError, match=f"^the fork server, which starts .*, has ended: {reason}"):
+                pool.start()

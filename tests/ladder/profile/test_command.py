@@ -53,7 +53,7 @@ def test_a_plan_in_one_line_and_in_a_file(tmp_path):
     ("arguments", "sentence"),
     [
         (("nothing",), "has no function 'nothing'"),
-        (("perceptron", "--nvtx"), "needs a CUDA device"),
+        (("perceptron", "--nvtx"), "need a CUDA device"),
         (("perceptron", "--device", "tpu"), "unknown device 'tpu'"),
         (("perceptron", "--shape", "batch"), "is not a shape"),
         (("perceptron", "--shape", "batch=2"), "takes no option 'batch'"),

@@ -5,15 +5,13 @@ import pytest
 import torch
 
 from redline.errors import RedlineError
-from redline.ladder.plan import Plan
-from redline.ladder.profile import Deeper, Profile, profile_workload
+from redline.ladder.profile import Deeper, Profile, profile
 from redline.ladder.profile.page import render_profile
-from redline.machine.machine import Machine
 
 
 @pytest.fixture(scope="module")
-def whole(machine: Machine, workload) -> Profile:
-    return profile_workload(workload("written_out_training"), Plan(), machine, attention=True, repeats=2)
+def whole(workload) -> Profile:
+    return profile(workload("written_out_training"), device="cpu", attention=True, repeats=2)
 
 
 def test_json_round_trip(whole: Profile):
@@ -26,14 +24,14 @@ def test_json_round_trip(whole: Profile):
     assert data["attention"]["kernels"] == ["written out"]
 
 
-def test_only_what_was_asked_for(machine: Machine, workload):
-    seen = profile_workload(workload("perceptron"), Plan(), machine, layers=False, memory=True, repeats=1)
+def test_only_what_was_asked_for(workload):
+    seen = profile(workload("perceptron"), device="cpu", layers=False, memory=True, repeats=1)
     assert seen.layers is None and seen.attention is None and seen.kernels == () and seen.deeper is None
     assert seen.memory is not None and seen.step_s > 0
 
 
-def test_a_compiled_model_falls_back_to_kernels(machine: Machine, workload):
-    seen = profile_workload(workload("compiled"), Plan(), machine, attention=True, repeats=1)
+def test_a_compiled_model_falls_back_to_kernels(workload):
+    seen = profile(workload("compiled"), device="cpu", attention=True, repeats=1)
     assert seen.layers is None
     assert seen.kernels and seen.memory is not None
     assert seen.attention is not None and seen.attention.core_share is None
@@ -51,15 +49,15 @@ def test_the_page_is_self_contained_and_escapes(whole: Profile):
     assert page.count('<span class="bar">') == 3 + 3 + 3  # by layer, by type, by memory
 
 
-def test_a_sparse_page_renders(machine: Machine, workload):
-    seen = profile_workload(workload("compiled"), Plan(), machine, memory=False, repeats=1)
+def test_a_sparse_page_renders(workload):
+    seen = profile(workload("compiled"), device="cpu", memory=False, repeats=1)
     page = render_profile(seen)
     assert "Time by layer" not in page and "already compiled" in page
     bare = replace(seen, memory=None, kernels=(), notes=())
     assert "compiled" in render_profile(bare)
 
 
-def test_flags_and_default_device_are_unchanged(machine: Machine, workload):
+def test_flags_and_default_device_are_unchanged(workload):
     def flags() -> tuple[object, ...]:
         return (
             torch.is_grad_enabled(),
@@ -70,22 +68,19 @@ def test_flags_and_default_device_are_unchanged(machine: Machine, workload):
         )
 
     before = flags()
-    profile_workload(workload("perceptron_training"), Plan(), machine, attention=True, repeats=1)
+    profile(workload("perceptron_training"), device="cpu", attention=True, repeats=1)
     assert flags() == before
 
 
-def test_failing_model_raises_workload_error(machine: Machine, workload):
+def test_failing_model_raises_workload_error(workload):
     with pytest.raises(RedlineError, match="broken: the step failed: ValueError: out of luck"):
-        profile_workload(workload("broken"), Plan(), machine, repeats=1)
+        profile(workload("broken"), device="cpu", repeats=1)
 
 
 @pytest.mark.gpu
 def test_a_gpu_profile_has_everything(workload, tmp_path):
-    machine = Machine.detect("cuda")
     path = tmp_path / "trace.json"
-    seen = profile_workload(
-        workload("written_out_training"), Plan(), machine, attention=True, trace=path, nvtx=True, repeats=2
-    )
+    seen = profile(workload("written_out_training"), device="cuda", attention=True, trace=path, nvtx=True, repeats=2)
     assert seen.deeper is not None and "--nvtx-include" in seen.deeper.ncu
     assert path.is_file() and seen.kernels and seen.layers is not None
     assert "To go deeper" in render_profile(seen)

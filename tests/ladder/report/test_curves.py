@@ -7,17 +7,8 @@ import pytest
 from redline.ladder.report.charts.curves import Curve, draw_curves, short_count
 
 
-def test_points_are_those_of_the_journal() -> None:
-    entries = [{"step": n, "loss": None if n == 4 else 10.0 / n} for n in range(1, 9)]
-    entries += [{"step": 8, "validation": True, "validation_loss": 2.0}, {"step": 9, "loss": float("inf")}]
-    curve = Curve.of(entries, "loss", "training")
-    assert curve.points == tuple((n, 10.0 / n) for n in range(1, 9) if n != 4)
-    assert Curve.of(entries, "validation_loss").points == ((8, 2.0),)
-
-
 def test_many_points_are_thinned_and_the_last_is_kept() -> None:
-    entries = [{"step": n, "loss": float(n)} for n in range(5001)]
-    points = Curve.of(entries, "loss").thinned
+    points = Curve("loss", tuple((n, float(n)) for n in range(5001))).thinned
     assert 500 < len(points) <= 600 and points[-1] == (5000, 5000.0)
 
 

@@ -1,5 +1,6 @@
 """The pages: well-formed, self-contained, harmless whatever a name holds, whole however little there is."""
 
+import doctest
 import json
 import math
 import re
@@ -9,9 +10,11 @@ from html.parser import HTMLParser
 
 import pytest
 
+import redline
+import redline.ladder.report
 from ladder.report.synthetic_climb import cpu_climb, h200_climb, training_climb, without_ceilings
-from redline.ladder.measurement import Measurement, append, load_measurements
-from redline.ladder.report import Climb, render_html, render_markdown, write_report
+from redline.ladder.measurement import Measurement, append
+from redline.ladder.report import Climb, render_html, render_markdown
 from redline.ladder.report.climb import interleaved_eager_s
 from redline.ladder.report.tables import all_tables
 
@@ -195,11 +198,22 @@ def test_nan_score_is_in_the_table_but_not_drawn():
     assert "NaN" in page
 
 
-def test_write_report_from_a_file(tmp_path):
-    file = tmp_path / "climb.jsonl"
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     for m in cpu_climb() + h200_climb():
-        append(file, m)
-    climb = write_report(load_measurements(file), tmp_path / "out" / "r.html", tmp_path / "r.md")
+        append(tmp_path / "climb.jsonl", m)
+    return tmp_path / "climb.jsonl"
+
+
+def test_docstring_examples(file):
+    results = doctest.testmod(redline.ladder.report)
+    assert results.attempted and not results.failed
+    assert {path.suffix for path in file.parent.iterdir()} == {".jsonl", ".html", ".svg"}
+
+
+def test_report_of_a_file(file, tmp_path):
+    climb = redline.report(file, tmp_path / "out" / "r.html", markdown=tmp_path / "r.md")
     assert climb.subject.workload == "unet-880m"
     assert (tmp_path / "out" / "r.html").read_text(encoding="utf-8") == render_html(Climb.of(h200_climb()))
     assert "unet" in (tmp_path / "r.md").read_text(encoding="utf-8")

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from redline.errors import RungError
+from redline.ladder.gate import Gate
 from redline.ladder.job import Job
 from redline.ladder.metrics import relative_error
 from redline.ladder.plan import Plan
@@ -74,6 +75,113 @@ def test_weight_only_output_is_right_and_the_users_model_is_left_alone(granulari
     assert job.precision == "fp32"
     assert rung.proof(job).startswith("3 of 3 linear layers hold fp8 weights (weight only)")
     assert stored_bytes(job.model[0].weight) < model[0].weight.nbytes / 3
+
+
+class Tensorcores:
+    """Stands in for `torch._scaled_mm`: refuses what a GPU refuses, and computes in fp64."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[torch.dtype, bool]] = []
+
+    def __call__(
+        self,
+        a: Tensor,
+        b: Tensor,
+        scale_a: Tensor,
+        scale_b: Tensor,
+        bias: Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+        use_fast_accum: bool = False,
+    ) -> Tensor:
+        assert a.dtype == b.dtype == torch.float8_e4m3fn
+        assert a.is_contiguous() and b.t().is_contiguous()
+        assert a.shape[1] % 16 == 0 and b.shape[1] % 16 == 0
+        assert scale_a.dtype == scale_b.dtype == torch.float32 and scale_a.is_contiguous() and scale_b.is_contiguous()
+        if scale_a.ndim:
+            assert scale_a.shape == (a.shape[0], 1) and scale_b.shape == (1, b.shape[1]) and out_dtype == torch.bfloat16
+        else:
+            assert not scale_b.ndim
+        if bias is not None:
+            assert bias.dtype == out_dtype != torch.float32
+        self.calls.append((out_dtype or a.dtype, bias is not None))
+        product = (a.double() * scale_a.double()) @ (b.double() * scale_b.double())
+        return (product if bias is None else product + bias.double()).to(out_dtype)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "granularity", "adds_bias"),
+    [
+        (torch.bfloat16, "row", True),
+        (torch.bfloat16, "tensor", True),
+        (torch.float16, "tensor", True),
+        (torch.float32, "tensor", False),
+    ],
+)
+def test_dynamic_products(
+    dtype: torch.dtype, granularity: str, adds_bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cores = Tensorcores()
+    monkeypatch.setattr(torch, "_scaled_mm", cores)
+    model = net().to(dtype)
+    rung = Fp8(granularity=granularity)
+    job = rung.apply(Job.of(model))
+    x = torch.stack([inputs(0), 50 * inputs(1)]).to(dtype)
+    x[0, 2] = 0
+    found = job.finish()(x)
+    assert found.dtype == dtype and found.shape == (2, 5, 64)
+    assert cores.calls == [(dtype, adds_bias)]
+    assert 1e-3 < relative_error([model(x)], [found]) < 2**-4
+    assert job.precision == "fp8" and rung.proof(job).startswith("1 of 3 linear layers hold fp8 weights (dynamic)")
+    assert stored_bytes(job.model[0].weight) == 64 * 96 + 4 * (96 if granularity == "row" else 1)
+
+
+def test_fp8_values_are_the_nearest_and_never_overflow() -> None:
+    from redline.ladder.rewrites.fp8_weight import quantized
+
+    rows = torch.randn(7, 32, generator=torch.Generator().manual_seed(0)) * 10.0 ** torch.arange(-3, 4).view(7, 1)
+    rows[3] = 0
+    for per_row, shape in ((True, (7, 1)), (False, ())):
+        values, scales = quantized(rows, per_row)
+        assert scales.shape == shape and bool(torch.isfinite(values.float()).all())
+        back = values.double() * scales.double()
+        assert bool(((back - rows).abs() <= rows.abs() / 16 * 1.001 + scales * 2**-10).all())
+        # The largest value of a row, or of all, takes the largest number that fp8 has.
+        assert float(values.float().abs().amax()) == 448
+
+
+def test_progressive_leaves_the_layers_that_fail_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "_scaled_mm", Tensorcores())
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64)).eval()
+    x = inputs(0)
+
+    def error(*left: str) -> float:
+        return relative_error([model(x)], [Fp8(skip=left).apply(Job.of(model)).finish()(x)])
+
+    best, other = sorted(("0", "2"), key=lambda name: error(*({"0", "2"} - {name})))
+    job = Job.of(model, samples=(x,), gates=(Gate("relative_error", 0.3 * error(other) + 0.7 * error()),))
+    rung = Fp8(progressive=True)
+    assert rung.checks_gates and rung.why_not(HOPPER, job) == "" and "sample" in rung.why_not(HOPPER, Job.of(model))
+    assert rung.resolve(job) == Fp8(granularity="tensor", skip=(other,))
+    with pytest.raises(RungError, match=f"fp8: quantizing only '{best}'"):
+        rung.resolve(replace(job, gates=(Gate("relative_error", 1e-7),)))
+    assert Fp8().fallbacks("refused", False) == ((rung,),) and not rung.fallbacks("refused", False)
+
+
+@pytest.mark.slow
+def test_compiler_fuses_the_quantization_with_the_operation_before_it() -> None:
+    from torch._inductor.utils import run_and_get_code
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 96, bias=False)).eval().bfloat16()
+    job = Fp8(granularity="row").apply(Job.of(model))
+    x = inputs(0).bfloat16()
+    with torch.no_grad():
+        compiled = torch.compile(lambda rows: job.model(rows), fullgraph=True)
+        found, (code,) = run_and_get_code(compiled, x)
+        assert relative_error([job.model(x)], [found]) < 0.02
+    # One kernel normalizes and quantizes the input, and torch multiplies.
+    assert code.count("async_compile.") == 1 + code.count("async_compile.wait") and "_scaled_mm" in code
 
 
 def test_skip_small_and_odd_layers_are_left_alone() -> None:

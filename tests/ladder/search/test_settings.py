@@ -8,7 +8,8 @@ import pytest
 from redline.errors import RedlineError
 from redline.ladder.plan import parse_rung
 from redline.ladder.search.preparation import machine_from_dict
-from redline.ladder.search.settings import Settings, read_duration, read_rungs, read_shapes
+from redline.ladder.search.settings import Settings, read_duration, read_rungs
+from redline.ladder.shape_ranges import read_shapes
 from redline.machine.machine import Machine
 
 

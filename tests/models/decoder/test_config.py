@@ -21,7 +21,7 @@ def test_defaults_of_heads_and_windows() -> None:
     ("change", "sentence"),
     [
         *[
-            ({name: 0}, f"{name} must be at least 1")
+            ({name: 0}, f"{name} = 0 must be a whole number .at least 1.")
             for name in ("vocabulary", "width", "layers", "mlp_width", "context")
         ],
         ({"width": 13, "head_dim": 0}, "width .13. is not a multiple of heads .3."),
@@ -30,10 +30,10 @@ def test_defaults_of_heads_and_windows() -> None:
         ({"head_dim": 1}, "head_dim must be even for rotary positions, not 1"),
         ({"head_dim": 5}, "head_dim must be even for rotary positions, not 5"),
         ({"head_dim": -2}, "head_dim must be even for rotary positions, not -2"),
-        ({"rope_base": 0.0}, "above zero"),
-        ({"norm_eps": 0.0}, "above zero"),
+        ({"rope_base": 0.0}, "rope_base = 0.0 must be a number .above 0."),
+        ({"norm_eps": 0.0}, "norm_eps = 0.0 must be"),
         ({"windows": (1,)}, "one entry for each of 2 layers, not 1"),
-        ({"windows": (1, 0)}, "at least 1 token"),
+        ({"windows": (1, 0)}, r"windows = \(1, 0\) must be a list, each a whole number"),
     ],
 )
 def test_settings_beyond_their_limits_are_refused(change: dict[str, Any], sentence: str) -> None:

@@ -145,7 +145,7 @@ def test_sizes_that_the_model_cannot_take() -> None:
         model(torch.rand(1, 1, 8, 8))
     with pytest.raises(ModelError, match="heads"):
         DrctConfig(heads=(7, 4, 2, 6, 4))
-    with pytest.raises(ModelError, match="2, 3, 4 or 8"):
+    with pytest.raises(ModelError, match="one of 2, 3, 4, 8"):
         DrctConfig.of(5)
 
 

@@ -25,7 +25,7 @@ def test_it_enlarges_in_steps(scale: int, steps: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"scale": 5}, "2, 3, 4 or 8, not 5"),
+        ({"scale": 5}, "scale = 5 must be one of 2, 3, 4, 8"),
         ({"heads": (6, 4, 2, 6)}, "must have 5 entries"),
         ({"mlp_widths": (360, 424, 488, 276)}, "must have 5 entries"),
         ({"heads": (7, 4, 2, 6, 4)}, "width 180 cannot have 7 heads"),

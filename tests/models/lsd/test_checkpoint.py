@@ -69,13 +69,16 @@ def test_weights_that_do_not_fit(tmp_path: Path, change: dict[str, Any], sentenc
     [
         ("{", "the config in the header of .* cannot be read"),
         ("[1]", "the config in the header of .* is not a JSON object"),
-        (json.dumps({**CONFIG.to_dict(), "depth": 3}), "its settings must be"),
-        (json.dumps({**CONFIG.to_dict(), "width": "wide"}), "'width' is 'wide', not an integer"),
-        (json.dumps({**CONFIG.to_dict(), "width": True}), "'width' is True"),
-        (json.dumps({**CONFIG.to_dict(), "width": [8]}), r"'width' is \[8\]"),
-        (json.dumps({**CONFIG.to_dict(), "multipliers": 2}), "'multipliers' is 2"),
-        (json.dumps({**CONFIG.to_dict(), "multipliers": [1, 2.5]}), r"'multipliers' is \[1, 2.5\]"),
-        (json.dumps({**CONFIG.to_dict(), "width": 12}), "multiple of 8, not 12"),
+        (json.dumps({**CONFIG.to_dict(), "depth": 3}), "unknown key 'depth' in the header of"),
+        (
+            json.dumps({**CONFIG.to_dict(), "width": "wide"}),
+            "width = 'wide' in .* must be a whole number",
+        ),
+        (json.dumps({**CONFIG.to_dict(), "width": True}), "width = True in"),
+        (json.dumps({**CONFIG.to_dict(), "width": [8]}), r"width = \[8\] in"),
+        (json.dumps({**CONFIG.to_dict(), "multipliers": 2}), r"multipliers = \[2\] in"),
+        (json.dumps({**CONFIG.to_dict(), "multipliers": [1, 2.5]}), r"multipliers = \[1, 2.5\] in"),
+        (json.dumps({**CONFIG.to_dict(), "width": 12}), "width = 12 .* a multiple of 8"),
     ],
 )
 def test_headers_that_describe_no_model(tmp_path: Path, config: str, sentence: str) -> None:

@@ -175,12 +175,12 @@ def test_invalid_inputs_and_settings_raise() -> None:
         with pytest.raises(ModelError, match=sentence):
             model(**{**given, **change_})
     for wrong, sentence in (
-        ({"patch": 3}, "patch must be 1, 2, 4 or 8"),
-        ({"width": 12}, "multiple of 8, not 12"),
-        ({"multipliers": (1,)}, "multipliers must be two or more"),
-        ({"blocks": 0}, "blocks must be at least 1"),
-        ({"attending": 4}, "attending must be from 0 to 3"),
-        ({"control": 3}, "control must be a multiple of 8"),
+        ({"patch": 3}, "patch = 3 must be one of"),
+        ({"width": 12}, "width = 12 must be .* a multiple of 8"),
+        ({"multipliers": (1,)}, "multipliers = "),
+        ({"blocks": 0}, "blocks = 0"),
+        ({"attending": 4}, "attending = 4 must be at most 3"),
+        ({"control": 3}, "control = 3 must be .* a multiple of 8"),
     ):
         with pytest.raises(ModelError, match=sentence):
             replace(SMALL, **wrong)

@@ -1,6 +1,5 @@
 """Settings that cannot be are refused in one sentence each, and folders under the former names are still read."""
 
-import re
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -17,29 +16,29 @@ TINY = TitanConfig(vocabulary=31, width=48, layers=2, heads=4, attention_every=2
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"key_value_heads": -2}, "key_value_heads must be at least 0, not -2."),
-        ({"key_value_heads": 3}, "heads (4) must be a multiple of key_value_heads (3)."),
-        ({"mlp_width": -5}, "mlp_width must be at least 0, not -5."),
-        ({"memory_heads": -1}, "memory_heads must be at least 0, not -1."),
-        ({"memory_key_dim": -1}, "memory_key_dim must be at least 0, not -1."),
-        ({"memory_value_dim": -1}, "memory_value_dim must be at least 0, not -1."),
+        ({"key_value_heads": -2}, r"key_value_heads = -2.* must be a whole number \(at least 0\)"),
+        ({"key_value_heads": 3}, r"heads \(4\) must be a multiple of key_value_heads \(3\)"),
+        ({"mlp_width": -5}, r"mlp_width = -5.* must be a whole number \(at least 0\)"),
+        ({"memory_heads": -1}, r"memory_heads = -1.* must be a whole number \(at least 0\)"),
+        ({"memory_key_dim": -1}, r"memory_key_dim = -1.* must be a whole number \(at least 0\)"),
+        ({"memory_value_dim": -1}, r"memory_value_dim = -1.* must be a whole number \(at least 0\)"),
         ({"memory_heads": 100}, "the width 48 is too small for 100 memory heads"),
         ({"memory_heads": 100, "memory_key_dim": 4}, "the width 48 is too small for 100 memory heads"),
-        ({"norm_eps": -1.0}, "norm_eps must be above zero, not -1.0."),
-        ({"norm_eps": float("nan")}, "norm_eps must be a number, not nan."),
-        ({"rope_base": 0}, "rope_base must be above zero, not 0."),
+        ({"norm_eps": -1.0}, r"norm_eps = -1.0.* must be a number \(above 0\)"),
+        ({"norm_eps": float("nan")}, "norm_eps = nan.* is not a finite"),
+        ({"rope_base": 0}, "rope_base = 0.* must be a number"),
         ({"width": 50}, "the width 50 does not divide into 4 heads of an even size."),
-        ({"width": "48"}, "width must be an integer, not '48'."),
-        ({"layers": 2.0}, "layers must be an integer, not 2.0."),
-        ({"memory_slots": True}, "memory_slots must be an integer, not True."),
-        ({"tied_embeddings": 1}, "tied_embeddings must be true or false, not 1."),
-        ({"memory_update": 3}, "memory_update must be a string, not 3."),
+        ({"width": "48"}, "width = '48'.* must be a whole number"),
+        ({"layers": 2.0}, "layers = 2.0.* must be a whole number"),
+        ({"memory_slots": True}, "memory_slots = True.* must be a whole number"),
+        ({"tied_embeddings": 1}, "tied_embeddings = 1.* must be true or false"),
+        ({"memory_update": 3}, "memory_update = 3.* must be one of gated_delta, titans"),
     ],
 )
 def test_what_cannot_be(change: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ModelError, match=re.escape(sentence)):
+    with pytest.raises(ModelError, match=sentence):
         replace(TINY, **change)
-    with pytest.raises(ModelError, match=re.escape(sentence)):
+    with pytest.raises(ModelError, match=sentence):
         TitanConfig.from_dict({**asdict(TINY), **change})
 
 
@@ -73,7 +72,7 @@ def test_the_largest_sizes_are_allowed_and_one_more_is_not() -> None:
 
 
 def test_settings_that_are_missing_are_named() -> None:
-    with pytest.raises(ModelError, match="the setting 'heads' of a Titans model is missing"):
+    with pytest.raises(ModelError, match="'heads' is missing in the config of a Titans model"):
         TitanConfig.from_dict({"vocabulary": 31, "width": 48, "layers": 2})
 
 

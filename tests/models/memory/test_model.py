@@ -283,11 +283,11 @@ def test_what_cannot_be() -> None:
     for change, sentence in [
         ({"width": 25}, "does not divide into 4 heads"),
         ({"key_value_heads": 3}, "heads .4. must be a multiple of"),
-        ({"memory_update": "hebb"}, "gated_delta, titans, not 'hebb'"),
+        ({"memory_update": "hebb"}, "one of gated_delta, titans"),
         ({"memory_compression_ratio": 0.0}, "above 0 and at most 1"),
-        ({"segment": 0}, "segment must be at least 1"),
+        ({"segment": 0}, "segment = 0 must be"),
     ]:
         with pytest.raises(ModelError, match=sentence):
             replace(SMALL, **change)
-    with pytest.raises(ModelError, match="unknown setting 'slots'"):
+    with pytest.raises(ModelError, match="unknown key 'slots' in the config of a Titans model"):
         TitanConfig.from_dict({**asdict(SMALL), "slots": 3})

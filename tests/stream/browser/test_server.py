@@ -338,7 +338,7 @@ def test_figures_are_those_of_the_stream(open_server: Callable[..., Page]) -> No
             assert said["busy_share"] == 0.25 and client.said[0]["device"] == "cpu"
         assert said["report"]["stages"]["compute"]["p99_s"] == 0.03 and said["report"]["drops"] == {"compute busy": 3}
         assert said["report"]["latency"]["p50_s"] == pytest.approx(0.037) and said["report"]["frames"] == 1
-        assert said["memory"]["process_bytes"] > 2**20 and said["pictures"] == {"input": None, "output": None}
+        assert said["memory"]["process_bytes"] > 2**20 and said["images"] == {"input": None, "output": None}
 
     asyncio.run(main())
 

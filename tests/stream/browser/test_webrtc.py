@@ -13,6 +13,7 @@ import pytest
 from patience import HANGS_S, PATIENCE_S
 from redline.stream.browser import server
 from redline.stream.browser.server import MAX_CONNECTIONS
+from redline.stream.browser.webrtc import WebRtcConnection
 from redline.stream.endpoints import EndpointOptions, open_endpoints
 from redline.stream.frames import Frame
 from redline.stream.latency import Latency
@@ -80,8 +81,8 @@ def test_the_camera_comes_back_changed(run_stream: Callable[..., Running], heigh
             # Those that were said before a picture was shown know nothing of one.
             while not (figures := await client.hear("figures"))["views"]["output"]["ages_s"]:
                 pass
-            assert figures["pictures"]["output"]["width"] == width
-            assert figures["pictures"]["output"]["shown_width"] % 2 == 0
+            assert figures["images"]["output"]["width"] == width
+            assert figures["images"]["output"]["shown_width"] % 2 == 0
             view = figures["views"]["output"]
             assert view["taken"] > 0 and view["ages_s"][0] > view["sendings_s"][0] > 0
             assert figures["report"]["frames"] > 0
@@ -327,3 +328,14 @@ def test_a_video_begins_when_a_page_is_connected_and_runs_at_its_pace(is_watched
     report = stream.outcome.report
     assert report.frames + sum(report.drops.values()) == (100 if is_watched else 0)
     assert report.frames_per_s < 75
+
+
+def test_the_first_reason_why_a_connection_ended_is_reported() -> None:
+    async def end_twice() -> str:
+        connection = WebRtcConnection("127.0.0.1", {}, None)
+        connection._lost("the browser stopped sending.")
+        connection._lost("the WebRTC connection was lost.")
+        await connection.close()
+        return connection.why_closed
+
+    assert asyncio.run(end_twice()) == "the browser stopped sending."

@@ -7,8 +7,8 @@ import pytest
 
 from redline.datasets.clips.settings import ClipSettings
 from redline.errors import RedlineError
+from redline.files.config_fields import decode
 from redline.models.samplers import MOST_STEPS
-from redline.training.config_check import decode
 from redline.training.lsd.settings import LsdLoopSettings, LsdSettings, LsdTraining, StageSettings
 
 STAGES = StageSettings()
@@ -40,7 +40,7 @@ def test_a_stage_with_share_1_never_starts() -> None:
     ids=str,
 )
 def test_stages_at_their_limits_are_taken(change: dict[str, Any]) -> None:
-    assert decode(StageSettings, change, "stages")
+    assert decode(StageSettings, change, "under [stages]")
 
 
 @pytest.mark.parametrize(
@@ -62,22 +62,22 @@ def test_stages_at_their_limits_are_taken(change: dict[str, Any]) -> None:
 )
 def test_stages_beyond_their_limits_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(RedlineError, match=next(iter(change))):
-        decode(StageSettings, change, "stages")
+        decode(StageSettings, change, "under [stages]")
 
 
 @pytest.mark.parametrize("name", ["validation_clips", "validation_frames", "final_frames"])
 def test_validation_needs_a_clip_of_four_frames(name: str) -> None:
     least = 1 if name == "validation_clips" else 4
-    assert decode(LsdLoopSettings, {"steps": 1, name: least}, "training")
+    assert decode(LsdLoopSettings, {"steps": 1, name: least}, "under [training]")
     with pytest.raises(RedlineError, match=f"{name} = .*at least {least}"):
-        decode(LsdLoopSettings, {"steps": 1, name: least - 1}, "training")
+        decode(LsdLoopSettings, {"steps": 1, name: least - 1}, "under [training]")
 
 
 def test_given_dimensions_override_the_size() -> None:
     config = LsdSettings("light", width=8, attending=0).config
     assert (config.width, config.attending, config.blocks) == (8, 0, 1)
     with pytest.raises(RedlineError, match="fp16, fp32"):
-        decode(LsdSettings, {"weights": "bf16"}, "model")
+        decode(LsdSettings, {"weights": "bf16"}, "under [model]")
 
 
 def test_frame_px_must_be_a_multiple_of_the_model_stride() -> None:

@@ -13,9 +13,9 @@ import torch
 
 from redline.datasets.clips.clips import Frame
 from redline.errors import RedlineError
+from redline.files.config_fields import decode
 from redline.models.lsd import SIZES, Lsd, load_lsd, read_about
 from redline.training.bundled import CONFIGS
-from redline.training.config_check import decode
 from redline.training.loop import Progress, train
 from redline.training.lsd import task as module
 from redline.training.lsd.loss import corrupted, difference, weights_by_input
@@ -48,12 +48,12 @@ def test_arguments_override_the_config(tmp_path: Path, settings: LsdTraining) ->
         ({"steadiness": -1.0}, "steadiness = -1.0 .*at least 0"),
     ):
         with pytest.raises(RedlineError, match=message):
-            decode(StageSettings, wrong, "stages")
+            decode(StageSettings, wrong, "under [stages]")
     with pytest.raises(RedlineError, match="unknown LSD size 'vast'"):
         _ = LsdSettings(size="vast").config
-    assert decode(LsdLoopSettings, {"steps": 1, "optimizer": "adamw8bit"}, "training").optimizer == "adamw8bit"
+    assert decode(LsdLoopSettings, {"steps": 1, "optimizer": "adamw8bit"}, "under [training]").optimizer == "adamw8bit"
     with pytest.raises(RedlineError, match="precision = 'fp8' .* must be one of bf16, fp16, fp32"):
-        decode(LsdLoopSettings, {"steps": 1, "precision": "fp8"}, "training")
+        decode(LsdLoopSettings, {"steps": 1, "precision": "fp8"}, "under [training]")
 
 
 def test_stages_begin_at_their_shares() -> None:

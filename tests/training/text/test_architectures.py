@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from redline.errors import RedlineError
+from redline.files.config_fields import decode
 from redline.generation import InferenceEngine
 from redline.generation.folder import ModelFolder
 from redline.nn.packing import Packing
-from redline.training.config_check import decode
 from redline.training.text.architecture import Architecture, check_layers, kept_by_blocks, products_per_token
 from redline.training.text.architectures import ARCHITECTURES, DecoderSettings, MemorySettings
 from redline.training.text.run import prepare_training, run_text
@@ -155,7 +155,7 @@ def test_weights_are_counted_without_being_made(change: dict[str, Any]) -> None:
     "change", [{"merge_cosine": -1.0}, {"merge_cosine": 1.0}, {"score_weight": 0.0, "score_after": 0}], ids=str
 )
 def test_settings_at_their_limits_are_valid(change: dict[str, Any]) -> None:
-    assert decode(MemorySettings, {"memory_slots": 4, **change}, "model")
+    assert decode(MemorySettings, {"memory_slots": 4, **change}, "under [model]")
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_settings_at_their_limits_are_valid(change: dict[str, Any]) -> None:
 )
 def test_settings_beyond_their_limits_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(RedlineError, match=next(iter(change))):
-        decode(MemorySettings, {"memory_slots": 4, **change}, "model")
+        decode(MemorySettings, {"memory_slots": 4, **change}, "under [model]")
 
 
 def test_the_score_penalty_starts_at_its_step() -> None:

@@ -168,7 +168,7 @@ def test_the_control_of_passkeys_is_of_the_same_size_and_training_without_memory
     [
         (('recall = "mqar"', 'recall = "uuid"'), "unknown recall task 'uuid'"),
         (('recall = "mqar"', "recall = 3"), "recall = 3 under .* must be a string"),
-        (("pairs = 3", "pairs = 9.5"), "pairs of the recall task mqar must be a whole number"),
+        (("pairs = 3", "pairs = 9.5"), "pairs = 9.5 of the recall task mqar must be a whole number"),
         (("pairs = 3", "pairs = 30"), "not enough for 30 pairs"),
         (("pairs = 3", "keys = 3"), "unknown key 'keys' under \\[data\\]: the recall task mqar has symbols, pairs"),
         (("batch = 5", 'batch = 5\nsources = ["a"]'), "recall and sources under \\[data\\] exclude"),

@@ -118,7 +118,7 @@ def test_tensorboard_logs_the_journal(config: Callable[..., Path], tmp_path: Pat
     seen = EventAccumulator(str(out / "tensorboard")).Reload()
     # The last judgement, after the last step, is one of them.
     for name, steps in (("loss", [1, 2, 3]), ("validation_loss", [2, 3])):
-        points = [(entry["step"], pytest.approx(entry[name], rel=1e-6)) for entry in entries if name in entry]
+        points = [(one.step, pytest.approx(one.metrics[name], rel=1e-6)) for one in entries if name in one.metrics]
         assert [step for step, _ in points] == steps
         assert [(point.step, point.value) for point in seen.Scalars(name)] == points
 
@@ -212,9 +212,9 @@ def test_the_loss_says_which_penalties_it_holds(config: Callable[..., Path], tmp
     run_text(prepare(path, out), out, CPU, False, told.append, lambda _: None)
     held = [("z-loss",), ("z-loss",), ("z-loss", "score penalty")]
     assert [seen.penalties for seen in told] == held
-    assert [tuple(one["penalties"]) for one in read_journal(out / "journal.jsonl") if "loss" in one] == held
+    assert [one.penalties for one in read_journal(out / "journal.jsonl") if "loss" in one.metrics] == held
     assert "The training loss includes score penalty and z-loss" in (out / "summary.html").read_text()
     plain = tmp_path / "plain"
     run_text(prepare(config(name="plain.toml"), plain), plain, CPU, False, lambda _: None, lambda _: None)
-    assert not any("penalties" in one for one in read_journal(plain / "journal.jsonl"))
+    assert not any(one.penalties for one in read_journal(plain / "journal.jsonl"))
     assert "Nats per token; validation in the second colour." in (plain / "summary.html").read_text()

@@ -170,7 +170,7 @@ def test_damaged_files_end_in_one_sentence(name: str, tmp_path: Path) -> None:
             data[chance.randrange(2, min(100, len(data)))] = chance.randrange(256)
         (tmp_path / name).write_bytes(data)
         try:
-            with open_image(tmp_path / name, pixel_limit=10_000) as source:
+            with open_image(tmp_path / name, max_pixels=10_000) as source:
                 source.rows(0, source.height)
         except ImageError as error:
             assert str(error).endswith(".") and "\n" not in str(error)

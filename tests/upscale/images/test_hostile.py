@@ -180,7 +180,7 @@ def test_a_bomb_is_refused_before_it_goes_off(tmp_path: Path) -> None:
     path = png_of_one_row(tmp_path / "bomb.png", 60_000, 60_000)
     with pytest.raises(ImageError, match=re.escape("3,600,000,000 pixels (60,000 × 60,000)") + ".*--max-pixels"):
         open_image(path)
-    with open_image(path, pixel_limit=3_600_000_000) as source:
+    with open_image(path, max_pixels=3_600_000_000) as source:
         assert source.width == 60_000
         with pytest.raises(ImageError, match="damaged or truncated"):
             source.rows(0, 64)

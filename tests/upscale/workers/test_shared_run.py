@@ -241,7 +241,8 @@ def test_upscaling_with_two_torchrun_ranks(
     with (tmp_path / "other.txt").open("w") as printed:
         environment = {**os.environ, **shared, "RANK": "1", "LOCAL_RANK": "1"}
         words = {"cwd": tmp_path, "stdout": printed, "stderr": printed, "environment": environment}
-        other = forked_workers.start(COMMAND_LINE, *arguments[1:], **words)
+        often = "import redline.cli.live_line; redline.cli.live_line.LINE_EVERY_S = 0.01; "
+        other = forked_workers.start(often + COMMAND_LINE, *arguments[1:], **words)
     for name, value in {**shared, "RANK": "0", "LOCAL_RANK": "0"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
@@ -336,7 +337,7 @@ def test_which_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert worker_devices("auto") == worker_devices("cuda") == ["cuda:0", "cuda:1"]
     assert worker_devices("cuda:1") == ["cuda:1"] and worker_devices("cuda", 3) == ["cuda:0", "cuda:1", "cuda:0"]
-    with pytest.raises(RedlineError, match="workers must be at least 1"):
+    with pytest.raises(RedlineError, match="workers = 0 must be a whole number .at least 1."):
         UpscaleSettings(workers=0)
     environment = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "29500"}
     assert Rank.find(environment) is None and Rank.find({**environment, "MASTER_ADDR": "a", "WORLD_SIZE": "1"}) is None

@@ -33,8 +33,8 @@ NewModel = Callable[[], Model]  # returns a new model, which has no previous out
 class CaseRun:
     """One row of metrics per frame; NaN if a metric is unknown.
 
-    `restarted` has the metrics of the last frames, processed by models that started 8 to 15 frames before the frame.
-    `alone` has the metrics of every eighth of these frames, processed by a model without a previous frame.
+    The last frames are processed again by models that start 8 to 15 frames before each of them (`restarted`), and every
+    eighth of them by a model without a previous frame (`alone`).
     """
 
     case: str

@@ -9,22 +9,21 @@ import torch
 
 from redline.errors import ModelError
 from redline.evaluation.recall.task import IGNORED, Sample
+from redline.files.limits import PositiveInt
 
 
 @dataclass(frozen=True)
 class Mqar:
     """The task. Symbol 0 is the filler; the lower half of the other symbols are keys and the upper half values."""
 
-    symbols: int = 64
-    pairs: int = 6
-    questions: int = 24
+    symbols: PositiveInt = 64
+    pairs: PositiveInt = 6
+    questions: PositiveInt = 24
 
     def __post_init__(self) -> None:
-        if min(self.pairs, self.questions) < 1 or self.pairs > self.symbols // 2 - 1:
-            raise ModelError(
-                f"{self.symbols} symbols have {max(self.symbols // 2 - 1, 0)} keys: not enough for {self.pairs} pairs "
-                f"and {self.questions} questions."
-            )
+        if self.pairs > self.symbols // 2 - 1:
+            keys = max(self.symbols // 2 - 1, 0)
+            raise ModelError(f"{self.symbols} symbols have {keys} keys: not enough for {self.pairs} pairs.")
 
     @property
     def vocabulary(self) -> int:

@@ -6,19 +6,16 @@ import torch
 
 from redline.errors import ModelError
 from redline.evaluation.recall.task import IGNORED, Sample
+from redline.files.limits import PositiveInt
 
 
 @dataclass(frozen=True)
 class Needle:
     """The symbols are, in this order: values, keys, the query mark, noise."""
 
-    keys: int = 3
-    values: int = 16
-    noises: int = 32
-
-    def __post_init__(self) -> None:
-        if min(self.keys, self.values, self.noises) < 1:
-            raise ModelError("keys, values and noises of the recall task needle must be at least 1.")
+    keys: PositiveInt = 3
+    values: PositiveInt = 16
+    noises: PositiveInt = 32
 
     @property
     def vocabulary(self) -> int:

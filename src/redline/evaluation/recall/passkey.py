@@ -14,6 +14,7 @@ import torch
 
 from redline.errors import ModelError
 from redline.evaluation.recall.task import IGNORED, Sample
+from redline.files.limits import PositiveInt
 
 KINDS = ("passkey", "number", "word")
 _REPEATED = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
@@ -35,13 +36,11 @@ class Story:
 @dataclass(frozen=True)
 class Passkey:
     kind: str = "passkey"
-    answer_bytes: int = 7
+    answer_bytes: PositiveInt = 7
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ModelError(f"unknown needle {self.kind!r}: use one of {', '.join(KINDS)}.")
-        if self.answer_bytes < 1:
-            raise ModelError(f"answer_bytes must be at least 1, not {self.answer_bytes}.")
 
     @property
     def vocabulary(self) -> int:

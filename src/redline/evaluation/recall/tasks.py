@@ -9,6 +9,7 @@ from redline.evaluation.recall.mqar import Mqar
 from redline.evaluation.recall.needle import Needle
 from redline.evaluation.recall.passkey import KINDS, Passkey
 from redline.evaluation.recall.task import Recall
+from redline.files.config_fields import decode
 
 # Tasks made of symbols, which mean something only to a model trained on these tasks. The other tasks are made of text.
 SYMBOLIC: dict[str, type[Mqar] | type[Needle]] = {"mqar": Mqar, "needle": Needle}
@@ -29,16 +30,10 @@ def option_names(name: str) -> tuple[str, ...]:
 
 
 def make_task(name: str, options: Mapping[str, Any] | None = None) -> Recall:
-    kind = task_type(name)
-    given = dict(options or {})
-    for option, value in given.items():
-        if option not in option_names(name):
-            raise ModelError(
-                f"the recall task {name} has no option {option!r} (known: {', '.join(option_names(name))})."
-            )
-        if type(value) is not int or value < 1:
-            raise ModelError(f"{option} of the recall task {name} must be a whole number of at least 1, not {value!r}.")
-    return kind(**given) if kind is not Passkey else Passkey(name, **given)
+    kind, given = task_type(name), dict(options or {})
+    if kind is Passkey and "kind" not in given:
+        given["kind"] = name
+    return decode(kind, given, f"of the recall task {name}", ModelError)
 
 
 def name_of(task: Recall) -> str:

@@ -6,20 +6,18 @@ from redline.evaluation.super_resolution.evaluate import (
     bicubic_model,
     enlarge,
     evaluate,
-    evaluate_folder,
+    evaluate_super_resolution,
 )
-from redline.evaluation.super_resolution.pairs import PairFiles, find_pairs
-from redline.evaluation.super_resolution.scores import Scores, score
+from redline.evaluation.super_resolution.pairs import find_pairs
+from redline.evaluation.super_resolution.scores import score
 
 __all__ = [
     "Evaluation",
     "ImageScores",
-    "PairFiles",
-    "Scores",
     "bicubic_model",
     "enlarge",
     "evaluate",
-    "evaluate_folder",
+    "evaluate_super_resolution",
     "find_pairs",
     "score",
 ]

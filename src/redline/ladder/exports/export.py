@@ -26,7 +26,6 @@ from redline.ladder.exports.fresh_process import LoadFailed, fresh_process
 from redline.ladder.exports.manifest import (
     Manifest,
     machine_facts,
-    score_facts,
     version_facts,
     weights_fingerprint,
 )
@@ -38,7 +37,7 @@ from redline.ladder.plan import Plan, read_plan
 from redline.ladder.rungs.tf32 import strict_fp32
 from redline.ladder.search.progress import Progress, no_progress, print_progress
 from redline.ladder.workload import SAMPLE_SEEDS, Inputs, Workload
-from redline.ladder.workloads.addresses import load_workload
+from redline.ladder.workloads.addresses import as_workload
 from redline.machine.machine import Machine, resolve_device
 
 
@@ -81,10 +80,7 @@ def export(
     plan, progress = read_plan(plan), progress or no_progress
     form, target = form_for(os.fspath(out)), Path(out)
     _check_target(target, form)
-    if isinstance(workload, str):
-        workload = load_workload(workload, options)
-    elif options:
-        raise RedlineError("options= is for the address of a workload, not for a Workload object.")
+    workload = as_workload(workload, options)
     if workload.training:
         raise PlanError(f"{workload.label} is a training workload, and only inference can be exported.")
     machine = Machine.detect(resolve_device(device))
@@ -150,7 +146,7 @@ def _make(
             # With empty caches, as in a process on a machine that has never compiled.
             outputs, load_s = _run(sealed, workload, batches, folder, _environment(Path(empty)))
         scores = _judged(workload, expected, outputs)
-        ready = replace(ready, scores=tuple(map(score_facts, scores)), load_s=round(load_s, 3))
+        ready = replace(ready, scores=tuple(scores), load_s=round(load_s, 3))
         form.seal(draft, ready, sealed)
         return ready
 

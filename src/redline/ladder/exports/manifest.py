@@ -42,7 +42,7 @@ class Manifest:
     machine: Mapping[str, Any]
     versions: Mapping[str, str]
     session: Mapping[str, Any] = field(default_factory=dict)
-    scores: tuple[Mapping[str, Any], ...] = ()
+    scores: tuple[Score, ...] = ()
     load_s: float = 0.0
     digests: Mapping[str, str] = field(default_factory=dict)
     redline_export: int = SCHEMA
@@ -68,7 +68,7 @@ class Manifest:
             raise ModelError(f"{where} is damaged: {missing[0]!r} is missing.")
         check_types(data, known, where, ModelError)
         values: dict[str, Any] = {name: data[name] for name in known}
-        values["scores"] = tuple(data["scores"])
+        values["scores"] = tuple(Score(**score) for score in data["scores"])
         return cls(**values)
 
 
@@ -85,10 +85,6 @@ def machine_facts(machine: Machine) -> dict[str, Any]:
 def version_facts(machine: Machine) -> dict[str, str]:
     held = {name: machine.versions[name] for name in _LIBRARIES if name in machine.versions}
     return {"redline": VERSION, "python": machine.python, **held}
-
-
-def score_facts(score: Score) -> dict[str, Any]:
-    return {"metric": score.metric, "value": score.value, "limit": score.limit, "better": score.better}
 
 
 def weights_fingerprint(model: nn.Module) -> str:

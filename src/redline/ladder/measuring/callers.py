@@ -39,7 +39,7 @@ class Callers:
                 while (number := next(numbers)) < calls:
                     call(number)
                     if stream is not None:
-                        stream.synchronize()  # a request has returned when its result is there
+                        stream.synchronize()  # a request counts as finished when the GPU has computed its result
             return clock()
 
         ends = [self._threads.submit(work, stream) for stream in self._streams]

@@ -4,7 +4,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 from typing import Any
 
@@ -81,6 +81,8 @@ class Arm:
     least_bytes: Mapping[str, float]
     step_s: Mapping[str, float]
     device: str
+    # By shape: what the first call did (see `shape_ranges`), and why it fell back.
+    events: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     peak_bytes: int = 0
 
     @property
@@ -202,7 +204,8 @@ def _steps_per_sample(arms: Sequence[Arm], spec: TrialSpec) -> tuple[dict[str, i
         slowest = max(arm.step_s[label] for arm in arms)
         quickest = min(arm.step_s[label] for arm in arms)
         steps[label] = max(1, _REQUESTS_EACH * spec.callers, min(1000, ceil(together_s / quickest)))
-        warm[label] = 0 if slowest > 1.0 else max(1, min(20, ceil(0.005 / quickest)))
+        # A long step is not slower with empty caches.
+        warm[label] = 0 if slowest > 1.0 or quickest > 0.1 else max(1, min(20, ceil(0.005 / quickest)))
         repeats[label] = 1 if spec.callers else max(1, min(40, int(_SAMPLE_S / (steps[label] * slowest))))
     return steps, warm, repeats
 

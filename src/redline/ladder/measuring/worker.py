@@ -30,9 +30,11 @@ from redline.ladder.measuring.judge import (
     losses_and_gradients,
     worst_per_gate,
 )
+from redline.ladder.measuring.new_size import event_between, shape_counts, try_size
 from redline.ladder.measuring.reference import run_reference
 from redline.ladder.plan import Plan, Unavailable
 from redline.ladder.rewrites.quantize import stored_bytes
+from redline.ladder.rung import ShapeCounts
 from redline.ladder.workload import SAMPLE_SEEDS, Inputs, Workload
 from redline.ladder.workloads.addresses import load_workload
 from redline.machine.ceilings import with_ceilings
@@ -42,7 +44,7 @@ from redline.machine.machine import Machine
 from redline.machine.memory import is_out_of_memory
 
 TIMING_SEEDS = (0, 1, 2, 3)
-# A turn starts no further repeat after this many seconds.
+# After this many seconds, a turn does not repeat its steps again.
 _LONGEST_S = 0.05
 # The calls of each concurrent caller while the peak is measured.
 _PEAK_CALLS = 3
@@ -135,6 +137,9 @@ class Bench:
             warnings.simplefilter("always")
             self.plan, self.job = asked.build(job, machine)
             self.run = self.job.finish()
+            # By shape: whether the first call set up for it or fell back, and the reason.
+            self._events: dict[str, tuple[str, str]] = {}
+            self._counts = ShapeCounts()
             setup_s: dict[str, float] = {}
             scores, warmups = self._run_and_judge(reference, seeds, setup_s, start)
             if self.callers is not None and all(score.passed for score in scores):
@@ -150,6 +155,7 @@ class Bench:
         return {
             "plan": str(self.plan),
             "setup_s": setup_s,
+            "events": self._events,
             "cached": counters["fxgraph_cache_hit"] > 0,
             "warmups": warmups,
             "scores": tuple(scores),
@@ -160,6 +166,12 @@ class Bench:
             "least_bytes": {label: self._least_bytes(label) for label in self.workloads},
             "step_s": {label: self._one_step_s(label) for label in self.workloads},
         }
+
+    def try_size(self, address: str, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Calls the running plan with inputs of another size; returns whether it set up again or fell back."""
+        workload = load_workload(address, options)
+        step = functools.partial(workload_step, workload, self.run)
+        return try_size(workload, self.plan, self.job, step, self.device, self.wait)
 
     def judge_again(self, reference: str, seeds: Sequence[int]) -> tuple[Score, ...]:
         """Judges the running plan on inputs of other seeds; a training step restarts from the initial weights."""
@@ -186,7 +198,7 @@ class Bench:
                 )
                 steps += TRAINING_STEPS
                 continue
-            output = workload.step(self.run, batches[0])
+            output = workload_step(workload, self.run, batches[0])
             mark()
             steps += 1
             if not workload.training:
@@ -198,6 +210,8 @@ class Bench:
     def _mark(self, setup_s: dict[str, float], label: str, start: float) -> None:
         self.wait()
         setup_s[label] = time.perf_counter() - start
+        before, self._counts = self._counts, shape_counts(self.plan, self.job)
+        self._events[label] = event_between(before, self._counts)
 
     def _one_step_s(self, label: str) -> float:
         """Estimates the time per step, from which the number of steps per sample is chosen; also warms up."""

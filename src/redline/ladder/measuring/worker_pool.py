@@ -136,9 +136,9 @@ class WorkerPool:
         ours, theirs = socket.socketpair()
         with self._lock:
             log_path = self.scratch / f"worker-{len(self._workers)}.log"
-            with theirs, log_path.open("wb") as log:
+            with ours, theirs, log_path.open("wb") as log:
                 pid = self._ask_fork_server({"fork": 1}, theirs.fileno(), log.fileno())
-            worker = Worker(ForkedProcess(self, pid), Connection(ours.detach()), log_path)
+                worker = Worker(ForkedProcess(self, pid), Connection(ours.detach()), log_path)
             self._workers.append(worker)
         return worker
 
@@ -146,11 +146,20 @@ class WorkerPool:
         with self._lock:
             self._requests += 1
             number = self._requests
-            socket.send_fds(self._control, [json.dumps([number, request]).encode() + b"\n"], descriptors)
-            # Skips the answers of interrupted requests, which nobody has read.
-            while (answer := json.loads(self._reader.readline()))[0] != number:
-                pass
+            try:
+                socket.send_fds(self._control, [json.dumps([number, request]).encode() + b"\n"], descriptors)
+                # Skips the answers of interrupted requests, which nobody has read.
+                while (line := self._reader.readline()) and (answer := json.loads(line))[0] != number:
+                    pass
+            except OSError as error:
+                raise self._lost() from error
+        if not line:
+            raise self._lost()
         return answer[1]
+
+    def _lost(self) -> RedlineError:
+        reason = last_line(self.scratch / "fork-server.log") or "no message; was it killed, or did memory run out?"
+        return RedlineError(f"the fork server, which starts all trial processes, has ended: {reason}.")
 
     def import_early(self, modules: Sequence[str]) -> None:
         """Imports modules in the fork server, so that all later workers have them."""
@@ -169,7 +178,9 @@ class WorkerPool:
         """Returns the exit code of a worker, negative for a signal, or None while it runs."""
         with self._lock:
             if pid not in self._exit_codes:
-                code = self._ask_fork_server({"status": pid})
+                # After the fork server has ended, nobody can read exit codes, so the process counts as killed.
+                is_lost = self._process.poll() is not None
+                code = -signal.SIGKILL if is_lost else self._ask_fork_server({"status": pid})
                 if code is None:
                     return None
                 self._exit_codes[pid] = code

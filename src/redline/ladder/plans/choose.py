@@ -10,9 +10,11 @@ from torch import nn
 from redline.errors import RedlineError
 from redline.ladder.job import Job
 from redline.ladder.plan import Plan, parse_rung
+from redline.machine.gpu_classes import gpu_class, why_unmeasured
 from redline.machine.machine import Machine
 
 _PRECISION_RUNGS = ("bf16", "fp16", "autocast", "int8", "fp8", "tf32")
+_FOLDER = Path(str(resources.files("redline.ladder.plans")))
 # For each application, the rung that sets each precision; "" if the weights are loaded in that precision already.
 _PRECISIONS: Mapping[str, Mapping[str, str]] = {
     "generate": {"fp32": "", "bf16": "", "fp16": "", "int8": "int8", "fp8": "fp8(mode=weight_only)"},
@@ -24,14 +26,19 @@ _PRECISIONS: Mapping[str, Mapping[str, str]] = {
 
 @dataclass(frozen=True)
 class ChosenPlan:
-    """A plan; `left_out` has the rungs of the bundled plan that cannot run here, with the reason for each."""
+    """A plan; `left_out` has the rungs of the bundled plan that cannot run here, with the reason for each.
+
+    `unmeasured` says so if the bundled plan was not measured on this class of GPU.
+    """
 
     plan: Plan
     left_out: Mapping[str, str] = field(default_factory=dict)
+    unmeasured: str = ""
 
     def __str__(self) -> str:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in self.left_out.items())
-        return f"{self.plan} (without {reasons})" if reasons else str(self.plan)
+        remarks = [text for text in (f"without {reasons}" if reasons else "", self.unmeasured) if text]
+        return f"{self.plan} ({'; '.join(remarks)})" if remarks else str(self.plan)
 
 
 def choose_plan(
@@ -54,8 +61,7 @@ def choose_plan(
             raise RedlineError("the plan sets the precision: leave out --precision, or --plan.")
         return ChosenPlan(given)
     job = None if model is None else Job(model)
-    kind = "cuda" if machine.is_cuda else "cpu"
-    shipped = Plan.load(Path(str(resources.files("redline.ladder.plans"))) / f"{application}-{kind}.toml").rungs
+    shipped = Plan.load(bundled(application, machine)).rungs
     replaced = _PRECISION_RUNGS if precision != "auto" else ()
     reasons = {rung.name: rung.why_not(machine) or rung.why_not(machine, job) for rung in shipped}
     left_out = {name: reason for name, reason in reasons.items() if reason and name not in replaced}
@@ -68,4 +74,12 @@ def choose_plan(
             # On a GPU, int8 does not support layers whose weights fused_ops has reordered (pack=true).
             plan = plan.with_rung(parse_rung("fused_ops(pack=false)"))
         plan = plan.with_rung(rung)
-    return ChosenPlan(plan, left_out)
+    return ChosenPlan(plan, left_out, why_unmeasured(machine.capability) if machine.is_cuda else "")
+
+
+def bundled(application: str, machine: Machine, folder: Path = _FOLDER) -> Path:
+    """Returns the plan file of the machine's class of GPU, such as `upscale-sm89.toml`, or else that of all GPUs."""
+    if not machine.is_cuda:
+        return folder / f"{application}-cpu.toml"
+    own = folder / f"{application}-{gpu_class(machine.capability).name}.toml"
+    return own if own.exists() else folder / f"{application}-cuda.toml"

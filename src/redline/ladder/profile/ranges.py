@@ -50,14 +50,13 @@ def write_trace(subject: Subject, path: Path) -> None:
     write_bytes(path, gzip.compress(data) if path.name.endswith(".gz") else data)
 
 
-def why_no_nvtx(device: str) -> str:
-    return "" if device.startswith("cuda") else f"--nvtx: needs a CUDA device, not {device}."
+def check_nvtx(device: str) -> None:
+    if not device.startswith("cuda"):
+        raise RedlineError(f"NVTX ranges need a CUDA device, not {device}: leave out --nvtx.")
 
 
 def run_with_nvtx(subject: Subject) -> None:
     """Runs one step with an NVTX range per layer; nsys and ncu capture only this step."""
-    if reason := why_no_nvtx(subject.machine.device):
-        raise RedlineError(reason)
     nvtx = torch.cuda.nvtx
     subject.wait()
     with torch.cuda.profiler.profile():

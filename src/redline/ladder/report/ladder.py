@@ -151,7 +151,7 @@ def worst_score(scores: Sequence[Score]) -> Score | None:
 
 
 def error_share(scores: Sequence[Score]) -> float:
-    """Returns the share of its limit that the score closest to its limit uses: 0 is exact, 1 is the limit."""
+    """Returns how much of its limit the worst score uses: 0 for an exact output, 1 for a score at its limit."""
     return max((max(0.0, _share_of_limit(score)) for score in scores), default=0.0)
 
 

@@ -43,11 +43,23 @@ class Table:
 
 def all_tables(climb: Climb) -> list[Table]:
     """Returns all tables that are not empty, in the order of the page."""
-    makers = (_front, _ladder, _rejected, _shapes, _ablation, _proof, _gates, _memory, _setup, _environment)
+    makers = (
+        front_table,
+        ladder_table,
+        rejected_table,
+        shapes_table,
+        _sizes,
+        ablation_table,
+        _proof,
+        _gates,
+        _memory,
+        _setup,
+        _environment,
+    )
     return [table for make in makers if (table := make(climb)) is not None and table.rows]
 
 
-def _ladder(climb: Climb) -> Table:
+def ladder_table(climb: Climb) -> Table:
     removed = {e.row.rung.partition("(")[0] for e in climb.ablations if e.row.verdict == "dropped"}
     entries = [e for e in climb.entries if e.row.role != "ablation" and e.row.verdict not in UNTRIED]
     rows, why = [], []
@@ -91,7 +103,7 @@ def _ladder(climb: Climb) -> Table:
     return Table("ladder", "The ladder", tuple(rows[0]) if rows else (), cells, tuple(why), note, words=2)
 
 
-def _front(climb: Climb) -> Table:
+def front_table(climb: Climb) -> Table:
     rows = tuple(
         (
             point.plan,
@@ -110,7 +122,7 @@ def _front(climb: Climb) -> Table:
     return Table("front", "The Pareto front of speed, memory and quality", columns, rows, note=note, words=2)
 
 
-def _rejected(climb: Climb) -> Table:
+def rejected_table(climb: Climb) -> Table:
     """Rungs that were not tried for the same reason share a row; seconds and bytes may differ."""
     groups: dict[tuple[str, str], list[Entry]] = {}
     for number, entry in enumerate(climb.rejected):
@@ -125,7 +137,7 @@ def _rejected(climb: Climb) -> Table:
     return Table("rejected", "Rungs not kept, and why", ("Rungs", "Verdict", "Reason"), tuple(rows), words=3)
 
 
-def _ablation(climb: Climb) -> Table:
+def ablation_table(climb: Climb) -> Table:
     rows = tuple(
         (e.row.rung, _verdict(e), _ratio(e.slowdown_without), _or_none(e.row.peak_bytes, format_bytes))
         for e in climb.ablations
@@ -177,7 +189,7 @@ def _setup(climb: Climb) -> Table:
     return Table("setup", "Set-up and break-even", columns, tuple(rows), note=note)
 
 
-def _shapes(climb: Climb) -> Table | None:
+def shapes_table(climb: Climb) -> Table | None:
     result = climb.result
     if result is None or not result.timed or len(result.measurement.shapes) < 2:
         return None
@@ -201,6 +213,26 @@ def _shapes(climb: Climb) -> Table | None:
         )
     columns = ("Shape", "Eager", "torch.compile", "Final plan", "Faster", "Rate", "Of the roofline", "Set-up")
     return Table("shapes", "By input shape", columns, tuple(rows))
+
+
+def _sizes(climb: Climb) -> Table | None:
+    found = climb.result.measurement if climb.result is not None else None
+    if found is None or not found.ranges:
+        return None
+    rows = tuple(
+        (
+            size.shape,
+            f"{size.event} ({size.reason})" if size.reason else size.event,
+            format_seconds(size.first_s) if size.first_s else NONE,
+            format_seconds(size.step_s) if size.step_s else NONE,
+        )
+        for sizes in found.ranges.values()
+        for size in sizes
+    )
+    note = ". ".join(found.range_sentences) + ". Both times are those of a single call."
+    return Table(
+        "sizes", "Over the range of shapes", ("Shape", "Event", "First call", "Later"), rows, note=note, words=2
+    )
 
 
 def _environment(climb: Climb) -> Table:

@@ -18,7 +18,7 @@ from redline.trees import tree_map_only
 
 
 def state_of(job: Job) -> CallState:
-    """Returns the state that the job's model keeps between calls, and its random operations, found on the samples."""
+    """Runs the samples, and returns the state that the model keeps between calls, and its random operations."""
     return find_state(job.model, lambda batch: _run(job, batch), job.samples, job.gates)
 
 

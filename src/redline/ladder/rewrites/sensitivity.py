@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from redline.errors import RungError
 from redline.ladder.gate import Gate, Score, all_finite, gates_for, tensors_of, worst
 from redline.ladder.job import Job
 from redline.ladder.metrics import METRICS
@@ -16,6 +17,18 @@ from redline.ladder.rewrites.calibrate import outputs_on_samples
 Quantize = Callable[[str, nn.Linear], None]
 # The share of each gate's limit that stays unused, because inputs other than the samples may have larger errors.
 _MARGIN = 0.1
+
+
+def passing_layers(rung: str, job: Job, layers: Mapping[str, nn.Linear], quantize: Quantize) -> list[str]:
+    """Returns the names of the least sensitive layers that can be quantized together while all gates pass."""
+    order = least_sensitive_first(job, layers, quantize)
+    count = longest_passing(job, order, layers, quantize)
+    if not count:
+        raise RungError(
+            f"{rung}: quantizing only {order[0]!r}, the least sensitive of {len(order)} layers, fails a gate or uses "
+            f"more than {1 - _MARGIN:.0%} of its limit."
+        )
+    return order[:count]
 
 
 @contextmanager

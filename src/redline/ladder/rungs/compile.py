@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from redline.ladder.job import Context, Job
 from redline.ladder.rewrites.io_adapter import Boundary
 from redline.ladder.rewrites.per_shape import input_form
-from redline.ladder.rung import Rung, Stage, option
+from redline.ladder.rung import Rung, ShapeCounts, Stage, option
 from redline.machine.machine import Machine
 from redline.quiet import quiet
 from redline.trees import tree_map_only
@@ -163,6 +163,34 @@ class Compile(Rung):
             graph_breaks = f"{count} graph break{'s' if count > 1 else ''} (most often: {reason})"
         where = f" for {evidence.regions} blocks" if self.regional else ""
         return f"{graphs} graph{'s' if graphs > 1 else ''} compiled{where}, {graph_breaks}"
+
+    def shape_counts(self, job: Job) -> ShapeCounts:
+        evidence: Compiled = job.evidence[self.name]
+        recorded = _recorded_cuda_graphs(job.device) if evidence.uses_cuda_graphs else 0
+        return ShapeCounts(_graphs() + recorded, *_fallbacks())
+
+
+def _fallbacks() -> tuple[int, str]:
+    """Returns how often torch gave up compiling or capturing a graph, and why."""
+    counters = torch._dynamo.utils.counters
+    limit = sum(count for reason, count in counters["unimplemented"].items() if "recompile limit" in reason)
+    skips = counters["inductor"]["cudagraph_skips"]
+    reasons = ["torch's limit of recompilations was reached"] if limit else []
+    reasons += ["torch captured no CUDA graph"] if skips else []
+    return limit + skips, " and ".join(reasons)
+
+
+def _recorded_cuda_graphs(device: torch.device) -> int:
+    """Returns the number of CUDA graphs that torch has recorded; code for any size is recorded again for each size."""
+    trees = importlib.import_module("torch._inductor.cudagraph_trees")
+    manager = trees.get_manager(device.index or 0, create_if_none_exists=False)
+    left = [node for nodes in (manager.roots or {}).values() for node in nodes] if manager is not None else []
+    count = 0
+    while left:
+        node = left.pop()
+        count += 1
+        left += [child for children in node.children.values() for child in children]
+    return count
 
 
 def _graphs() -> int:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from redline.ladder.job import Job
-from redline.ladder.rung import Rung, Stage, option
+from redline.ladder.rung import Rung, ShapeCounts, Stage, option
 from redline.ladder.rungs.compile import Compile
 from redline.ladder.workload import OptimizerFactory
 from redline.machine.cuda_graphs import CaptureCounts, CudaGraphCapturer, GraphedCallable, TrainingState
@@ -84,6 +84,11 @@ class CudaGraph(Rung):
         plural = "s" if tally.graphs > 1 else ""
         said = f"{tally.graphs} graph{plural} captured, {tally.replays} replays, {held} in the pool"
         return said + (f", {tally.uncaptured} calls without a graph" if tally.uncaptured else "")
+
+    def shape_counts(self, job: Job) -> ShapeCounts:
+        tally: CaptureCounts = job.evidence[self.name]
+        reason = f"only {self.limit} graphs are captured (limit={self.limit})" if tally.uncaptured else ""
+        return ShapeCounts(tally.graphs, tally.uncaptured, reason)
 
 
 def _capturable(make: OptimizerFactory, made: list[torch.optim.Optimizer], parameters: Any) -> torch.optim.Optimizer:

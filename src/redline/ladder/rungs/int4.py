@@ -12,7 +12,7 @@ from torch import nn
 from redline.errors import RungError
 from redline.ladder.job import Job
 from redline.ladder.rewrites import quantize
-from redline.ladder.rewrites.sensitivity import least_sensitive_first, longest_passing
+from redline.ladder.rewrites.sensitivity import passing_layers
 from redline.ladder.rung import Rung, Stage, option
 from redline.machine.machine import Machine
 from redline.quiet import quiet
@@ -55,14 +55,9 @@ class Int4(Rung):
         if not self.progressive:
             return self
         layers = self._layers(job)
-        order = least_sensitive_first(job, layers, self._quantize)
-        count = longest_passing(job, order, layers, self._quantize)
-        if not count:
-            raise RungError(
-                f"int4: quantizing only {order[0]!r}, the least sensitive of {len(order)} layers, fails a gate or uses "
-                "more than 90% of its limit."
-            )
-        return replace(self, skip=(*self.skip, *order[count:]), progressive=False)
+        chosen = passing_layers(self.name, job, layers, self._quantize)
+        left = [name for name in layers if name not in chosen]
+        return replace(self, skip=(*self.skip, *left), progressive=False)
 
     def apply(self, job: Job) -> Job:
         layers, before = self._layers(job), quantize.weights_before(job.model)

@@ -21,7 +21,7 @@ from redline.errors import RungError
 from redline.ladder.job import Job
 from redline.ladder.rewrites import quantize
 from redline.ladder.rewrites.calibrate import METHODS, clipping_limits, observe
-from redline.ladder.rewrites.sensitivity import Quantize, least_sensitive_first, longest_passing
+from redline.ladder.rewrites.sensitivity import Quantize, passing_layers
 from redline.ladder.rung import Rung, Stage, option
 from redline.machine.machine import Machine
 from redline.nn.switchable import SwitchableModule
@@ -92,14 +92,7 @@ class Int8(Rung):
                 )
         if self.progressive:
             convert, layers = self._quantizer(job, layers)
-            order = least_sensitive_first(job, layers, convert)
-            count = longest_passing(job, order, layers, convert)
-            if not count:
-                raise RungError(
-                    f"int8: quantizing only {order[0]!r}, the least sensitive of {len(order)} layers, fails a gate or "
-                    "uses more than 90% of its limit."
-                )
-            layers = {name: layers[name] for name in order[:count]}
+            layers = {name: layers[name] for name in passing_layers(self.name, job, layers, convert)}
         left = [name for name in self._layers(job) if name not in layers]
         return replace(self, skip=(*self.skip, *left), progressive=False)
 

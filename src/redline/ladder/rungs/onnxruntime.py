@@ -29,7 +29,7 @@ from redline.ladder.rewrites.onnx_quantize import (
     quantize_static,
 )
 from redline.ladder.rewrites.per_shape import PerShape, as_call, flat_tensors, input_form
-from redline.ladder.rung import Rung, Stage, option
+from redline.ladder.rung import Rung, ShapeCounts, Stage, option
 from redline.machine.machine import Machine
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -128,6 +128,9 @@ class Onnxruntime(Rung):
             module.prepare(*samples[0])
         precision = job.precision if self.int8 == "none" else "int8"
         return replace(job, model=module, precision=precision).with_evidence(self.name, module)
+
+    def shape_counts(self, job: Job) -> ShapeCounts:
+        return ShapeCounts(len(job.evidence[self.name].engines))
 
     def proof(self, job: Job) -> str:
         engines = list(job.evidence[self.name].engines.values())

@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from redline.errors import RungError
 from redline.ladder.job import Job, entered
 from redline.ladder.rewrites.per_shape import FlatModel, PerShape, as_call, flat_tensors
-from redline.ladder.rung import Rung, Stage, option
+from redline.ladder.rung import Rung, ShapeCounts, Stage, option
 from redline.ladder.workload import describe_error
 from redline.machine.machine import Machine
 from redline.quiet import quiet
@@ -87,6 +87,9 @@ class Tensorrt(Rung):
             module.prepare(*as_call(job.samples[0], job.device))
         precision = "fp16" if self.precision == "fp16" else job.precision
         return replace(job, model=module, precision=precision).with_evidence(self.name, module)
+
+    def shape_counts(self, job: Job) -> ShapeCounts:
+        return ShapeCounts(len(job.evidence[self.name].engines))
 
     def proof(self, job: Job) -> str:
         compiled = list(job.evidence[self.name].engines.values())

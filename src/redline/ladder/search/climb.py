@@ -20,14 +20,13 @@ from redline.ladder.search.preparation import address_of
 from redline.ladder.search.progress import Progress, no_progress, print_progress
 from redline.ladder.search.settings import (
     Settings,
-    Shapes,
     read_duration,
     read_max_error,
     read_rungs,
-    read_shapes,
     read_size,
 )
 from redline.ladder.search.target import Target
+from redline.ladder.shape_ranges import Shapes, read_ranges, read_shapes
 from redline.ladder.workload import Workload
 from redline.ladder.workloads.addresses import check_file
 from redline.notation import format_bytes
@@ -73,7 +72,9 @@ def climb(
             sets the objective to memory.
         rungs: Only try these rungs, for example `["bf16", "compile(mode=max-autotune)"]`.
         without: Do not try these rungs.
-        shapes: Input shapes as options of the workload's function: `[{"batch": 1}, {"batch": 8}]`.
+        shapes: Input shapes as options of the workload's function: `[{"batch": 1}, {"batch": 8}]`. A range,
+            `[{"batch": range(1, 33)}]`, is timed at both ends and between; at the end the plan tries the other
+            sizes, and the result says where it sets up again, falls back or fails.
         device: `"cpu"`, `"cuda"`, `"cuda:1"`; `"auto"` uses a GPU if there is one.
         reference: Precision of the reference outputs that the gates compare with: `"fp32"` or `"fp64"`.
         timeout: Time limit of one trial.
@@ -93,6 +94,7 @@ def climb(
         workload="",
         folder=Path(out) if out is not None else None,
         shapes=read_shapes(shapes),
+        ranges=read_ranges(shapes),
         device=device,
         objective=Objective.MEMORY if aim is not None and aim.size_bytes else Objective.named(objective),
         callers=callers,
@@ -138,6 +140,7 @@ def _write_files(climbed: Climbed, folder: Path | None) -> Climbed:
         "made": datetime.now(UTC).strftime("%Y-%m-%d"),
         "result": climbed.final.reason,
     }
+    about_sizes = {"shapes": "; ".join(climbed.ranges)} if climbed.ranges else {}
     front = climbed.front
     # Plan files of an earlier climb are not answers of this one.
     for path in (files["plan file"], *(folder / "front").glob("*.toml")):
@@ -152,6 +155,6 @@ def _write_files(climbed: Climbed, folder: Path | None) -> Climbed:
     if climbed.missed_limit:
         del files["plan file"]
     else:
-        climbed.plan.save(files["plan file"], comment)
+        climbed.plan.save(files["plan file"], comment | about_sizes)
     write_report(climbed.measurements, files["report"], files["Markdown"])
     return replace(climbed, files=files)

@@ -41,6 +41,11 @@ class Climbed:
         return self.measurements[-1]
 
     @property
+    def ranges(self) -> tuple[str, ...]:
+        """A sentence for each range of shapes, which says where the plan sets up again, falls back or fails."""
+        return self.final.range_sentences
+
+    @property
     def front(self) -> "tuple[Point, ...]":
         """The Pareto front: the plans that no other plan beats in speed, memory and quality together."""
         from redline.ladder.report import pareto_front

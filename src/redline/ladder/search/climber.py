@@ -11,7 +11,6 @@ from typing import Any
 from redline.errors import WorkloadError
 from redline.files.atomic import check_can_write
 from redline.ladder.measurement import Measurement
-from redline.ladder.measuring.trial import geometric_mean_s
 from redline.ladder.measuring.worker_pool import WorkerPool
 from redline.ladder.objective import above_limit, is_within
 from redline.ladder.plan import Plan
@@ -23,6 +22,7 @@ from redline.ladder.search.estimates import kind_of
 from redline.ladder.search.final_race import run_race
 from redline.ladder.search.openings import ENGINES, openings
 from redline.ladder.search.progress import Progress
+from redline.ladder.search.race_time import race_s
 from redline.ladder.search.run_log import added_rungs, plan_of
 from redline.ladder.search.search_order import by_gain_per_second, candidates, check_asked, may_try, variants
 from redline.ladder.search.settings import Settings
@@ -33,8 +33,11 @@ from redline.notation import format_seconds
 _COMPILE_BASELINE = {"cuda": "compile(mode=reduce-overhead)", "cpu": "compile"}
 # The largest share of the budget that timing may take in one comparison, and in the final race.
 _SAMPLING_SHARE, _RACE_SHARE = 0.04, 0.06
-# An opening without compilation is started if at least this share of its expected time is left, because estimates are
-# rough. At the end of the climb, when there is nothing else to try, this also applies to openings with compilation.
+# The longest time for trying all sizes of the ranges of shapes, and its largest share of the budget.
+_LONGEST_SWEEP_S, _SWEEP_SHARE = 30.0, 0.1
+# A number of threads, or an opening without compilation, is started if at least this share of its expected time is
+# left, because estimates are rough. At the end of the climb, when there is nothing else to try, this also applies to
+# openings with compilation.
 _START_SHARE = 0.6
 # The budget reserves these seconds to end all processes and write the files, and this share of itself for delays.
 _END_S, _END_SHARE = 1.5, 0.02
@@ -90,7 +93,10 @@ class Climber:
         alive = trials.incumbent.release()
         notes = (self.advice,) if self.advice else ()
         sampling_s = self._race_sampling_s
-        final = run_race(trials.setups, trials.spec, self.log, self.plan, alive, barred, sampling_s, notes)
+        ranges = self.settings.ranges
+        final = run_race(
+            trials.setups, trials.spec, self.log, self.plan, alive, barred, sampling_s, notes, ranges, self._sweep_s
+        )
         return trials.report(final)
 
     @property
@@ -98,18 +104,19 @@ class Climber:
         sampling_s = 2 * self.settings.sampling_s
         return sampling_s if self.budget.total_s is None else min(sampling_s, _RACE_SHARE * self.budget.total_s)
 
+    @property
+    def _sweep_s(self) -> float:
+        """The time in which the winner tries all sizes of the ranges of shapes."""
+        total_s = self.budget.total_s
+        longest_s = _LONGEST_SWEEP_S if total_s is None else min(_LONGEST_SWEEP_S, _SWEEP_SHARE * total_s)
+        return longest_s if self.settings.ranges else 0.0
+
     def _reserve_race(self) -> None:
         """Reserves the part of the budget that the final race will need."""
-        estimates, incumbent = self.trials.estimates, self.trials.incumbent
-        racers = max(2, incumbent.alive_count)
-        missing = [plan for plan in {Plan(), self.plan} if not incumbent.is_alive(plan)]
-        open_s = sum(map(estimates.trial_s, missing))
-        judging_s = racers * estimates.open_s / 2
-        # The untouched model is usually the slowest by far, so its time determines how long the race takes.
-        step_s = geometric_mean_s(self.log.rows[0].samples)
-        sampling_s = max(racers * self._race_sampling_s / 2, self.trials.spec.least_steps * step_s)
+        trials = self.trials
+        expected_s = race_s(self.log.rows, trials.spec, trials.estimates, trials.incumbent, self._race_sampling_s)
         end_s = _END_S + _END_SHARE * (self.budget.total_s or 0.0)
-        self.budget.reserved_s = end_s + open_s + judging_s + sampling_s
+        self.budget.reserved_s = end_s + expected_s + self._sweep_s
 
     def _finish(self, final: Measurement) -> Climbed:
         target, limit_bytes = self.settings.target, self.settings.max_bytes
@@ -157,7 +164,7 @@ class Climber:
         """Tries different numbers of CPU threads; comes first because it is quick and helps most on a busy machine."""
         if not self.trials.machine.is_cuda and may_try("threads", self.settings, self.trials.training):
             for rung in variants("threads", self.settings, self.trials.machine, self.trials.training):
-                self._try("trial", Plan((rung,)), self.trials.candidate(Plan((rung,))))
+                self._try("trial", Plan((rung,)), self.trials.candidate(Plan((rung,))), _START_SHARE)
 
     def _try_openings(self) -> None:
         """Tries the openings; if none of them is kept, tries the alternatives that their rungs suggest."""

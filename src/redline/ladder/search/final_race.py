@@ -7,6 +7,7 @@ from typing import Any
 
 from redline.errors import WorkloadError
 from redline.ladder.measurement import Measurement
+from redline.ladder.measuring.size_sweep import sweep
 from redline.ladder.measuring.trial import (
     FRESH_SEEDS,
     Arm,
@@ -24,6 +25,7 @@ from redline.ladder.objective import ANY, Objective, above_limit, is_within
 from redline.ladder.plan import Plan
 from redline.ladder.search.parallel_setups import ParallelSetups
 from redline.ladder.search.run_log import RunLog
+from redline.ladder.shape_ranges import ShapeRange
 from redline.machine.load import LoadMeter
 from redline.notation import format_seconds
 
@@ -40,12 +42,14 @@ def run_race(
     barred: Sequence[str] = (),
     sampling_s: float = 0.0,
     notes: tuple[str, ...] = (),
+    ranges: Sequence[ShapeRange] = (),
+    sweep_s: float = 0.0,
 ) -> Measurement:
     """Times eager, the climbed plan and its rivals; records a row for each, and returns the winner's (verdict "kept").
 
     `alive` maps other plans to their running processes: these plans are judged on fresh inputs and become rivals, and
     the processes are closed at the end. A rival that contains one of the `barred` rungs (names, or rungs with options)
-    is timed but cannot win.
+    is timed but cannot win. The winner tries the sizes of all `ranges` for at most `sweep_s`.
     """
     others = [rival for rival in alive if rival not in (Plan(), plan)]
     # The climbed plan is set up before its rivals, so that a rival is dropped if memory is too small for all.
@@ -75,6 +79,9 @@ def run_race(
                 gain = spec.objective.gain(compare_arms(spec, arms[0], arms[index], taken[0], taken[index]))
                 reason = f"{gain} over eager" if arms[index].plan.rungs else "nothing beat the model as it is"
                 verdict, row_notes = "kept", notes
+            if index == winner:
+                about["ranges"] = sweep(arms[index], spec, ranges, sweep_s)
+                about["range_counts"] = {one.label: one.count for one in ranges}
             row = log.row(
                 "final",
                 arms[index].plan,

@@ -12,10 +12,8 @@ from redline.ladder.objective import Objective
 from redline.ladder.plan import parse_rung
 from redline.ladder.rung import Rung
 from redline.ladder.search.target import Target
+from redline.ladder.shape_ranges import ShapeRange
 from redline.notation import parse_bytes, parse_seconds
-
-# Input shapes, each given as options of the workload's function such as {"batch": 8}: a list, or a mapping from labels.
-Shapes = Mapping[str, Mapping[str, Any]] | Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -28,6 +26,8 @@ class Settings:
     workload: str
     folder: Path | None = None
     shapes: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"": {}})
+    # The ranges among the shapes, of which the final plan tries every size.
+    ranges: tuple[ShapeRange, ...] = ()
     device: str = "auto"
     objective: Objective = Objective.LATENCY
     callers: int = CALLERS
@@ -82,10 +82,3 @@ def read_max_error(value: float | None) -> float:
     if value is not None and not value > 0:
         raise RedlineError(f"the maximum error must be above zero, not {value}.")
     return value or 0.0
-
-
-def read_shapes(shapes: Shapes | None) -> Mapping[str, Mapping[str, Any]]:
-    """Returns the shapes by label; in a list, the label of a shape is its options (`batch=8,size=224`)."""
-    if isinstance(shapes, Mapping):
-        return shapes or {"": {}}
-    return {",".join(f"{key}={value}" for key, value in shape.items()): shape for shape in shapes or ({},)}

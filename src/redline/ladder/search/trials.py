@@ -8,7 +8,7 @@ from typing import Any
 from redline.ladder.measurement import Measurement
 from redline.ladder.measuring.trial import Arm, close, compare_arms, geometric_mean_s, measure_peak, take_turns
 from redline.ladder.measuring.worker_pool import WorkerFailed, WorkerPool
-from redline.ladder.objective import above_limit, is_within
+from redline.ladder.objective import WORTHWHILE, Objective, above_limit, is_within
 from redline.ladder.plan import Plan
 from redline.ladder.rung import Rung
 from redline.ladder.search.budget import Budget
@@ -27,8 +27,8 @@ from redline.machine.load import LoadMeter, current_load
 _OVERHEAD_S = 2.0
 # A trial is timed for at least this long, even if this uses time that is reserved for the final race.
 _LEAST_SAMPLING_S = 0.5
-# A number of threads counts as probably faster if the measured ratio exceeds this value, although its confidence
-# interval contains the value.
+# A number of threads or an opening counts as probably faster if the measured ratio exceeds this value, although its
+# confidence interval contains the value.
 _PROBABLY = 1.1
 
 
@@ -177,9 +177,15 @@ class Trials:
                 (old,) = self.take_turns([incumbent], about)
                 notes = ("timed one after the other, because the two plans do not fit in memory together",)
             comparison = compare_arms(self.spec, incumbent, arm, old, new)
+            if role == "opening" and not notes and _is_undecided(comparison.ratio):
+                # An opening takes long to set up, and noise alone should not decide against it.
+                more_old, more_new = self.take_turns([incumbent, arm], about)
+                old = {label: values + more_old[label] for label, values in old.items()}
+                new = {label: values + more_new[label] for label, values in new.items()}
+                comparison = compare_arms(self.spec, incumbent, arm, old, new)
             better, reason = self.spec.objective.judge(comparison)
-            if not better and comparison.fits and self._reduces_noise(added, comparison.ratio):
-                better, reason = True, f"{reason}; kept because plans with more threads wait for other processes"
+            if not better and comparison.fits and (why := self._why_probable(role, added, comparison.ratio)):
+                better, reason = True, f"{reason}; {why}"
             verdict = "kept" if better else "dropped"
             self.estimates.record(
                 str(added), candidate, setup_s, comparison.ratio.middle if better else 1.0, arm.cached
@@ -210,14 +216,20 @@ class Trials:
             return ""
         return "" if is_within(arm.peak_bytes, limit_bytes) else above_limit(arm.peak_bytes, limit_bytes)
 
-    def _reduces_noise(self, added: Plan, ratio: Interval) -> bool:
-        """Returns whether only the number of threads changes, and the change is probably faster under the present load.
+    def _why_probable(self, role: str, added: Plan, ratio: Interval) -> str:
+        """Returns why a plan is kept under the present load, although the noise hides whether it is faster; else "".
 
-        Such a change is kept: with one thread per core, times on a busy machine vary so much that no later trial could
-        be decided.
+        A change of the number of threads is kept, because with one thread per core, times on a busy machine vary so
+        much that no later trial could be decided. An opening is kept, and the final race times it again.
         """
-        is_threads = [rung.name for rung in added.rungs] == ["threads"]
-        return is_threads and self.load.is_contended(self.machine.is_cuda) and ratio.middle > _PROBABLY > ratio.low
+        contended = self.load.is_contended(self.machine.is_cuda)
+        if not contended or not _is_undecided(ratio) or self.spec.objective is Objective.MEMORY:
+            return ""
+        if [rung.name for rung in added.rungs] == ["threads"]:
+            return "kept because plans with more threads wait for other processes"
+        # The interval must speak for the plan more than against it.
+        likely = role in ("opening", "ablation") and ratio.high * ratio.low > 1
+        return "kept because it is probably faster, which the load on this machine hides" if likely else ""
 
     def ablate(self, rung: Rung, smaller: Plan, retry: bool = True) -> Measurement:
         """Measures the incumbent without a rung; the verdict is "dropped" if the plan is as good without it."""
@@ -235,7 +247,14 @@ class Trials:
             measure_peak(arm, self.spec)
             old, new = self.take_turns([whole, arm], about)
             # The plan with the rung is the candidate: it has to be better than the plan without the rung.
-            worth, gain = self.spec.objective.judge(compare_arms(self.spec, arm, whole, new, old))
+            comparison = compare_arms(self.spec, arm, whole, new, old)
+            worth, gain = self.spec.objective.judge(comparison)
+            if (
+                not worth
+                and comparison.fits
+                and (why := self._why_probable("ablation", Plan((rung,)), comparison.ratio))
+            ):
+                worth, gain = True, f"{gain}; {why}"
             reason = f"{'improves the whole plan' if worth else 'redundant beside the other rungs'}: {gain}"
             row = self.record("ablation", arm.plan, "kept" if worth else "dropped", reason, arm, new, old, **about)
             if not worth:
@@ -268,6 +287,11 @@ class Trials:
                 raise
         self.incumbent.close()
         return None, self.setups.open(candidate, timeout_s=timeout_s)
+
+
+def _is_undecided(ratio: Interval) -> bool:
+    """Returns whether a plan is probably faster, but not beyond the noise."""
+    return ratio.low < _PROBABLY < ratio.middle and not ratio.above(WORTHWHILE)
 
 
 def _describe_failure(failure: WorkerFailed, out_of_budget: bool) -> tuple[str, str]:

@@ -44,6 +44,15 @@ def load_workload(address: str, options: Mapping[str, Any] | None = None) -> Wor
     return replace(workload, name=workload.name or function.__name__, address=address, options=options)
 
 
+def as_workload(workload: str | Workload, options: Mapping[str, Any] | None = None) -> Workload:
+    """Returns a `Workload` unchanged, and loads an address. Raises if options are given for a `Workload`."""
+    if isinstance(workload, str):
+        return load_workload(workload, options)
+    if options:
+        raise RedlineError("options= is for the address of a workload, not for a Workload object.")
+    return workload
+
+
 def find_function(address: str) -> Callable[..., Any]:
     if address in BUNDLED:
         return BUNDLED[address]

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 from redline.errors import ModelError
+from redline.files.config_fields import check_fields
+from redline.files.limits import PositiveFloat, PositiveInt
 from redline.ops.rope import Scaling
 
 
@@ -12,27 +14,25 @@ class DecoderConfig:
     `width // heads`. `windows` holds the sliding window of each layer in tokens, including the current token, or None
     for full attention; an empty tuple means full attention in all layers."""
 
-    vocabulary: int
-    width: int
-    layers: int
-    heads: int
-    mlp_width: int
+    vocabulary: PositiveInt
+    width: PositiveInt
+    layers: PositiveInt
+    heads: PositiveInt
+    mlp_width: PositiveInt
     key_value_heads: int = 0
     head_dim: int = 0
-    context: int = 4096
-    rope_base: float = 10_000.0
+    context: PositiveInt = 4096
+    rope_base: PositiveFloat = 10_000.0
     rope_scaling: Scaling | None = None
-    norm_eps: float = 1e-5
+    norm_eps: PositiveFloat = 1e-5
     qkv_bias: bool = False
     out_bias: bool = False
     query_key_norm: bool = False
     tied_embeddings: bool = False
-    windows: tuple[int | None, ...] = ()
+    windows: tuple[PositiveInt | None, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("vocabulary", "width", "layers", "heads", "mlp_width", "context"):
-            if getattr(self, name) < 1:
-                raise ModelError(f"{name} must be at least 1, not {getattr(self, name)}.")
+        check_fields(self, ModelError)
         if not self.head_dim:
             if self.width % self.heads:
                 raise ModelError(f"width ({self.width}) is not a multiple of heads ({self.heads}): set head_dim.")
@@ -43,14 +43,10 @@ class DecoderConfig:
             raise ModelError(f"heads ({self.heads}) must be a multiple of key_value_heads ({self.key_value_heads}).")
         if self.head_dim < 2 or self.head_dim % 2:
             raise ModelError(f"head_dim must be even for rotary positions, not {self.head_dim}.")
-        if self.rope_base <= 0 or self.norm_eps <= 0:
-            raise ModelError("rope_base and norm_eps must be above zero.")
         if not self.windows:
             object.__setattr__(self, "windows", (None,) * self.layers)
         if len(self.windows) != self.layers:
             raise ModelError(f"windows must have one entry for each of {self.layers} layers, not {len(self.windows)}.")
-        if any(window is not None and window < 1 for window in self.windows):
-            raise ModelError("each window must be at least 1 token, or None for full attention.")
 
     @property
     def parameters(self) -> int:

@@ -1,8 +1,12 @@
 """The hyper-parameters of a DRCT model, all of which follow from the shapes of its weights."""
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
 
 from redline.errors import ModelError
+from redline.files.config_fields import check_fields
 
 BLOCKS_PER_GROUP = 5
 # The published models have up to 12 groups and windows of 16; much larger values come from damaged or malicious files.
@@ -14,21 +18,18 @@ class DrctConfig:
     """The defaults are those of DRCT; DRCT-L has 12 groups. Attention windows have `window` × `window` tokens."""
 
     scale: int = 4
-    groups: int = 6
+    groups: Annotated[int, Meta(ge=1, le=_MOST_GROUPS)] = 6
     width: int = 180
     growth: int = 32
     features: int = 64
-    window: int = 16
+    window: Annotated[int, Meta(ge=1, le=_LARGEST_WINDOW)] = 16
     heads: tuple[int, ...] = (6, 4, 2, 6, 4)
     mlp_widths: tuple[int, ...] = (360, 424, 488, 276, 308)
 
     def __post_init__(self) -> None:
+        check_fields(self, ModelError)
         if self.scale not in (2, 3, 4, 8):
-            raise ModelError(f"DRCT's scale must be 2, 3, 4 or 8, not {self.scale}.")
-        if not 1 <= self.groups <= _MOST_GROUPS:
-            raise ModelError(f"DRCT's groups must be from 1 to {_MOST_GROUPS}, not {self.groups}.")
-        if not 1 <= self.window <= _LARGEST_WINDOW:
-            raise ModelError(f"DRCT's window must be from 1 to {_LARGEST_WINDOW}, not {self.window}.")
+            raise ModelError(f"scale = {self.scale} must be one of 2, 3, 4, 8.")
         if len(self.heads) != BLOCKS_PER_GROUP or len(self.mlp_widths) != BLOCKS_PER_GROUP:
             raise ModelError(f"DRCT's heads and mlp_widths must have {BLOCKS_PER_GROUP} entries, one for each block.")
         for width, heads in zip(self.block_widths, self.heads, strict=True):

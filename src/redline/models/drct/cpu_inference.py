@@ -51,15 +51,15 @@ class WindowedBlock(nn.Module):
             bias_HNN = relative_bias(attention.relative_position_bias_table, self.window).contiguous()
         self.register_buffer("bias", bias_HNN, persistent=False)
 
-    def forward(self, rows_MC: Tensor, picture: ImageGrid) -> Tensor:
-        tokens = rows_MC + self._attention(self.norm1(rows_MC), picture)
+    def forward(self, rows_MC: Tensor, grid: ImageGrid) -> Tensor:
+        tokens = rows_MC + self._attention(self.norm1(rows_MC), grid)
         return self.adjust(tokens) + self.adjust_hidden(F.gelu(self.fc1(self.norm2(tokens))))
 
-    def _attention(self, rows_MC: Tensor, picture: ImageGrid) -> Tensor:
-        sizes = (*picture, self.window)
+    def _attention(self, rows_MC: Tensor, grid: ImageGrid) -> Tensor:
+        sizes = (*grid, self.window)
         if self.shift:
             rows_MC = rows_MC.index_select(0, reordering(*sizes, 0, self.shift, rows_MC.device))
-        mixed = attention_in_windows(self.qkv(rows_MC), self.bias, picture, self.shift, self.size**-0.5)
+        mixed = attention_in_windows(self.qkv(rows_MC), self.bias, grid, self.shift, self.size**-0.5)
         rows_MC = self.proj(mixed)
         return rows_MC.index_select(0, reordering(*sizes, self.shift, 0, rows_MC.device)) if self.shift else rows_MC
 
@@ -73,11 +73,11 @@ class WindowedGroup(nn.Module):
             for index in range(1, 6)
         )
 
-    def forward(self, rows_MC: Tensor, picture: ImageGrid) -> Tensor:
+    def forward(self, rows_MC: Tensor, grid: ImageGrid) -> Tensor:
         seen = rows_MC
         for block in self.blocks[:-1]:
-            seen = torch.cat((seen, F.leaky_relu(block(seen, picture), 0.2)), -1)
-        return rows_MC + self.share * self.blocks[-1](seen, picture)
+            seen = torch.cat((seen, F.leaky_relu(block(seen, grid), 0.2)), -1)
+        return rows_MC + self.share * self.blocks[-1](seen, grid)
 
 
 class WindowedBody(nn.Module):
@@ -93,11 +93,11 @@ class WindowedBody(nn.Module):
 
     def forward(self, tokens_BHWC: Tensor) -> Tensor:
         batch, height, width, channels = tokens_BHWC.shape
-        picture = (batch, height, width)
-        sizes = (*picture, self.window, 0, tokens_BHWC.device)
+        grid = (batch, height, width)
+        sizes = (*grid, self.window, 0, tokens_BHWC.device)
         rows_MC = tokens_BHWC.reshape(-1, channels).index_select(0, window_order(*sizes))
         for group in self.groups:
-            rows_MC = group(rows_MC, picture)
+            rows_MC = group(rows_MC, grid)
         return rows_MC.index_select(0, image_order(*sizes)).view(tokens_BHWC.shape)
 
 

@@ -2,10 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
 
 from redline.errors import ModelError
-from redline.files.untrusted import check_types, field_types
+from redline.files.config_fields import check_fields, decode
+from redline.files.limits import NonNegativeInt, PositiveInt
 
 IMAGE_CHANNELS = 3
 # The number of input images, which are concatenated: the noisy image, the frame and the previous output.
@@ -24,26 +27,19 @@ class LsdConfig:
     `control` is the length of the control vector, or 0 for a model without one.
     """
 
-    patch: int = 2
-    width: int = 16
-    multipliers: tuple[int, ...] = (1, 2, 4, 8)
-    blocks: int = 1
-    attending: int = 1
-    control: int = 8
+    patch: Literal[1, 2, 4, 8] = 2
+    width: Annotated[int, Meta(ge=EIGHT, multiple_of=EIGHT)] = 16
+    multipliers: Annotated[tuple[PositiveInt, ...], Meta(min_length=2)] = (1, 2, 4, 8)
+    blocks: PositiveInt = 1
+    attending: NonNegativeInt = 1
+    control: Annotated[int, Meta(ge=0, multiple_of=EIGHT)] = 8
 
     def __post_init__(self) -> None:
-        if self.patch not in (1, 2, 4, 8):
-            raise ModelError(f"patch must be 1, 2, 4 or 8, not {self.patch}.")
-        if self.width < EIGHT or self.width % EIGHT:
-            raise ModelError(f"width must be a multiple of 8, not {self.width}.")
-        if len(self.multipliers) < 2 or min(self.multipliers) < 1:
-            raise ModelError(f"multipliers must be two or more numbers of at least 1, not {self.multipliers}.")
-        if self.blocks < 1:
-            raise ModelError(f"blocks must be at least 1, not {self.blocks}.")
-        if not 0 <= self.attending <= len(self.multipliers):
-            raise ModelError(f"attending must be from 0 to {len(self.multipliers)} (levels), not {self.attending}.")
-        if self.control < 0 or self.control % EIGHT:
-            raise ModelError(f"control must be a multiple of 8, or 0, not {self.control}.")
+        check_fields(self, ModelError)
+        if self.attending > len(self.multipliers):
+            raise ModelError(
+                f"attending = {self.attending} must be at most {len(self.multipliers)}, one per multiplier."
+            )
 
     @classmethod
     def of(cls, size: str) -> "LsdConfig":
@@ -54,14 +50,7 @@ class LsdConfig:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], origin: str = "the config") -> "LsdConfig":
         """Reverses `to_dict`; raises for unknown or missing names and for values of the wrong type."""
-        types = field_types(cls)
-        if set(values) != set(types):
-            raise ModelError(
-                f"{origin!r} is not the config of an LSD: its settings must be {', '.join(sorted(types))}."
-            )
-        check_types(values, types, repr(origin), ModelError)
-        settings: dict[str, Any] = {**values, "multipliers": tuple(values["multipliers"])}
-        return cls(**settings)
+        return decode(cls, values, f"in the header of {origin!r}", ModelError, complete=True)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -211,7 +211,7 @@ def collect_metrics(
         "report": asdict(latency.report()),
         "busy_share": busy_share,
         "memory": _memory(device),
-        "pictures": {name: _image(broadcast) for name, broadcast in broadcasts.items()},
+        "images": {name: _image(broadcast) for name, broadcast in broadcasts.items()},
     }
 
 

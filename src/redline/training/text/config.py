@@ -10,10 +10,11 @@ from typing import Any, Literal
 from redline.errors import RedlineError
 from redline.evaluation.recall.task import Recall
 from redline.evaluation.recall.tasks import make_task, option_names
+from redline.files.config_fields import decode
 from redline.files.limits import NonNegativeFloat, NonNegativeInt, PositiveInt, Share, ShareBelowOne
 from redline.ladder.plan import Plan
 from redline.ladder.rung import Stage
-from redline.training.config_check import ConfigSource, decode, override, read_config
+from redline.training.config_file import ConfigSource, override, read_config
 from redline.training.settings import LoopSettings
 from redline.training.text.architecture import Architecture
 from redline.training.text.architectures import ARCHITECTURES
@@ -153,15 +154,15 @@ class TextTraining:
             kind = model.pop("kind", "decoder")
             if kind not in ARCHITECTURES:
                 raise RedlineError(f"unknown kind {kind!r} under [model]: use one of {', '.join(ARCHITECTURES)}.")
-            loop = decode(TextLoopSettings, tables["training"], "training")
+            loop = decode(TextLoopSettings, tables["training"], "under [training]")
             # If `steps` overrides the config, as in a trial run, training may end during the warm-up.
             if steps is None and loop.short_warmup_error:
                 raise RedlineError(loop.short_warmup_error)
             return cls(
                 kind,
-                decode(ARCHITECTURES[kind], model, "model"),
-                decode(TextData, data, "data"),
-                decode(TokenizerSettings, tokenizer, "tokenizer"),
+                decode(ARCHITECTURES[kind], model, "under [model]"),
+                decode(TextData, data, "under [data]"),
+                decode(TokenizerSettings, tokenizer, "under [tokenizer]"),
                 loop,
                 recall,
             )

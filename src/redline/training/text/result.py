@@ -1,7 +1,6 @@
 """Writes the result of training on text: a model folder with its tokenizer, and a summary page with curves."""
 
 import json
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -52,21 +51,24 @@ def write_result(task: LanguageTask, outcome: Outcome, out: Path, active: list[s
 
 
 def _page(task: LanguageTask, outcome: Outcome, result: TextResult, active: list[str]) -> str:
-    position, entries = outcome.position, outcome.entries
+    position = outcome.position
     settings: dict[str, Any] = asdict(task.training)
     # The page shows only the names of files, not their paths.
     settings["data"]["sources"] = [Path(place).name for place in task.training.data.sources]
     settings["data"].pop("shards")
     settings["tokenizer"]["file"] = Path(task.training.tokenizer.file).name
     settings["recall"] = describe(task.training.recall) if task.training.recall else None
-    losses = (Curve.of(entries, "loss", "training"), Curve.of(entries, "validation_loss", "validation", "c1"))
+
+    def curve(metric: str, name: str = "", kind: str = "c0") -> Curve:
+        return Curve(name or metric, outcome.series(metric), kind)
+
     recall = "The share of queried tokens that were predicted correctly."
     charts = (
-        ("Loss", _about_loss(entries), losses),
-        ("Recall", recall, (Curve.of(entries, "recall", "recall"),)),
-        ("Speed", "Tokens per second.", (Curve.of(entries, "items_per_s", "tokens/s"),)),
-        ("Gradient", "The gradient norm before clipping.", (Curve.of(entries, "gradient_norm"),)),
-        ("Learning rate", "The learning rate of the schedule.", (Curve.of(entries, "learning_rate"),)),
+        ("Loss", _about_loss(outcome), (curve("loss", "training"), curve("validation_loss", "validation", "c1"))),
+        ("Recall", recall, (curve("recall"),)),
+        ("Speed", "Tokens per second.", (curve("items_per_s", "tokens/s"),)),
+        ("Gradient", "The gradient norm before clipping.", (curve("gradient_norm"),)),
+        ("Learning rate", "The learning rate of the schedule.", (curve("learning_rate"),)),
     )
     drawn = [ChartCard(name, note, draw_curves(name, curves, name.split()[0].lower())) for name, note, curves in charts]
     return render_page(
@@ -82,8 +84,8 @@ def _page(task: LanguageTask, outcome: Outcome, result: TextResult, active: list
     )
 
 
-def _about_loss(entries: Sequence[Mapping[str, Any]]) -> str:
-    penalties = sorted({name for entry in entries for name in entry.get("penalties", ())})
+def _about_loss(outcome: Outcome) -> str:
+    penalties = sorted({name for entry in outcome.entries for name in entry.penalties})
     if not penalties:
         return "Nats per token; validation in the second colour."
     held = " and ".join(penalties)

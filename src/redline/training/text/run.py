@@ -13,7 +13,7 @@ from redline.machine.ceilings import with_ceilings
 from redline.machine.machine import Machine
 from redline.notation import format_bytes
 from redline.training.checkpoints import FOLDER, Checkpoints, SavedTraining
-from redline.training.config_check import ConfigSource
+from redline.training.config_file import ConfigSource
 from redline.training.loop import Outcome, Progress, train
 from redline.training.tensorboard import WHY_NOT, TensorBoard, is_installed
 from redline.training.text.batch_choice import TrainingCase, batch_limit

@@ -131,7 +131,7 @@ def _read_header(path: Path, form: Format) -> _Header:
 
 
 def _white(bits: int) -> int:
-    """Returns the value of white in images of 9 to 16 bits, whose samples decoders shift to the highest of 16 bits."""
+    """Returns the value of white: decoders store samples of 9 to 16 bits in the upper bits of 16-bit numbers."""
     return (2**bits - 1) << (16 - bits)
 
 

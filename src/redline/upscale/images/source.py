@@ -33,17 +33,17 @@ _HARMLESS = re.compile(
 )
 
 
-def open_image(path: Path | str, pixel_limit: int = PIXEL_LIMIT, random_access: bool = False) -> "ImageSource":
+def open_image(path: Path | str, max_pixels: int = PIXEL_LIMIT, random_access: bool = False) -> "ImageSource":
     """Opens an image file and reads its header; raises `ImageError` if it cannot be read."""
     path = Path(path)
     head = _read_head(path)
     form = sniff(path, head)
     with explaining(_reading(path)):
         header = _load(path, form, sequential=not random_access, strict=True)
-        if header.width * header.height > pixel_limit:
+        if header.width * header.height > max_pixels:
             raise ImageError(
                 f"{str(path)!r} has {header.width * header.height:,} pixels ({header.width:,} × {header.height:,}), "
-                f"more than the limit of {pixel_limit:,}: raise it with --max-pixels."
+                f"more than the limit of {max_pixels:,}: raise it with --max-pixels."
             )
         if form.name == "tiff" and has_raw_ycbcr(path):
             raise ImageError(

@@ -164,7 +164,7 @@ def start_crew(devices: Sequence[str]) -> Crew:
 
 
 def start_member(name: str, device: str, sharing: int, workers: int) -> Member:
-    """Starts one of `workers` local processes, of which `sharing` share the memory of this device."""
+    """Starts one of `workers` local processes. `sharing` of them use this device and share its memory."""
     environment = {"OMP_NUM_THREADS": str(max(cores() // workers, 1)), **os.environ}
     channel, process = start_module("redline.upscale.workers.worker", device, str(sharing), environment=environment)
     return Member(name, Connection(channel.detach()), process)

@@ -91,7 +91,7 @@ class Split:
         try:
             if self.error:
                 return Outcome(self.task, error=self.error)
-            with open_image(self.task.source, settings.pixel_limit) as source:
+            with open_image(self.task.source, settings.max_pixels) as source:
                 width, height = scale * source.width, scale * source.height
                 shape = (width, height, source.channels, source.bits)
                 with ImageSink(self.task.target, *shape, settings.encoding, source.metadata, settings.strip) as sink:
@@ -117,7 +117,7 @@ def is_large(task: Task, settings: UpscaleSettings) -> bool:
     if task.is_video:
         return False
     try:
-        with open_image(task.source, settings.images.pixel_limit) as image:
+        with open_image(task.source, settings.images.max_pixels) as image:
             return image.width * image.height > settings.split_pixels
     except RedlineError:
         return False
@@ -127,7 +127,7 @@ def split(task: Task, count: int, settings: UpscaleSettings, tiling: Tiling, sca
     """Splits an image into at most `count` parts; returns None if it should stay whole."""
     state = task.source_state()
     try:
-        with open_image(task.source, settings.images.pixel_limit) as image:
+        with open_image(task.source, settings.images.max_pixels) as image:
             width, height = image.width, image.height
             pixels = width * height
             raw_bytes = pixels * scale**2 * image.channels * (image.bits // 8)

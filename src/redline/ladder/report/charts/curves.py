@@ -1,9 +1,8 @@
 """Line charts of values by step, frame, second or text length, drawn as one SVG per page width."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from markupsafe import Markup
 
@@ -21,12 +20,6 @@ class Curve:
     name: str
     points: tuple[tuple[float, float], ...]
     kind: str = "c0"
-
-    @classmethod
-    def of(cls, entries: Sequence[Mapping[str, Any]], key: str, name: str = "", kind: str = "c0") -> "Curve":
-        """Returns the curve of `key` over `step` in the entries of a training journal."""
-        found = [(entry["step"], entry[key]) for entry in entries if isinstance(entry.get(key), (int, float))]
-        return cls(name or key, tuple((step, value) for step, value in found if math.isfinite(value)), kind)
 
     @property
     def thinned(self) -> tuple[tuple[float, float], ...]:

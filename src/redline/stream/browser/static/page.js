@@ -235,18 +235,18 @@ function showMetrics(message) {
   $("tile-busy").textContent = message.busy_share === null ? "–" : `${Math.round(100 * message.busy_share)} %`;
   $("tile-made").textContent = `${report.frames.toLocaleString("en")} frames were computed`;
   $("stages-lead").textContent = report.window ? `In milliseconds, of the last ${report.window.toLocaleString("en")} frames.` : "No frame was computed yet.";
-  for (const [name, picture] of Object.entries(message.pictures)) describePicture(name, picture);
+  for (const [name, image] of Object.entries(message.images)) describeImage(name, image);
   describeView(message.views.output);
   drawCharts();
 }
 
-function describePicture(name, picture) {
-  if (!picture) return;
+function describeImage(name, image) {
+  if (!image) return;
   // A difference of one pixel is ignored, because an odd side is padded by one pixel.
-  const differs = Math.max(Math.abs(picture.shown_height - picture.height), Math.abs(picture.shown_width - picture.width)) > 1;
-  const shown = differs ? `, shown at ${picture.shown_width} × ${picture.shown_height}` : "";
-  $(name).querySelector(".detail").textContent = `${picture.width} × ${picture.height}${shown}`;
-  $(name).style.setProperty("--ratio", picture.shown_width / picture.shown_height);
+  const differs = Math.max(Math.abs(image.shown_height - image.height), Math.abs(image.shown_width - image.width)) > 1;
+  const shown = differs ? `, shown at ${image.shown_width} × ${image.shown_height}` : "";
+  $(name).querySelector(".detail").textContent = `${image.width} × ${image.height}${shown}`;
+  $(name).style.setProperty("--ratio", image.shown_width / image.shown_height);
 }
 
 function describeView(view) {

@@ -1,6 +1,6 @@
 """Makes an H.264 video to time `redline stream` with: a camera moves over a photo, with some noise.
 
-python benchmarks/film.py PHOTO film.mp4 [--size 1280x720] [--frames 1200]
+python benchmarks/moving_video.py PHOTO video.mp4 [--size 1280x720] [--frames 1200]
 """
 
 import argparse

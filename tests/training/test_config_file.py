@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from redline.errors import RedlineError
-from redline.training.config_check import decode, override, read_config
+from redline.files.config_fields import decode
+from redline.training.config_file import override, read_config
 
 
 @dataclass(frozen=True)
@@ -21,9 +22,9 @@ class Example:
 
 def test_decode_reads_every_type() -> None:
     table = {"count": 3, "share": 2, "name": "x", "sure": True, "sizes": [4, 5], "limit": 7}
-    assert decode(Example, table, "example") == Example(3, 2.0, "x", True, (4, 5), 7)
-    assert decode(Example, {"sizes": 2}, "example").sizes == (2,)
-    assert decode(Example, {}, "example") == Example()
+    assert decode(Example, table, "under [example]") == Example(3, 2.0, "x", True, (4, 5), 7)
+    assert decode(Example, {"sizes": 2}, "under [example]").sizes == (2,)
+    assert decode(Example, {}, "under [example]") == Example()
 
 
 @pytest.mark.parametrize(
@@ -44,7 +45,7 @@ def test_decode_reads_every_type() -> None:
 )
 def test_errors_name_key_table_value_and_type(table: dict[str, object], said: str) -> None:
     with pytest.raises(RedlineError, match=said):
-        decode(Example, table, "example")
+        decode(Example, table, "under [example]")
 
 
 def test_files_and_sections(tmp_path: Path) -> None:

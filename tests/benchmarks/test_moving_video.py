@@ -1,4 +1,4 @@
-"""The film that streams are timed with: as many pictures as asked for, that move, the same every time."""
+"""The video that streams are timed with: as many images as asked for, that move, the same every time."""
 
 from pathlib import Path
 
@@ -10,10 +10,10 @@ from redline.stream.sources.video_file import VideoFile
 
 
 def test_a_camera_moves_over_a_photo(tmp_path: Path) -> None:
-    film = load_script("film")
+    script = load_script("moving_video")
     waves = np.sin(np.arange(90)[:, None, None] / 5 + np.arange(120)[None, :, None] / 7 + np.arange(3))
     Image.fromarray((127 + 100 * waves).astype(np.uint8)).save(tmp_path / "photo.png")
-    assert film.main([str(tmp_path / "photo.png"), str(tmp_path / "a.mp4"), "--size", "64x48", "--frames", "40"]) == 0
+    assert script.main([str(tmp_path / "photo.png"), str(tmp_path / "a.mp4"), "--size", "64x48", "--frames", "40"]) == 0
     source = VideoFile(tmp_path / "a.mp4")
     frames = [frame.pixels.float() for frame in source.frames()]
     assert (len(frames), source.height, source.width, source.rate) == (40, 48, 64, 30)
