@@ -114,7 +114,9 @@ class DecoderRunner:
         if captured is not None:
             logits_RV = captured.run(self._inputs(rows, counts, lengths, captured.shape, is_captured=True))
             sampling = [index for index, row in enumerate(rows) if row.samples]
-            return logits_RV[: len(rows)] if len(sampling) == len(rows) else logits_RV[self._sent(np.array(sampling))]
+            if len(sampling) == len(rows):
+                return logits_RV[: len(rows)]
+            return logits_RV[self._sent(np.array(sampling, dtype=np.int64))]
         inputs = self._sent(self._inputs(rows, counts, lengths, shape, is_captured=False))
         samples, singles = sum(row.samples for row in rows), ALL if plan.is_decode else int((counts == 1).sum())
         return self._run(inputs, shape, samples, singles, singles)

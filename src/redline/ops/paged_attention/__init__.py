@@ -7,6 +7,7 @@ T: new tokens of all rows, H: query heads, G: key and value heads, D: head dimen
 R: rows, E: R + 1, W: pages in the table of a row.
 """
 
+import torch
 from torch import Tensor
 
 from redline.errors import ModelError
@@ -34,7 +35,27 @@ def paged_attention(
 
     The values in `rows` are not checked, because that would synchronize with the device.
     """
-    op, pages = "paged_attention", {"keys_NPGD": keys_NPGD, "values_NPGD": values_NPGD}
+    op = "paged_attention"
+    if not rows.is_checked:
+        _check(op, q_THD, k_TGD, v_TGD, keys_NPGD, values_NPGD, rows, window)
+        # The calls of the other layers have tensors of the same kind.
+        rows.is_checked = not torch.compiler.is_compiling()
+    chosen = select(op, implementation, q_THD, implementations=IMPLEMENTATIONS, fallback="sdpa")
+    module = {"sdpa": sdpa, "reference": reference}.get(chosen) or kernels(op)
+    return module.paged_attention(q_THD, k_TGD, v_TGD, keys_NPGD, values_NPGD, rows, window)
+
+
+def _check(
+    op: str,
+    q_THD: Tensor,
+    k_TGD: Tensor,
+    v_TGD: Tensor,
+    keys_NPGD: Tensor,
+    values_NPGD: Tensor,
+    rows: PagedRows,
+    window: int | None,
+) -> None:
+    pages = {"keys_NPGD": keys_NPGD, "values_NPGD": values_NPGD}
     numbers = {"slots_T": rows.slots_T, "lengths_R": rows.lengths_R, "tables_RW": rows.tables_RW}
     sizes = check_sizes(op, q_THD=q_THD, k_TGD=k_TGD, v_TGD=v_TGD, **pages, **numbers, starts_E=rows.starts_E)
     heads, groups = sizes["H"], sizes["G"]
@@ -58,6 +79,3 @@ def paged_attention(
             f"{op}: keys_NPGD and values_NPGD must be contiguous, not have the strides {keys_NPGD.stride()} and "
             f"{values_NPGD.stride()}."
         )
-    chosen = select(op, implementation, q_THD, implementations=IMPLEMENTATIONS, fallback="sdpa")
-    module = {"sdpa": sdpa, "reference": reference}.get(chosen) or kernels(op)
-    return module.paged_attention(q_THD, k_TGD, v_TGD, keys_NPGD, values_NPGD, rows, window)

@@ -35,6 +35,8 @@ class PagedRows:
     singles: int = 0
     prompts: int = 0
     split: int = 256
+    # Whether a call with these rows was checked; calls with the same rows differ only in the layer.
+    is_checked: bool = field(default=False, repr=False)
     # What an implementation computes once for all layers.
     prepared: Any = field(default=None, repr=False)
 

@@ -17,7 +17,7 @@ from redline.ops.paged_attention.reference import PagedRows
 
 @dataclass(eq=False)
 class _Singles:
-    """Rows with one new token, `tokens_B`, and their pages. `places` is the number of positions in the pages of a row.
+    """Rows with one new token, `tokens_B`, and their pages. `places` positions are read for each row.
 
     `empty_E` are the places without a token, and `ago_BC` is the distance of each place from the new token. The masks
     are kept by window.
@@ -30,8 +30,10 @@ class _Singles:
     ago_BC: Tensor
     masks: dict[int | None, Tensor]
 
-    def mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
-        """Returns the numbers that are added to the scores, (B, 1, 1, C)."""
+    def mask(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
+        """Returns the numbers that are added to the scores, (B, 1, 1, C); None if every place is seen."""
+        if len(self.tokens_B) == 1 and window is None:
+            return None
         if window not in self.masks:
             sees_BC = self.ago_BC >= 0 if window is None else (self.ago_BC >= 0) & (self.ago_BC < window)
             bias_BC = torch.zeros(sees_BC.shape, dtype=dtype).masked_fill_(~sees_BC, float("-inf"))
@@ -41,6 +43,8 @@ class _Singles:
     def gather(self, held_NPGD: Tensor) -> Tensor:
         """Returns the keys or values of the rows, (B, C, G, D)."""
         found = held_NPGD.index_select(0, self.pages_X).flatten(0, 1)
+        if len(self.tokens_B) == 1:
+            return found[None, : self.places]
         # Places without a token may hold NaN, which a mask would not remove.
         found.index_fill_(0, self.empty_E, 0)
         return found.unflatten(0, (-1, self.places))
@@ -154,6 +158,8 @@ def _prepare(rows: PagedRows, size: int) -> _Prepared:
         tokens_B = torch.tensor([starts[row] for row in members])
         pages_X = rows.tables_RW[members, :width].flatten().long()
         empty_E = (ago_BC < 0).flatten().nonzero()[:, 0]
-        singles.append(_Singles(tokens_B, pages_X, width * size, empty_E, ago_BC, {}))
+        # A single row needs no padding.
+        places = lengths[members[0]] + 1 if len(members) == 1 else width * size
+        singles.append(_Singles(tokens_B, pages_X, places, empty_E, ago_BC[:, :places], {}))
     real = (rows.slots_T >= 0).nonzero()[:, 0]
     return _Prepared(real, rows.slots_T[real].long(), singles, prompts)
