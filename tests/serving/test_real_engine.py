@@ -20,9 +20,10 @@ from generation.tiny_language_model import byte_tokenizer, write_model
 from redline.generation import Engine, Request
 from redline.generation.text_generator import TextGenerator
 from redline.models.memory import TitanConfig, TitanModel, save_memory_model
-from redline.serving import BatchProcessor, Server
+from redline.serving import BatchProcessor, Limits, Server
 from redline.serving.model_engine import load_engine
 from serving.plain_http import PATIENCE_S, send
+from serving.test_security import check_malformed
 
 TEMPLATE = "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}</s>{% endfor %}<s>assistant:"
 _TWELVE = range(12)
@@ -224,6 +225,14 @@ def test_a_session_continues_in_another_process(memory_model: Path, tmp_path: Pa
         assert send(f"{server.url}/v1/sessions/one", method="DELETE").status == 200
         assert send(f"{server.url}/v1/sessions/one", method="DELETE").status == 404
         assert complete() == tokenizer.decode(fresh)
+
+
+@pytest.mark.slow
+def test_malformed_requests_do_not_end_the_engine(model: Path) -> None:
+    limits = Limits(body_s=0.2, request_s=1.0)
+    with redline.serve(model, port=0, device="cpu", max_rows=8, blocks=64, limits=limits) as server:
+        check_malformed(server, 2000)
+        assert server.services.backend.restarts == 0
 
 
 @pytest.mark.slow
