@@ -24,11 +24,10 @@ import torch
 from PIL import Image
 
 from redline import RedlineError
-from redline.datasets.clips.settings import ClipSettings
 from redline.files.atomic import write_text
 from redline.ladder.search.run_log import command_line
 from redline.training.ema import Ema
-from redline.training.lsd.settings import STAGES, LsdLoopSettings, LsdSettings, LsdTraining, StageSettings
+from redline.training.lsd.settings import STAGES, ClipSettings, LsdLoopSettings, LsdSettings, LsdTraining, StageSettings
 from redline.training.lsd.task import LsdTask
 from redline.training.optimizers import step_unless
 

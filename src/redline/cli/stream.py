@@ -20,7 +20,7 @@ from redline.notation import format_bytes, format_seconds, parse_seconds
 from redline.stream.choices import STREAM_PRECISIONS, STREAM_SINKS, STREAM_SOURCES
 from redline.stream.metrics_file import check_output_path
 from redline.stream.settings import parse_numbers
-from redline.web.access import KEY_VARIABLE
+from redline.stream.viewer_key import KEY_VARIABLE
 
 if TYPE_CHECKING:
     from redline.stream.monitor import Sample

@@ -63,7 +63,7 @@ class GrammarCompiler:
         try:
             from llguidance import LLMatcher, LLTokenizer
         except ImportError as error:
-            raise RedlineError("structured output needs llguidance: pip install llguidance.") from error
+            raise RedlineError('structured output needs llguidance: `pip install "redline[structured]"`.') from error
         if stop_tokens not in self._by_stops:
             size = max(self._vocabulary, self._tokenizer.get_vocab_size(with_added_tokens=True))
             text = self._tokenizer.to_str()

@@ -27,7 +27,7 @@ from redline.stream.settings import LiveSettings, Settings, SettingsReader
 from redline.stream.sinks.displays import WindowSink
 from redline.stream.sinks.image_folder import ImageFolderSink
 from redline.stream.sinks.video_file import VideoFileSink
-from redline.web.access import read_key
+from redline.stream.viewer_key import read_key
 
 _logger = logging.getLogger(__name__)
 # Windows has no SIGHUP.

@@ -2,39 +2,25 @@
 
 Any web site can make a browser send requests to 127.0.0.1. Therefore the Host header must name this machine, which
 prevents DNS rebinding, and a WebSocket is opened only for the origin that served the page. An address that other
-machines can reach needs a key as well. The key can be read from a file or the environment, so that the process list
-does not show it.
+machines can reach needs a key as well.
 """
 
 import hmac
 import ipaddress
-import os
 import secrets
 import socket
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 from redline.errors import RedlineError
 
-KEY_VARIABLE = "REDLINE_KEY"
-SHORTEST_KEY, _LONGEST_KEY_BYTES = 12, 1024
+SHORTEST_KEY = 12
 _ANY = {
     "0.0.0.0": (socket.AF_INET, "192.0.2.1", "127.0.0.1"),
     "": (socket.AF_INET, "192.0.2.1", "127.0.0.1"),
     "::": (socket.AF_INET6, "2001:db8::1", "::1"),
 }
-
-
-def read_key(key: str | None, key_file: Path | None, serves_viewers: bool) -> str | None:
-    """Returns `key` or the key in `key_file`. Without either, returns REDLINE_KEY if the stream serves viewers."""
-    if key is not None and key_file is not None:
-        raise RedlineError("--key and --key-file were both given: give only one.")
-    if key_file is not None:
-        return _first_line(key_file)
-    # An empty environment variable counts as unset.
-    return key if key is not None or not serves_viewers else os.environ.get(KEY_VARIABLE) or None
 
 
 def is_loopback(host: str) -> bool:
@@ -135,21 +121,6 @@ class Access:
     def _host_names(self) -> set[str]:
         ours = set() if is_loopback(self.host) else {self.host, socket.gethostname(), f"{socket.gethostname()}.local"}
         return {name.lower() for name in (*self.names, *ours)}
-
-
-def _first_line(path: Path) -> str:
-    """Returns the first line of a key file without surrounding whitespace."""
-    try:
-        with path.open("rb") as file:
-            first, *_ = file.read(_LONGEST_KEY_BYTES + 1).splitlines() or [b""]
-        key = first.decode().strip()
-    except OSError as error:
-        raise RedlineError(f"cannot read the key from {str(path)!r}: {error.strerror or error}.") from error
-    except UnicodeDecodeError as error:
-        raise RedlineError(f"the key in {str(path)!r} is not valid UTF-8.") from error
-    if not key or len(first) > _LONGEST_KEY_BYTES:
-        raise RedlineError(f"{str(path)!r}: the first line must be a key (at most {_LONGEST_KEY_BYTES:,} bytes).")
-    return key
 
 
 def _same(given: str | None, right: str) -> bool:
