@@ -11,11 +11,12 @@ import pytest
 
 from forked_python import COMMAND_LINE, ForkedPython
 from patience import PATIENCE_S
-from redline import choices
 from redline.cli import COMMANDS, load_command
 from redline.ladder.rungs import RUNGS
 from redline.ladder.workloads import BUNDLED
 from redline.models.samplers import SAMPLERS
+from redline.stream.choices import SAMPLER_NAMES
+from redline.upscale.choices import UPSCALE_PRESETS
 from redline.upscale.settings import PRESETS
 
 from .conftest import Seen
@@ -105,8 +106,8 @@ for name in COMMANDS:
 
 
 def test_help_names_every_choice() -> None:
-    assert tuple(SAMPLERS) == choices.SAMPLER_NAMES
-    assert tuple(PRESETS) == choices.UPSCALE_PRESETS
+    assert tuple(SAMPLERS) == SAMPLER_NAMES
+    assert tuple(PRESETS) == UPSCALE_PRESETS
 
 
 def test_every_command_has_an_example_that_begins_with_its_name(command: Callable[..., Seen]) -> None:

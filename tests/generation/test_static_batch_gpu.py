@@ -10,8 +10,8 @@ import torch
 
 from redline.errors import ModelError
 from redline.generation import SamplingOptions as Sampling
-from redline.generation.sampling import Sampler
 from redline.generation.static_batch import StaticBatchEngine
+from redline.generation.static_batch.sampling import Sampler
 from redline.models.decoder import Decoder, DecoderConfig
 from redline.models.memory import TitanConfig, TitanModel
 

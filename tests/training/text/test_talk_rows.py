@@ -8,7 +8,7 @@ import pytest
 
 from redline.datasets.conversations import Draw, conversation
 from redline.errors import ModelError
-from redline.generation.chat_template import render_chat
+from redline.generation.chat_template import ChatTemplate
 from redline.training.text import assistant_tokens as assistant_tokens_module
 from redline.training.text import chat_format
 from redline.training.text.assistant_tokens import assistant_tokens
@@ -30,12 +30,12 @@ def test_the_template_writes_what_was_trained_on() -> None:
         messages = conversation(Draw(0, "template", row))
         for place, message in enumerate(messages):
             if message["role"] == "assistant":
-                prompt, whole = render_chat(TEMPLATE, messages[:place], {}), render(messages[: place + 1])
+                prompt, whole = ChatTemplate(TEMPLATE, {}).render(messages[:place]), render(messages[: place + 1])
                 begin, end = whole.spans[-1]
                 assert whole.text[:begin] == prompt
                 assert whole.text[begin:end] == message["content"] + END
     with pytest.raises(ModelError, match="unknown role tool"):
-        render_chat(TEMPLATE, [{"role": "tool", "content": "x"}], {})
+        ChatTemplate(TEMPLATE, {}).render([{"role": "tool", "content": "x"}])
 
 
 def test_the_tokens_of_the_assistant_are_found(tokenizer: TextTokenizer) -> None:
