@@ -85,9 +85,9 @@ def test_dimensions_that_do_not_fit_raise() -> None:
     with pytest.raises(ModelError, match="3 needles and their questions need 15 tokens"):
         Needle().sample(seeded(), 1, 14)
     assert Needle(1, 1, 1).sample(seeded(), 1, 5).tokens_BS.shape == (1, 5)  # the smallest task and text
-    for sizes in ((0, 1, 1), (1, 0, 1), (1, 1, 0)):
-        with pytest.raises(ModelError, match="must be at least 1"):
-            Needle(*sizes)
+    for option in ("keys", "values", "noises"):
+        with pytest.raises(ModelError, match=f"{option} = 0 of the recall task needle must be .*at least 1"):
+            make_task("needle", {option: 0})
     with pytest.raises(ModelError, match="a needle and its question need"):
         Passkey().sample(seeded(), 1, 50)
     with pytest.raises(ModelError, match="unknown needle 'uuid': use one of passkey, number, word"):
