@@ -34,7 +34,7 @@ def test_by_name() -> None:
 
 
 def test_a_plan_that_converts_gets_weights_to_convert() -> None:
-    assert choose_load_options(GPU, given=Plan.parse("bf16 + compile")).dtype == torch.float32
-    assert choose_load_options(GPU, given=Plan.parse("compile")).dtype == torch.bfloat16
+    assert choose_load_options(GPU, plan=Plan.parse("bf16 + compile")).dtype == torch.float32
+    assert choose_load_options(GPU, plan=Plan.parse("compile")).dtype == torch.bfloat16
     with pytest.raises(RedlineError, match="the plan sets the precision"):
         choose_load_options(GPU, "bf16", Plan.parse("compile"))

@@ -24,7 +24,6 @@ from redline.datasets.bicubic import resize, resize_to
 from redline.datasets.photos import find_photos, read_photo
 from redline.errors import RedlineError
 from redline.files.limits import NonNegativeFloat, NonNegativeInt, PositiveInt, Share, ShareBelowOne
-from redline.machine.cores import cores
 
 # The name of the subfolder of synthetic images.
 DRAWN_FOLDER = "drawn"
@@ -149,7 +148,7 @@ class PhotoPairs:
     def _read(self) -> Iterator[tuple[Path, Tensor]]:
         paths = find_photos(self.settings.photos)
         # Decodes a few photos ahead while others are downscaled; decoding all photos first would need too much memory.
-        threads = min(8, cores())
+        threads = min(8, torch.get_num_threads())
         with ThreadPoolExecutor(threads) as pool:
             for first in range(0, len(paths), 2 * threads):
                 several = paths[first : first + 2 * threads]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from redline.errors import ModelError
 from redline.generation.language_model import PagedModel, PiecewiseModel
 from redline.ladder.job import Applied, Job, entered
-from redline.ladder.plan import Plan
+from redline.ladder.plan import Plan, read_plan
 from redline.ladder.plans.choose import choose_plan
 from redline.ladder.rewrites.io_adapter import unwrapped
 from redline.ladder.rungs.cuda_graph import CudaGraph
@@ -35,17 +35,19 @@ class LoadOptions:
     plan: Plan
 
 
-def choose_load_options(machine: Machine, precision: str = "auto", given: Plan | None = None) -> LoadOptions:
+def choose_load_options(machine: Machine, precision: str = "auto", plan: Plan | str | None = None) -> LoadOptions:
     """Returns the dtype and the plan. Raises RedlineError if the precision is unknown or cannot run on this machine.
 
-    If the given plan converts the dtype, the weights are loaded in fp32. int8 and fp8 quantize only the weights,
-    because a decoding step spends most of its time on reading weights.
+    `plan` replaces the plan of the precision: a `Plan`, its text, or the path of a .toml file. If it converts the dtype,
+    the weights are loaded in fp32. int8 and fp8 quantize only the weights, because a decoding step spends most of its
+    time on reading weights.
     """
-    plan = choose_plan("generate", machine, precision, given).plan
+    given = None if plan is None else read_plan(plan)
+    chosen = choose_plan("generate", machine, precision, given).plan
     usual = "bf16" if machine.is_cuda and not machine.why_slow("bf16") else "fp32"
     if given is not None and any(name in given for name in _CONVERTING):
         usual = "fp32"
-    return LoadOptions(_DTYPES.get(precision, _DTYPES[usual]), plan)
+    return LoadOptions(_DTYPES.get(precision, _DTYPES[usual]), chosen)
 
 
 class DecodeStep(nn.Module):

@@ -22,7 +22,7 @@ from redline.generation.static_batch import StaticBatchEngine
 from redline.generation.static_batch.token_stream import TokenStream as BatchStream
 from redline.generation.text_stream import TextStream
 from redline.generation.token_stream import TokenStream
-from redline.ladder.plan import Plan, read_plan
+from redline.ladder.plan import Plan
 from redline.machine.machine import Machine, resolve_device
 from redline.models import MEMORY_MODEL
 
@@ -82,8 +82,7 @@ class TextGenerator:
     ) -> None:
         self.folder = ModelFolder.open(model)
         self.device = torch.device(resolve_device(device))
-        given = None if plan is None else read_plan(plan)
-        self._load_options = choose_load_options(Machine.detect(str(self.device)), precision, given)
+        self._load_options = choose_load_options(Machine.detect(str(self.device)), precision, plan)
         self._strict = strict
 
     @cached_property

@@ -8,7 +8,6 @@ import torch
 from redline.generation.engine import Engine
 from redline.generation.folder import ModelFolder
 from redline.generation.planned import choose_load_options
-from redline.ladder.plan import read_plan
 from redline.machine.machine import Machine, resolve_device
 from redline.serving.engine_messages import EngineInfo
 
@@ -29,7 +28,7 @@ def load_engine(
     """
     folder = ModelFolder.open(model)
     place = torch.device(resolve_device(device))
-    chosen = choose_load_options(Machine.detect(str(place)), precision, None if plan is None else read_plan(plan))
+    chosen = choose_load_options(Machine.detect(str(place)), precision, plan)
     progress("reading the weights …")
     weights = folder.load(chosen.dtype, place, strict)
     progress("preparing the engine …")

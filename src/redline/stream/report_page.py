@@ -6,10 +6,10 @@ from pathlib import Path
 
 from redline.errors import RedlineError
 from redline.files.atomic import write_text
-from redline.ladder.report.charts.curves import Curve, draw_curves
-from redline.ladder.report.charts.svg import format_tick
 from redline.notation import format_bytes, format_seconds
 from redline.pages import CURVE_COLORS, ChartCard, TextTable, Tile, render_page
+from redline.pages.curves import Curve, draw_curves
+from redline.pages.svg import format_tick
 from redline.stream.latency import STAGES, Distribution, Report
 from redline.stream.monitor import Sample
 

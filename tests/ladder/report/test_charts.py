@@ -9,8 +9,8 @@ from redline.ladder.gate import Score
 from redline.ladder.report.charts import FULL, HALF, draw_all
 from redline.ladder.report.charts.ladder import draw_ladder
 from redline.ladder.report.charts.quality import _score_scale
-from redline.ladder.report.charts.svg import Drawing, Scale, format_tick, shorten
 from redline.ladder.report.climb import Climb
+from redline.pages.svg import Drawing, Scale, format_tick, shorten
 
 
 def test_every_width_of_every_chart_is_drawn():

@@ -10,8 +10,8 @@ from goldens import check_golden
 from ladder.report.synthetic_climb import cpu_climb, h200_climb, training_climb
 from redline.ladder.report import Climb, render_markdown
 from redline.ladder.report.charts import draw_all
-from redline.ladder.report.charts.curves import Curve, draw_curves
 from redline.ladder.report.html import _tiles
+from redline.pages.curves import Curve, draw_curves
 
 # Each with another one of the widths, so that every width is drawn once.
 CASES = {

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 
 from redline.evaluation.drift.case_run import CaseRun
 from redline.evaluation.drift.findings import Finding
-from redline.ladder.report.charts.curves import Curve, draw_curves
 from redline.pages import ChartCard, render_page
+from redline.pages.curves import Curve, draw_curves
 
 # The title, description and metrics of each chart. The second metric is drawn in another colour.
 _CHARTS = (

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from functools import partial
 
 from redline.evaluation.recall.evaluate import LossRow, RecallRow
-from redline.ladder.report.charts.curves import Curve, draw_curves
 from redline.notation import format_bytes, format_seconds
 from redline.pages import CURVE_COLORS, ChartCard, TextTable, render_page
+from redline.pages.curves import Curve, draw_curves
 
 
 def render_recall_page(name: str, about: str, rows: Sequence[RecallRow], losses: Sequence[LossRow]) -> str:

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from redline.ladder.report.charts.svg import Drawing, Scale, shorten, text_width
 from redline.ladder.report.climb import KINDS, TRIED, UNTRIED, Climb, Entry, format_ratio
 from redline.ladder.report.ladder import Row
 from redline.notation import format_bytes, format_seconds
+from redline.pages.svg import Drawing, Scale, shorten, text_width
 
 # An image in a README cannot use the style sheet of a page, so it defines its colors for light and for dark mode.
 _STYLE = """

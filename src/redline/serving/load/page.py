@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
-from redline.ladder.report.charts.curves import Curve, draw_curves
 from redline.notation import format_seconds
 from redline.pages import CURVE_COLORS, ChartCard, TextTable, Tile, render_page
+from redline.pages.curves import Curve, draw_curves
 from redline.serving.load.outcome import Outcome, Status
 from redline.serving.load.result import LoadResult
 from redline.serving.load.summary import Level, Spread, percentile, running_over_time

@@ -9,9 +9,9 @@ import torch
 
 from redline.evaluation.recall.tasks import describe
 from redline.files.atomic import write_text
-from redline.ladder.report.charts.curves import Curve, draw_curves
 from redline.notation import format_bytes, format_seconds
 from redline.pages import ChartCard, Tile, render_page
+from redline.pages.curves import Curve, draw_curves
 from redline.training.loop import Outcome
 from redline.training.model_card import device_name
 from redline.training.text.task import LanguageTask

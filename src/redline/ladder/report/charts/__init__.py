@@ -14,8 +14,8 @@ from redline.ladder.report.charts.front import draw_front
 from redline.ladder.report.charts.ladder import draw_ladder
 from redline.ladder.report.charts.quality import draw_quality
 from redline.ladder.report.charts.rooflines import draw_roofline
-from redline.ladder.report.charts.svg import Drawing
 from redline.ladder.report.climb import Climb
+from redline.pages.svg import Drawing
 
 Draw = Callable[[Climb, int], Drawing | None]
 FULL, HALF = (340, 560, 920), (340, 440, 640)

@@ -1,7 +1,7 @@
 """The ablation chart: how much slower a step becomes without each rung of the final plan."""
 
-from redline.ladder.report.charts.svg import Drawing, Scale, text_width
 from redline.ladder.report.climb import Climb, format_ratio
+from redline.pages.svg import Drawing, Scale, text_width
 
 
 def draw_ablation(climb: Climb, width: int) -> Drawing | None:

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from redline.ladder.report.charts.svg import Drawing, Scale, padded, text_width
 from redline.ladder.report.climb import KINDS, Climb, Entry
 from redline.notation import format_seconds
+from redline.pages.svg import Drawing, Scale, padded, text_width
 
 _MOST_POINTS = 160
 

@@ -1,8 +1,8 @@
 """The front chart: speed-up and peak memory of each plan; the plans of the Pareto front have their number and name."""
 
-from redline.ladder.report.charts.svg import Drawing, Scale
 from redline.ladder.report.climb import Climb, format_ratio
 from redline.notation import format_bytes
+from redline.pages.svg import Drawing, Scale
 
 
 def draw_front(climb: Climb, width: int) -> Drawing | None:

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from redline.ladder.report.charts.svg import Drawing, Scale, text_width
 from redline.ladder.report.climb import KINDS, TRIED, UNTRIED, Climb, Entry, format_change, format_ratio
 from redline.ladder.report.ladder import time_name
 from redline.ladder.report.roofline import place
 from redline.notation import format_bytes, format_seconds
+from redline.pages.svg import Drawing, Scale, text_width
 
 
 @dataclass(frozen=True)

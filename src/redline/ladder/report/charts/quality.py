@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 
 from redline.ladder.gate import Score
-from redline.ladder.report.charts.svg import Drawing, Scale, format_tick, padded
 from redline.ladder.report.climb import KINDS, TRIED, Climb, Entry, format_ratio
+from redline.pages.svg import Drawing, Scale, format_tick, padded
 
 
 def draw_quality(climb: Climb, width: int) -> Drawing | None:

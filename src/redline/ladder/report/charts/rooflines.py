@@ -1,9 +1,9 @@
 """The roofline chart: the measured ceilings of the machine in red, and the model before and after the climb."""
 
-from redline.ladder.report.charts.svg import Drawing, Scale, text_width
 from redline.ladder.report.climb import Climb, Entry
 from redline.ladder.report.roofline import place
 from redline.notation import format_rate
+from redline.pages.svg import Drawing, Scale, text_width
 
 
 def draw_roofline(climb: Climb, width: int) -> Drawing | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from redline.ladder.report.charts.svg import Drawing, Scale, format_tick
+from redline.pages.svg import Drawing, Scale, format_tick
 
 _WIDTHS = (340, 440, 640)
 # The most points per line; more points than pixels would not change the drawing.

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from redline.ladder.report.charts.curves import Curve, draw_curves, short_count
+from redline.pages.curves import Curve, draw_curves, short_count
 
 
 def test_many_points_are_thinned_and_the_last_is_kept() -> None:
