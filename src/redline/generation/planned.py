@@ -38,9 +38,9 @@ class LoadOptions:
 def choose_load_options(machine: Machine, precision: str = "auto", plan: Plan | str | None = None) -> LoadOptions:
     """Returns the dtype and the plan. Raises RedlineError if the precision is unknown or cannot run on this machine.
 
-    `plan` replaces the plan of the precision: a `Plan`, its text, or the path of a .toml file. If it converts the dtype,
-    the weights are loaded in fp32. int8 and fp8 quantize only the weights, because a decoding step spends most of its
-    time on reading weights.
+    `plan` replaces the plan of the precision: a `Plan`, its text, or the path of a .toml file. If it converts the
+    dtype, the weights are loaded in fp32. int8 and fp8 quantize only the weights, because a decoding step spends most
+    of its time on reading weights.
     """
     given = None if plan is None else read_plan(plan)
     chosen = choose_plan("generate", machine, precision, given).plan
