@@ -16,7 +16,7 @@ from redline.ladder.gate import tensors_of
 from redline.ladder.job import Job
 from redline.ladder.rungs.bf16 import Bf16
 from redline.ladder.workload import Workload, call
-from redline.ladder.workloads.addresses import load_workload
+from redline.ladder.workloads.addresses import check_file, load_workload
 from redline.ladder.workloads.random_weights import replace_near_zero_weights
 from redline.machine.quiet import quiet
 
@@ -303,3 +303,10 @@ def test_an_exported_program_takes_all_its_inputs_by_name(tmp_path: Path) -> Non
     expected = Scaled()(**inputs)
     torch.testing.assert_close(call(model, inputs), expected)
     torch.testing.assert_close(model(inputs["x"], other=inputs["other"], scale=inputs["scale"]), expected)
+
+
+def test_a_missing_python_file_is_named_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(WorkloadError, match=r"there is no file '.*none\.py'\.$"):
+        check_file(f"{tmp_path}/none.py:encoder")
+    for address in ("resnet", "package.module:encoder", "hf:none.py:encoder", __file__ + ":encoder"):
+        check_file(address)
