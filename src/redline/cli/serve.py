@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shlex
 import signal
 import time
@@ -105,8 +106,12 @@ def serve(
                 **options,
             )
 
+        signals = itertools.count()
+
         def drain() -> None:
-            text = "finishing the running requests; press Ctrl-C again to end them now"
+            text = "ending the running requests now"
+            if next(signals) == 0:
+                text = "finishing the running requests; press Ctrl-C again to end them now"
             log_event(text) if json_logs else note(text)
             server.drain()
 

@@ -17,7 +17,7 @@ from redline.errors import ModelError
 from redline.files.untrusted import reading
 from redline.models import MEMORY_MODEL
 from redline.models.decoder import load_decoder
-from redline.models.decoder.bundled import bundled_language_model, bundled_language_models
+from redline.models.decoder.bundled import DEFAULT, bundled_language_model, bundled_language_models
 from redline.models.decoder.checkpoint import check_has_weights, read_json
 from redline.models.decoder.hugging_face import FAMILIES
 
@@ -162,8 +162,8 @@ def find_model(given: str | Path | None) -> Path:
     path = Path(given)
     if path.is_dir():
         return path
-    if str(given) in (bundled := bundled_language_models()):
-        return bundled[str(given)]
+    if str(given) == DEFAULT or str(given) in bundled_language_models():
+        return bundled_language_model(str(given))
     needed = "config.json, model.safetensors and tokenizer.json"
     if path.exists():
         raise ModelError(f"{str(given)!r} is a file: give the folder of a model, with {needed}.")

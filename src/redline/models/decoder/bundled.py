@@ -18,6 +18,9 @@ def bundled_language_model(name: str = DEFAULT) -> Path:
     """Returns the folder of a bundled language model; raises ModelError if this installation has none of that name."""
     found = bundled_language_models()
     if name not in found:
-        there = f"the bundled models are {', '.join(found)}" if found else "no language model is bundled"
-        raise ModelError(f"there is no bundled language model {name!r}: {there}; give the folder of a model.")
+        there = f"the bundled models are {', '.join(found)}" if found else "no language model comes with this version"
+        raise ModelError(
+            f"there is no bundled language model {name!r}: {there}. Give the folder of a model, or train one with "
+            f"`redline train {DEFAULT}`."
+        )
     return found[name]
