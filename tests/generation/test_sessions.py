@@ -122,5 +122,5 @@ def test_a_damaged_file_is_refused_and_the_engine_goes_on(memory_model: TitanMod
 
 
 def test_sessions_need_a_folder(memory_model: TitanModel) -> None:
-    with pytest.raises(RedlineError, match="this engine stores no sessions: start it with a folder"):
+    with pytest.raises(RedlineError, match="this engine stores no sessions: give it a folder"):
         Engine(memory_model).submit(Request("0", [1], 4, session="s"))

@@ -15,6 +15,8 @@ from redline.generation.sequence import Sequence
 from redline.generation.sessions import SessionStore
 from redline.generation.state_runner import StateRunner
 
+_NO_FOLDER = "this engine stores no sessions: give it a folder for them (`redline serve --sessions FOLDER`)."
+
 
 class SessionStates:
     """`runner` runs the requests; sessions need a `folder`."""
@@ -46,7 +48,7 @@ class SessionStates:
             self._align(sequence)
             return
         if self._store is None:
-            raise RedlineError("this engine stores no sessions: start it with a folder for them.")
+            raise RedlineError(_NO_FOLDER)
         key = (sequence.request.salt, session)
         if key in self._in_use:
             raise RedlineError(f"the session {session!r} is in use by another request: wait until it has ended.")
@@ -95,7 +97,7 @@ class SessionStates:
 
     def delete(self, salt: str, session: str) -> bool:
         if self._store is None:
-            raise RedlineError("this engine stores no sessions: start it with a folder for them.")
+            raise RedlineError(_NO_FOLDER)
         if (salt, session) in self._in_use:
             raise RedlineError(f"the session {session!r} is in use by a request: wait until it has ended.")
         return self._store.delete(salt, session)

@@ -5,6 +5,7 @@ prevents DNS rebinding, and a WebSocket is opened only for the origin that serve
 machines can reach needs a key as well.
 """
 
+import errno
 import hmac
 import ipaddress
 import secrets
@@ -63,7 +64,10 @@ def listen(host: str, port: int, backlog: int = 128) -> socket.socket:
         family, *_, address = found[0]
         return socket.create_server(address[:2], family=family, backlog=backlog)
     except OSError as error:
-        raise RedlineError(f"cannot listen on {host}:{port}: {error.strerror or error}.") from error
+        why = error.strerror or str(error)
+        if error.errno == errno.EADDRINUSE:
+            why = "the port is in use: choose another one, or 0 for any free one"
+        raise RedlineError(f"cannot listen on {host}:{port}: {why}.") from error
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from redline.models.decoder import bundled
 
 def test_bundled_models_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bundled, "WEIGHTS", tmp_path / "weights")
-    with pytest.raises(ModelError, match="no bundled language model 'talk-small': no language model comes with this version"):
+    with pytest.raises(ModelError, match="'talk-small': no language model comes with this version"):
         find_model(None)
     (tmp_path / "weights/talk-small").mkdir(parents=True)
     assert bundled.bundled_language_models() == {}
