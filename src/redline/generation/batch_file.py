@@ -1,18 +1,21 @@
 """Files of prompts and results for offline batches, one JSON value per line.
 
 A line is a text, an object with `prompt` or `messages` and options, or a request in OpenAI's batch format
-(`custom_id`, `url`, `body`). A result has the form that belongs to its line.
+(`custom_id`, `url`, `body`). A result has the form that belongs to its line. A file next to the results records the
+settings that they were made with.
 """
 
 import json
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from redline.errors import RedlineError
-from redline.files.untrusted import parse_json
+from redline.files.atomic import write_text
+from redline.files.untrusted import parse_json, read_json, shorten
 from redline.generation.request import Grammar, SamplingOptions
 
 _URLS = ("/v1/chat/completions", "/v1/completions")
@@ -20,6 +23,11 @@ _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_pen
 _WHOLE = ("top_k", "seed")
 # Fields of OpenAI's requests that change the answer and that batches do not have.
 _REFUSED = ("tools", "functions", "logprobs", "top_logprobs", "audio", "suffix", "best_of", "echo")
+# The fields of a line that does not have OpenAI's format.
+_FIELDS = frozenset(
+    ("prompt", "messages", "id", "custom_id", "max_tokens", "max_completion_tokens", "min_tokens", "n", "stop")
+    + ("logit_bias", "ignore_eos", "response_format", *_NUMBERS, *_WHOLE)
+)
 
 
 @dataclass(frozen=True)
@@ -53,6 +61,39 @@ class JobOptions:
     grammar: Grammar | None = None
     min_tokens: int = 0
     ignore_eos: bool = False
+
+
+def check_jobs(path: Path) -> int:
+    """Returns the number of jobs in a file. Raises RedlineError with the number and the field of a line that is wrong.
+
+    The body of a request in OpenAI's format is not checked: as from a server, its errors are results.
+    """
+    count = 0
+    for job in read_jobs(path):
+        count += 1
+        if not job.url:
+            try:
+                _check_fields(job)
+            except RedlineError as error:
+                raise RedlineError(f"line {job.number} of {str(path)!r} is wrong: {error}") from error
+    return count
+
+
+def _check_fields(job: Job) -> None:
+    for name in job.given:
+        if name in _REFUSED:
+            raise RedlineError(f"{name} is not supported in batches.")
+        if name not in _FIELDS:
+            near = get_close_matches(name, _FIELDS, 1)
+            raise RedlineError(f"unknown field {shorten(name)}{f' (did you mean {near[0]!r}?)' if near else ''}.")
+    prompt, messages = job.given.get("prompt"), job.given.get("messages")
+    is_tokens = isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt)
+    if "prompt" in job.given and not isinstance(prompt, str) and not is_tokens:
+        raise RedlineError("prompt must be a text or a list of token ids.")
+    is_chat = isinstance(messages, list) and messages and all(isinstance(message, dict) for message in messages)
+    if "messages" in job.given and not is_chat:
+        raise RedlineError("messages must be a list of objects with a role and content.")
+    options_of(job, JobOptions(1, SamplingOptions()))
 
 
 def read_jobs(path: Path) -> Iterator[Job]:
@@ -93,14 +134,14 @@ def options_of(job: Job, defaults: JobOptions) -> JobOptions:
     for name in _REFUSED:
         if given.get(name):
             raise RedlineError(f"{name} is not supported in batches.")
-    if given.get("n", 1) != 1:
+    if given.get("n") not in (None, 1):
         raise RedlineError("n must be 1 in batches: repeat the line with other seeds.")
     changes: dict[str, Any] = {}
     for name in (*_NUMBERS, *_WHOLE):
         value = given.get(name)
         if value is not None:
             changes[name] = _number(name, value, whole=name in _WHOLE)
-    if bias := given.get("logit_bias"):
+    if (bias := given.get("logit_bias")) is not None:
         if not isinstance(bias, dict):
             raise RedlineError("logit_bias must be an object of token ids and numbers.")
         try:
@@ -108,18 +149,25 @@ def options_of(job: Job, defaults: JobOptions) -> JobOptions:
         except (TypeError, ValueError) as error:
             raise RedlineError("logit_bias must be an object of token ids and numbers.") from error
     own = {name: getattr(defaults.sampling, name) for name in defaults.sampling.__struct_fields__}
-    longest = given.get("max_completion_tokens") or given.get("max_tokens") or defaults.max_tokens
-    stop = given.get("stop") or []
-    stop = [stop] if isinstance(stop, str) else stop
+    longest, shortest, ignore_eos = defaults.max_tokens, 0, given.get("ignore_eos")
+    for name in ("max_tokens", "max_completion_tokens"):
+        if (value := given.get(name)) is not None and (longest := int(_number(name, value, whole=True))) < 1:
+            raise RedlineError(f"{name} must be at least 1 token, not {longest}.")
+    if (value := given.get("min_tokens")) is not None and (shortest := int(_number("min_tokens", value, True))) < 0:
+        raise RedlineError(f"min_tokens must be at least 0, not {shortest}.")
+    if ignore_eos is not None and not isinstance(ignore_eos, bool):
+        raise RedlineError(f"ignore_eos must be true or false, not {json.dumps(ignore_eos)}.")
+    stop = given.get("stop")
+    stop = [] if stop is None or stop == "" else [stop] if isinstance(stop, str) else stop
     if not isinstance(stop, list) or not all(isinstance(text, str) and text for text in stop):
         raise RedlineError("stop must be a text or a list of texts.")
     return JobOptions(
-        int(_number("max_tokens", longest, whole=True)),
+        longest,
         SamplingOptions(**own | changes),
         stop,
         _grammar(given.get("response_format")),
-        int(_number("min_tokens", given.get("min_tokens", 0), whole=True)),
-        given.get("ignore_eos") is True,
+        shortest,
+        ignore_eos is True,
     )
 
 
@@ -176,11 +224,43 @@ def _body(job: Job, answer: Answer, model: str) -> dict[str, Any]:
     }
 
 
-class ResultFile:
-    """Appends results in the order of the jobs. Opened again, it goes on after the results that are there."""
+def find_failures(path: Path) -> tuple[int, str]:
+    """Returns how many results in a file are errors, and the first of them: "" if there is none."""
+    count, first = 0, ""
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if error := _error_of(parse_json(line.decode(), f"line {number} of {str(path)!r}")):
+                    count, first = count + 1, first or error
+    except (OSError, UnicodeDecodeError) as error:
+        raise RedlineError(f"cannot read {str(path)!r}: {getattr(error, 'strerror', None) or error}.") from error
+    return count, first
 
-    def __init__(self, path: Path, jobs: Iterator[Job]) -> None:
-        """Reads past the jobs that have a result. Raises if the file belongs to other jobs."""
+
+def _error_of(found: Any) -> str:
+    if not isinstance(found, dict):
+        return ""
+    name, response, error = found.get("custom_id", found.get("id")), found.get("response"), found.get("error")
+    if isinstance(response, dict) and response.get("status_code") != 200:
+        body = response.get("body")
+        error = body.get("error") if isinstance(body, dict) else None
+        error = (error.get("message") if isinstance(error, dict) else error) or "it has no answer."
+    return f"{name}: {error}" if error else ""
+
+
+def settings_path(results: Path) -> Path:
+    """Returns the path of the file that records the settings of a file of results."""
+    return results.with_name(f"{results.name}.settings.json")
+
+
+class ResultFile:
+    """Appends results in the order of the jobs. Opened again, it goes on after the results that are there.
+
+    `settings` is what the results depend on besides the jobs: JSON values by their names.
+    """
+
+    def __init__(self, path: Path, jobs: Iterator[Job], settings: Mapping[str, Any]) -> None:
+        """Reads past the jobs that have a result. Raises if the file belongs to other jobs or to other settings."""
         self.path, self.done = path, 0
         end = 0
         try:
@@ -191,6 +271,7 @@ class ResultFile:
                         break  # the line was being written when the last run stopped
                     self._check(line, next(jobs, None))
                     self.done, end = self.done + 1, end + len(line)
+                self._check_settings(settings)
                 file.truncate(end)
             self._file = path.open("ab")
         except OSError as error:
@@ -205,6 +286,27 @@ class ResultFile:
 
     def close(self) -> None:
         self._file.close()
+
+    def _check_settings(self, settings: Mapping[str, Any]) -> None:
+        """Records the settings if there are no results yet; raises if the results were made with others."""
+        path, settings = settings_path(self.path), json.loads(json.dumps(settings))
+        if not self.done:
+            write_text(path, json.dumps(settings, indent=2) + "\n")
+            return
+        advice = f"choose another file for the results (--out), or delete {str(self.path)!r}."
+        if not path.exists():
+            raise RedlineError(
+                f"there is no {str(path)!r}, which says how the results in {str(self.path)!r} were made: {advice}"
+            )
+        before = read_json(path, "record of settings")
+        before = before if isinstance(before, dict) else {}
+        for name in sorted(before.keys() | settings.keys()):
+            old, new = before.get(name), settings.get(name)
+            if old != new:
+                changed = f"{name} was {shorten(old)}, and now is {shorten(new)}"
+                raise RedlineError(
+                    f"the results in {str(self.path)!r} were made with other settings ({changed}): {advice}"
+                )
 
     def _check(self, line: bytes, job: Job | None) -> None:
         try:

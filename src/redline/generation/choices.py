@@ -1,3 +1,3 @@
-"""Names and limits that `--help` shows, apart from the modules that use them, because help imports no large package."""
+"""Names and limits that `--help` shows, in a module of their own, because help imports no large package."""
 
 GENERATION_PRECISIONS = ("auto", "fp32", "bf16", "fp16", "int8", "fp8")

@@ -1,5 +1,6 @@
 """Generates the texts of a file of prompts. An interrupted run goes on where it stopped."""
 
+import hashlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -7,14 +8,29 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import torch
+from msgspec.structs import asdict
+from torch import nn
+
 from redline.errors import RedlineError
-from redline.generation.batch_file import Answer, Job, JobOptions, ResultFile, options_of, read_jobs, result_line
+from redline.generation.batch_file import (
+    Answer,
+    Job,
+    JobOptions,
+    ResultFile,
+    check_jobs,
+    options_of,
+    read_jobs,
+    result_line,
+)
 from redline.generation.engine import Engine
 from redline.generation.request import Finish, Output, Request
 from redline.generation.text_stream import TextStream
 
 # The number of jobs that the engine is given at a time: enough to fill its rows whenever some end.
 _AHEAD = 1024
+# The number of values of each tensor that identify the weights of a model.
+_SAMPLES = 256
 
 
 @dataclass
@@ -47,13 +63,16 @@ class OfflineBatch:
         self._by_id: dict[str, _Pending] = {}
 
     def run(self, prompts: Path, out: Path, report: Callable[[int, int], None] = lambda done, of: None) -> int:
-        """Writes the results to `out`, and returns how many are new. `report` is told how many of all are done."""
+        """Writes the results to `out`, and returns how many are new. `report` is told how many of all are done.
+
+        Raises RedlineError if `out` has results of another model, plan or options.
+        """
         if out.exists() and out.samefile(prompts):
             raise RedlineError(f"{str(out)!r} is the file of prompts: choose another file for the results.")
         # Reads the whole file first, so that a wrong line is found before any work is done.
-        total = sum(1 for _ in read_jobs(prompts))
+        total = check_jobs(prompts)
         jobs = read_jobs(prompts)
-        results = ResultFile(out, jobs)
+        results = ResultFile(out, jobs, self._settings())
         begun = results.done
         try:
             report(results.done, total)
@@ -72,6 +91,13 @@ class OfflineBatch:
                 self._engine.abort(request_id)
             results.close()
         return results.done - begun
+
+    def _settings(self) -> dict[str, Any]:
+        """Returns what the texts depend on besides the prompts, as JSON values."""
+        sampling = asdict(self._defaults.sampling)
+        found: dict[str, Any] = {"model": self._model, "plan": str(self._engine.plan)}
+        found |= identify(self._engine.model.model)
+        return found | {"max_tokens": self._defaults.max_tokens} | sampling
 
     def _fill(self, todo: Iterator[Job]) -> bool:
         """Starts as many jobs as are useful; returns whether any was started."""
@@ -122,3 +148,18 @@ class OfflineBatch:
             pending.ended = True
             del self._by_id[output.id]
             self._engine.abort(output.id)
+
+
+def identify(model: nn.Module) -> dict[str, str]:
+    """Returns the precision of a model, and a digest of its names, its shapes and some values of each tensor."""
+    digest, precision = hashlib.sha256(), ""
+    for name, tensor in model.state_dict().items():
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        if tensor.is_floating_point():
+            precision = precision or str(tensor.dtype).removeprefix("torch.")
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        flat = tensor.detach().reshape(-1)
+        some = flat[:: max(1, len(flat) // _SAMPLES)][:_SAMPLES].contiguous().cpu()
+        digest.update(some.view(torch.uint8).numpy().tobytes())
+    return {"precision": precision, "weights": digest.hexdigest()[:16]}

@@ -193,7 +193,7 @@ class StateRunner:
         return logits_BV.clone()
 
     def _fail(self, error: RuntimeError) -> None:
-        """The usual cause is a lack of memory. Steps and prompts can run without the capture."""
+        """Goes on without CUDA graphs after a failed capture, whose usual cause is a lack of memory."""
         self.recorder, self._piece_tokens = None, 0
         why = f"the capture of a CUDA graph failed: {first_line(error)}"
         warnings.warn(f"prompts and tokens are processed slowly, because {why}.", stacklevel=2)

@@ -168,7 +168,7 @@ def loss_difference(reference: Tensors, output: Tensors) -> float:
 
 
 def gradient_difference(reference: Tensors, output: Tensors) -> float:
-    """Returns the relative error of the worst gradient of the first step (the tensors after the first)."""
+    """Returns the largest relative error of a gradient of the first step; the first tensor is the loss."""
     return _worst_tensor(relative_error, "lower", _LEAST_GRADIENT)(reference[1:], output[1:])
 
 

@@ -1,3 +1,3 @@
-"""Names and limits that `--help` shows, apart from the modules that use them, because help imports no large package."""
+"""Names and limits that `--help` shows, in a module of their own, because help imports no large package."""
 
 SERVER_ENDPOINTS = ("auto", "chat", "completions")

@@ -34,7 +34,7 @@ class Keys:
 
     @classmethod
     def of(cls, named: dict[str, str]) -> "Keys":
-        """Returns the keys of a dict from names to keys."""
+        """Returns the API keys of clients; `named` maps the name of a client to its key."""
         callers = {}
         for name, key in named.items():
             if len(key) < SHORTEST_KEY:

@@ -46,7 +46,7 @@ def sampling_of(fields: SamplingFields, defaults: SamplingDefaults) -> SamplingO
 
 
 def _options(values: dict[str, float], biases: dict[int, float] | None = None, seed: int = 0) -> SamplingOptions:
-    # A larger number cannot cross the border to the engine, and means all tokens just the same.
+    # Larger numbers do not fit the engine's integers; this one stands for all tokens already.
     top_k = min(int(values.get("top_k", 0)), 1 << 31)
     return SamplingOptions(**{**values, "top_k": top_k}, logit_bias=biases or {}, seed=seed)  # pyrefly: ignore
 

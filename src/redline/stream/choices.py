@@ -1,4 +1,4 @@
-"""Names and limits that `--help` shows, apart from the modules that use them, because help imports no large package."""
+"""Names and limits that `--help` shows, in a module of their own, because help imports no large package."""
 
 STREAM_PRECISIONS = ("auto", "fp32", "tf32", "bf16", "fp16")
 SAMPLER_NAMES = ("ddim", "dpm_solver", "flow_euler", "distilled")

@@ -132,7 +132,7 @@ class SavedTraining:
     identity: Mapping[str, Any]
 
     def check_matches(self, known: Mapping[str, Any]) -> None:
-        """Raises if an entry of `known`, a part of an identity, has changed but must not change on resume."""
+        """Raises if the checkpoint differs in an entry of `known`: settings that must not change on resume."""
         _changed(self.identity, json.loads(json.dumps(known)), known, self.path)
 
 

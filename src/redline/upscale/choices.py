@@ -1,4 +1,4 @@
-"""Names and limits that `--help` shows, apart from the modules that use them, because help imports no large package."""
+"""Names and limits that `--help` shows, in a module of their own, because help imports no large package."""
 
 UPSCALE_PRESETS = ("speed", "balanced", "memory", "quality")
 

@@ -345,7 +345,7 @@ def test_bad_arguments_raise_first(arguments: dict[str, Any], said: str) -> None
         (lambda: make_task("uuid"), "unknown recall task 'uuid': use one of mqar, needle, passkey, number, word"),
         (lambda: make_task("mqar", {"keys": 3}), "unknown key 'keys' of the recall task mqar"),
         (lambda: make_task("mqar", {"pairs": "3"}), "pairs = '3' of the recall task mqar must be a whole number"),
-        (lambda: make_task("mqar", {"pairs": 40}), "64 symbols have 31 keys"),
+        (lambda: make_task("mqar", {"pairs": 40}), "64 symbols give only 31 keys"),
         (
             lambda: make_task("word", {"answer_bytes": 0}),
             "answer_bytes = 0 of the recall task word must be",

@@ -18,9 +18,9 @@ from redline.evaluation.recall.tasks import name_of
 from redline.machine.host_memory import available_host_bytes
 from redline.notation import format_bytes
 
-# A batch of the default size has at most this many tokens. For a memory model, only one piece of each text counts.
+# The default batch size is the largest with at most this many tokens; of a memory model's texts, one piece counts.
 _TOKENS = 2**16
-# A memory model's batch of the default size has at most this many tokens if whole texts are counted.
+# A second limit of a memory model's default batch size: the tokens of its whole texts.
 _WAITING = 2**24
 # Bytes of host memory per token: the token, its target, and a copy while texts are assembled.
 _TOKEN_BYTES = 3 * 8

@@ -23,7 +23,7 @@ class Mqar:
     def __post_init__(self) -> None:
         if self.pairs > self.symbols // 2 - 1:
             keys = max(self.symbols // 2 - 1, 0)
-            raise ModelError(f"{self.symbols} symbols have {keys} keys: not enough for {self.pairs} pairs.")
+            raise ModelError(f"{self.symbols} symbols give only {keys} keys: not enough for {self.pairs} pairs.")
 
     @property
     def vocabulary(self) -> int:

@@ -1,4 +1,4 @@
-"""Causal attention of the new tokens of many rows over pages of keys and values, to which theirs are written first.
+"""Writes the keys and values of new tokens to the pages of their rows, and computes causal attention over the pages.
 
 A row may have one new token (decoding) or many (a prompt, or a chunk of one), after any number of stored ones. The
 pages of a row are listed in its table, so rows can share pages.
@@ -38,7 +38,7 @@ def paged_attention(
     op = "paged_attention"
     if not rows.is_checked:
         _check(op, q_THD, k_TGD, v_TGD, keys_NPGD, values_NPGD, rows, window)
-        # The calls of the other layers have tensors of the same kind.
+        # Checked for the first layer only: the other layers pass tensors of the same shapes and dtypes.
         rows.is_checked = not torch.compiler.is_compiling()
     chosen = select(op, implementation, q_THD, implementations=IMPLEMENTATIONS, fallback="sdpa")
     module = {"sdpa": sdpa, "reference": reference}.get(chosen) or kernels(op)

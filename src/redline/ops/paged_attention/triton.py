@@ -125,7 +125,7 @@ def attend_kernel(
             peak = new_peak
         to = token * heads + head
         if SPLITS == 1:
-            # Padding has seen nothing.
+            # Padding attends to nothing, so its total is 0.
             result = mixed / tl.where(total > 0, total, 1.0)[:, None]
             tl.store(out + to[:, None] * DIM + d[None, :], result.to(out.dtype.element_ty), mask=q_mask)
         else:

@@ -23,7 +23,7 @@ def scene(draw: Draw) -> Scene:
 
 
 def _turns(draw: Draw, text: str, questions: list[Turn]) -> tuple[Turn, ...]:
-    """Returns the first question behind the text in one message, and some of the others as turns of their own."""
+    """Returns a turn whose message is the text and the first question, and further turns for some other questions."""
     first, *others = questions[: draw.whole(1, len(questions))]
     return (Turn(f"{text} {first.user}", first.answer, first.short), *others)
 
