@@ -304,7 +304,50 @@ def test_a_file_of_prompts_becomes_a_file_of_results(
     found = [json.loads(line) for line in out.read_text().splitlines()]
     assert found[0]["text"] == command("generate", folder, "the sea is", "--device", "cpu", "--max-tokens", 5).out[:-1]
     assert [one["tokens"] for one in found] == [5, 2]
-    assert command(*given, "--json").json() == {"texts": 2, "new": 0, "out": str(out)}
+    figures = {"texts": 2, "new": 0, "failed": 0, "first_error": None, "out": str(out)}
+    assert command(*given, "--json").json() == figures
+
+
+def test_failed_texts_of_a_file_are_counted(folder: Path, command: Callable[..., Seen], tmp_path: Path) -> None:
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "results.jsonl"
+    lines = ["the sea", {"id": "long", "prompt": "x" * 900}, "the land", {"prompt": [900]}]
+    prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    given = ("generate", folder, "--prompts", prompts, "--out", out, "--device", "cpu", "--max-tokens", 2)
+    seen = command(*given)
+    assert seen.code == 1 and "4 new results, 4 in all" in seen.err
+    assert "2 of 4 texts failed; the first error is that of long: " in seen.err
+    assert "the model's context is 200" in " ".join(seen.err.split())
+    # The same command again finds them too.
+    seen = command(*given, "--json")
+    figures = json.loads(seen.out)
+    assert seen.code == 1 and (figures["texts"], figures["new"], figures["failed"]) == (4, 0, 2)
+    assert figures["first_error"].startswith("long: ")
+
+
+def test_results_of_other_options_are_not_continued(folder: Path, command: Callable[..., Seen], tmp_path: Path) -> None:
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "results.jsonl"
+    prompts.write_text('"the sea is"\n')
+    given = ("generate", folder, "--prompts", prompts, "--out", out, "--device", "cpu")
+    assert command(*given, "--max-tokens", 3).code == 0
+    before = out.read_bytes()
+    words = "max_tokens was 3, and now is 4): choose another file for the results (--out), or delete"
+    assert_one_sentence(command(*given, "--max-tokens", 4), words)
+    assert out.read_bytes() == before
+
+
+def test_a_wrong_line_is_found_before_the_weights_are_read(
+    folder: Path, command: Callable[..., Seen], tmp_path: Path
+) -> None:
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "results.jsonl"
+    (folder / "model.safetensors").write_bytes(b"nothing")
+    given = ("generate", folder, "--prompts", prompts, "--out", out, "--device", "cpu")
+    for line, words in (
+        ('{"prompt": "x", "stopp": 1}', "is wrong: unknown field 'stopp' (did you mean 'stop'?)"),
+        ('{"prompt": "x", "max_tokens": "five"}', 'is wrong: max_tokens must be a whole number, not "five"'),
+    ):
+        prompts.write_text(f'"the sea is"\n{line}\n')
+        assert_one_sentence(command(*given), f"line 2 of {str(prompts)!r} {words}")
+        assert not out.exists()
 
 
 @pytest.mark.parametrize(

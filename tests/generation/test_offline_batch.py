@@ -5,10 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from redline.errors import RedlineError
 from redline.generation import Engine
+from redline.generation.batch_file import find_failures, settings_path
 from redline.generation.text_generator import TextGenerator
+from redline.models.decoder import save_decoder
 
 from .test_text_generator import TEMPLATE, add_template
 from .tiny_language_model import write_model
@@ -85,11 +88,10 @@ def test_openai_requests_get_openai_responses(generator: TextGenerator, tmp_path
 def test_stop_texts_end_a_text_before_them(generator: TextGenerator, tmp_path: Path) -> None:
     whole = generator("the sea", max_tokens=40)
     stop = whole[10:13]
-    lines = [{"prompt": "the sea", "stop": stop, "max_tokens": 40}, {"prompt": "the sea", "stop": ["", 3]}]
+    lines = [{"prompt": "the sea", "stop": stop, "max_tokens": 40}]
     generator.run_file(write(tmp_path / "in.jsonl", *lines), tmp_path / "out.jsonl")
-    first, second = read(tmp_path / "out.jsonl")
-    assert (first["text"], first["reason"]) == (whole[: whole.index(stop)], "stop")
-    assert second["error"] == "stop must be a text or a list of texts."
+    (found,) = read(tmp_path / "out.jsonl")
+    assert (found["text"], found["reason"]) == (whole[: whole.index(stop)], "stop")
     assert not generator.engine.engine.has_work or generator.engine.engine.step()
 
 
@@ -136,6 +138,51 @@ def test_results_of_other_prompts_are_not_continued(generator: TextGenerator, tm
         generator.run_file(prompts, prompts)
 
 
+def test_results_of_other_settings_are_not_continued(generator: TextGenerator, folder: Path, tmp_path: Path) -> None:
+    prompts, out = write(tmp_path / "in.jsonl", "the sea", "the land"), tmp_path / "out.jsonl"
+    generator.run_file(prompts, out, max_tokens=3)
+    (tmp_path / "other").mkdir()
+    other = tmp_path / "other" / folder.name
+    model = write_model(other)
+    with torch.no_grad():
+        model.head.weight.add_(1)
+    save_decoder(model, other, stop_tokens=(1,))
+    whole = out.read_bytes()
+    advice = r"choose another file for the results .--out., or delete '.*out.jsonl'"
+    # A file whose last line was cut off, as by a crash, is not shortened either.
+    for content in (whole, whole[:-5]):
+        out.write_bytes(content)
+        for one, options, words in (
+            (generator, {"max_tokens": 4}, "max_tokens was 3, and now is 4"),
+            (generator, {"max_tokens": 3, "temperature": 0.5}, "temperature was 0.0, and now is 0.5"),
+            (TextGenerator(folder, device="cpu", precision="bf16"), {"max_tokens": 3}, "plan was|precision was"),
+            (TextGenerator(folder, device="cpu", plan="fused_ops"), {"max_tokens": 3}, "plan was"),
+            (TextGenerator(other, device="cpu"), {"max_tokens": 3}, "weights was"),
+        ):
+            with pytest.raises(RedlineError, match=f"made with other settings .({words}).*{advice}"):
+                one.run_file(prompts, out, **options)
+            assert out.read_bytes() == content
+    # Another process with the same settings goes on, and the deleted file begins anew.
+    assert TextGenerator(folder, device="cpu").run_file(prompts, out, max_tokens=3) == 1 and out.read_bytes() == whole
+    settings_path(out).unlink()
+    with pytest.raises(RedlineError, match=f"there is no .*settings.json', which says how .* were made: {advice}"):
+        generator.run_file(prompts, out, max_tokens=3)
+    out.unlink()
+    assert generator.run_file(prompts, out, max_tokens=4) == 2
+    out.unlink()
+    assert generator.run_file(prompts, out, max_tokens=3) == 2 and out.read_bytes() == whole
+
+
+def test_a_quantized_model_goes_on(folder: Path, tmp_path: Path) -> None:
+    prompts, out = write(tmp_path / "in.jsonl", "the sea", "the land"), tmp_path / "out.jsonl"
+    plan = "fused_ops + int8(min_features=16)"
+    assert TextGenerator(folder, device="cpu", plan=plan).run_file(prompts, out, max_tokens=3) == 2
+    whole = out.read_bytes()
+    out.write_bytes(whole[:-5])
+    assert TextGenerator(folder, device="cpu", plan=plan).run_file(prompts, out, max_tokens=3) == 1
+    assert out.read_bytes() == whole
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
@@ -145,6 +192,25 @@ def test_results_of_other_prompts_are_not_continued(generator: TextGenerator, tm
         ('{"prompt": "x", "messages": []}', "must have either a prompt or messages"),
         ('{"prompt": "x", "id": []}', "has an id that is neither a text nor a number"),
         ('{"url": "/v1/images", "body": {}}', "a url that is one of /v1/chat/completions, /v1/completions"),
+        ('{"prompt": "x", "stopp": 1}', r"line 2 of .*: unknown field 'stopp' .did you mean 'stop'\?."),
+        ('{"prompt": "x", "zzz": null}', r"line 2 of .*: unknown field 'zzz'\."),
+        ('{"prompt": "x", "tools": [{}]}', "line 2 of .*: tools is not supported in batches"),
+        ('{"prompt": "x", "max_tokens": "five"}', 'line 2 of .*: max_tokens must be a whole number, not "five"'),
+        ('{"prompt": "x", "max_tokens": 0}', "line 2 of .*: max_tokens must be at least 1 token, not 0"),
+        ('{"prompt": "x", "max_completion_tokens": 1.5}', "line 2 of .*: max_completion_tokens must be a whole number"),
+        ('{"prompt": "x", "min_tokens": -1}', "line 2 of .*: min_tokens must be at least 0, not -1"),
+        ('{"prompt": "x", "temperature": true}', "line 2 of .*: temperature must be a number, not true"),
+        ('{"prompt": "x", "temperature": -1}', "line 2 of .*: temperature must be at least 0"),
+        ('{"prompt": "x", "n": 2}', "line 2 of .*: n must be 1 in batches"),
+        ('{"prompt": "x", "stop": ["", 3]}', "line 2 of .*: stop must be a text or a list of texts"),
+        ('{"prompt": "x", "stop": 0}', "line 2 of .*: stop must be a text or a list of texts"),
+        ('{"prompt": "x", "ignore_eos": "yes"}', "line 2 of .*: ignore_eos must be true or false"),
+        ('{"prompt": "x", "logit_bias": {"a": 1}}', "line 2 of .*: logit_bias must be an object of token ids"),
+        ('{"prompt": "x", "logit_bias": []}', "line 2 of .*: logit_bias must be an object of token ids"),
+        ('{"prompt": "x", "response_format": {"type": "xml"}}', "line 2 of .*: response_format must have the type"),
+        ('{"prompt": 7}', "line 2 of .*: prompt must be a text or a list of token ids"),
+        ('{"prompt": []}', "line 2 of .*: prompt must be a text or a list of token ids"),
+        ('{"messages": "x"}', "line 2 of .*: messages must be a list of objects"),
     ],
 )
 def test_a_wrong_line_is_found_before_any_work_is_done(
@@ -160,13 +226,8 @@ def test_a_wrong_line_is_found_before_any_work_is_done(
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"max_tokens": "9"}, 'max_tokens must be a whole number, not "9"'),
-        ({"temperature": True}, "temperature must be a number, not true"),
-        ({"n": 2}, "n must be 1 in batches"),
-        ({"logit_bias": {"a": 1}}, "logit_bias must be an object of token ids and numbers"),
-        ({"response_format": {"type": "xml"}}, "response_format must have the type text, json_object, or json_schema"),
-        ({"prompt": []}, "the request needs a prompt"),
         ({"prompt": [900]}, "token 900 is not in the model's vocabulary"),
+        ({"prompt": "x" * 900}, "the model's context is 200"),
     ],
 )
 def test_a_wrong_request_has_an_error_and_the_others_go_on(
@@ -176,3 +237,26 @@ def test_a_wrong_request_has_an_error_and_the_others_go_on(
     generator.run_file(prompts, tmp_path / "out.jsonl", max_tokens=2)
     first, second = read(tmp_path / "out.jsonl")
     assert words in first["error"] and second["tokens"] == 2
+    assert find_failures(tmp_path / "out.jsonl") == (1, f"1: {first['error']}")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"max_tokens": "9"}, 'max_tokens must be a whole number, not "9"'),
+        ({"n": 2}, "n must be 1 in batches"),
+        ({"response_format": {"type": "xml"}}, "response_format must have the type text, json_object, or json_schema"),
+        ({"prompt": []}, "the request needs a prompt"),
+    ],
+)
+def test_a_wrong_body_has_an_error_and_unknown_fields_of_bodies_are_ignored(
+    change: dict[str, Any], words: str, generator: TextGenerator, tmp_path: Path
+) -> None:
+    body = {"prompt": "the sea", "user": "someone", "max_tokens": 2}
+    lines = [{"custom_id": name, "url": "/v1/completions", "body": body} for name in "ab"]
+    lines[0] = lines[0] | {"body": body | change}
+    generator.run_file(write(tmp_path / "in.jsonl", *lines), tmp_path / "out.jsonl")
+    first, second = (one["response"] for one in read(tmp_path / "out.jsonl"))
+    message = first["body"]["error"]["message"]
+    assert first["status_code"] == 400 and words in message and second["status_code"] == 200
+    assert find_failures(tmp_path / "out.jsonl") == (1, f"a: {message}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from redline.cli.console import note, print_json, warnings_as_sentences
+from redline.cli.console import fail, note, print_json, warnings_as_sentences
 from redline.cli.live_line import LiveLine
 from redline.cli.options import PLAN_HELP, AsJson, Device, Strict
 from redline.cli.signals import uninterrupted_imports
@@ -106,6 +106,10 @@ def generate(
 
 
 def _run_file(generator: TextGenerator, prompts: Path, out: Path, options: GenerateOptions, as_json: bool) -> None:
+    """Generates the texts of a file. Exits with 1 if a result is an error."""
+    from redline.generation.batch_file import check_jobs, find_failures
+
+    check_jobs(prompts)  # before the weights are read, which takes minutes for a large model
     done = total = new = 0
     before: int | None = None
     interrupted = False
@@ -123,10 +127,14 @@ def _run_file(generator: TextGenerator, prompts: Path, out: Path, options: Gener
     if interrupted:
         note(f"interrupted after {done:,} of {total:,} texts: the same command goes on from here.")
         raise typer.Exit(130)
+    failed, error = find_failures(out)
     if as_json:
-        print_json({"texts": total, "new": new, "out": str(out)})
+        print_json({"texts": total, "new": new, "failed": failed, "first_error": error or None, "out": str(out)})
     else:
         note(f"{new:,} new results, {total:,} in all: {out}")
+    if failed:
+        fail(f"{failed:,} of {total:,} texts failed; the first error is that of {error}")
+        raise typer.Exit(1)
 
 
 def _read_prompt(prompt: str) -> str:

@@ -153,13 +153,21 @@ class OfflineBatch:
 def identify(model: nn.Module) -> dict[str, str]:
     """Returns the precision of a model, and a digest of its names, its shapes and some values of each tensor."""
     digest, precision = hashlib.sha256(), ""
-    for name, tensor in model.state_dict().items():
-        if not isinstance(tensor, torch.Tensor):
-            continue
-        if tensor.is_floating_point():
-            precision = precision or str(tensor.dtype).removeprefix("torch.")
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        flat = tensor.detach().reshape(-1)
-        some = flat[:: max(1, len(flat) // _SAMPLES)][:_SAMPLES].contiguous().cpu()
-        digest.update(some.view(torch.uint8).numpy().tobytes())
+    for name, value in model.state_dict().items():
+        for tensor in _plain_tensors(value):
+            if tensor.is_floating_point():
+                precision = precision or str(tensor.dtype).removeprefix("torch.")
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+            flat = tensor.detach().reshape(-1)
+            some = flat[:: max(1, len(flat) // _SAMPLES)][:_SAMPLES].contiguous().cpu()
+            digest.update(some.view(torch.uint8).numpy().tobytes())
     return {"precision": precision, "weights": digest.hexdigest()[:16]}
+
+
+def _plain_tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Yields the tensors that a value consists of: quantized tensors hold others."""
+    if hasattr(value, "__tensor_flatten__"):
+        for name in value.__tensor_flatten__()[0]:
+            yield from _plain_tensors(getattr(value, name))
+    elif type(value) in (torch.Tensor, nn.Parameter):
+        yield value
