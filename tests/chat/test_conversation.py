@@ -10,7 +10,7 @@ from redline.errors import RedlineError
 
 
 def test_a_conversation_comes_back(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "chat.json"
+    path = tmp_path / "chat.json"
     for system in ("", "Be brief."):
         for text in ("Ünïcode 🙂\n\n```\nx\n```", "a lone surrogate \ud83d"):
             conversation = Conversation(system)
@@ -24,6 +24,12 @@ def test_a_conversation_comes_back(tmp_path: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
     path.write_text(json.dumps([{"role": "user", "content": "Q", "name": "x"}]))
     assert Conversation.load(path) == Conversation("", [{"role": "user", "content": "Q"}])
+
+
+def test_a_folder_is_not_made(tmp_path: Path) -> None:
+    with pytest.raises(RedlineError, match="cannot write .* is not an existing folder"):
+        Conversation().save(tmp_path / "new" / "chat.json", "tiny")
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize(

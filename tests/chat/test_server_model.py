@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from redline.chat.model import LENGTH_OR_CONTEXT, AnswerOptions, Ending
 from redline.chat.model import Answer as ModelAnswer
-from redline.chat.model import Ending
 from redline.chat.server_model import ServerModel
 from redline.errors import RedlineError
 from serving.fake_server import Answer, FakeServer
@@ -21,19 +21,32 @@ def server() -> Iterator[FakeServer]:
         yield running
 
 
-def ask(server: FakeServer, answer: Answer) -> tuple[list[str], Ending]:
+def ask(server: FakeServer, answer: Answer, max_tokens: int | None = None) -> tuple[list[str], Ending]:
     server.answer = lambda _: answer
-    found = ModelAnswer(ServerModel(server.url, None, {"seed": 7}, None).answer(QUESTION))
+    options: AnswerOptions = {"seed": 7} if max_tokens is None else {"seed": 7, "max_tokens": max_tokens}
+    found = ModelAnswer(ServerModel(server.url, None, options, None).answer(QUESTION))
     return list(found), found.ending
 
 
 def test_an_answer_streams(server: FakeServer) -> None:
     pieces, ending = ask(server, Answer(("Hel", "lo ", "🙂"), gap_s=0.01, finish="length"))
-    assert pieces == ["Hel", "lo ", "🙂"] and ending == Ending(3, "length")
+    assert pieces == ["Hel", "lo ", "🙂"] and ending == Ending(3, LENGTH_OR_CONTEXT)
     body = server.seen[-1]
     assert body["model"] == "first" and body["messages"] == QUESTION and body["seed"] == 7 and body["stream"] is True
     assert "temperature" not in body
     assert ask(server, Answer(("a",), usage=False))[1] == Ending(None, "stop")
+
+
+def test_a_cut_may_be_due_to_the_context(server: FakeServer) -> None:
+    cut = Answer(("a", "b"), finish="length")
+    assert ask(server, cut, max_tokens=2)[1].reason == "length"
+    assert ask(server, cut, max_tokens=3)[1].reason == LENGTH_OR_CONTEXT
+    assert ask(server, Answer(("a",), finish="length", usage=False), max_tokens=1)[1].reason == LENGTH_OR_CONTEXT
+
+
+def test_a_model_that_the_server_does_not_list_is_an_error(server: FakeServer) -> None:
+    with pytest.raises(RedlineError, match="has no model 'What is it.': it lists 'first', 'second'. A question needs"):
+        ServerModel(server.url, "What is it?", {}, None)
 
 
 def test_leaving_early_closes_the_connection(server: FakeServer) -> None:
@@ -106,6 +119,11 @@ def test_a_whole_answer_without_a_stream() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
+            # A server without a list of models gets the name as it was given.
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(65_536)
+                connection.sendall(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
             connection, _ = listener.accept()
             with connection:
                 connection.recv(65_536)

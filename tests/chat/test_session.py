@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from redline.chat.commands import COMMANDS, Entry, read_entry
+from redline.chat.commands import COMMANDS, HELP, Entry, read_entry
 from redline.chat.conversation import Conversation
-from redline.chat.model import Ending
+from redline.chat.model import LENGTH_OR_CONTEXT, Ending
 from redline.chat.session import ChatSession
 from redline.errors import RedlineError
 
@@ -121,6 +121,27 @@ def test_commands(tmp_path: Path) -> None:
     errors = Chat().run("/fly", "/save", f"/load {tmp_path / 'none.json'}", f"/save {path}/inside").errors
     assert errors[0].startswith("unknown command '/fly'") and errors[1] == "/save needs a file: /save chat.json."
     assert errors[2].startswith("cannot read the conversation") and errors[3].startswith("cannot write")
+
+
+def test_help_has_the_argument_behind_its_command() -> None:
+    assert "/save FILE   writes the conversation as JSON" in HELP.splitlines()
+
+
+def test_clear_is_confirmed() -> None:
+    chat = Chat(["A"]).run("Q", "/clear", "/system Be brief.", "/clear")
+    assert chat.notes[1] == "a new conversation." and chat.messages == []
+    assert chat.notes[3] == "a new conversation with the same system prompt."
+
+
+def test_a_cut_by_a_server_names_both_reasons() -> None:
+    chat = Chat(["A"])
+
+    def answer(messages: Sequence[dict[str, str]]) -> Generator[str, None, Ending]:
+        yield "A"
+        return Ending(1, LENGTH_OR_CONTEXT)
+
+    chat.model.answer = answer  # pyrefly: ignore[bad-assignment]
+    assert "the context is full: /clear" in chat.run("Q").notes[0]
 
 
 def test_control_characters_do_not_reach_the_terminal() -> None:

@@ -65,11 +65,35 @@ def test_a_failed_request_is_exit_code_1(command: Callable[..., Seen]) -> None:
     assert "2 requests failed; the most frequent error: 500 out of order." in seen.err
 
 
+@pytest.mark.parametrize("options", [("--requests", 5), ("--duration", "300ms")])
+def test_levels_of_several_processes_have_prompts_of_their_own(
+    options: tuple[object, ...], command: Callable[..., Seen]
+) -> None:
+    def answer(body: dict[str, Any]) -> Answer:
+        # One of the two processes is faster, so it gets further in the same time.
+        return Answer(("a",), first_s=0.03 if len(fake.seen) % 2 else 0.003)
+
+    fake = FakeServer(answer)
+    with fake.in_thread():
+        arguments = ("--concurrency", "1,3,3", "--processes", 2, "--input", 30, *options, "--json")
+        report = command("bench", "serve", fake.url, *arguments).json()
+    done = [level["done"] for level in report["levels"]]
+    assert done == [5, 5, 5] or "--duration" in options
+    assert len({body["prompt"] for body in fake.seen}) == len(fake.seen) == sum(done)
+
+
+def test_a_model_that_the_server_does_not_list_stops_the_run(server: FakeServer, command: Callable[..., Seen]) -> None:
+    run = ("bench", "serve", server.url, "--concurrency", 1, "--requests", 1, "--model")
+    assert_one_sentence(command(*run, "nope"), "has no model 'nope': it lists 'tiny'.")
+    assert server.seen == [] and command(*run, "tiny").code == 0
+
+
 def test_bad_input_is_one_sentence(command: Callable[..., Seen], tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_text('{"prompt": "a", "messages": []}\n')
     (tmp_path / "none.jsonl").write_text("\n")
     cases: list[tuple[tuple[object, ...], str]] = [
-        ((), "give either --rate"),
+        ((), "give either --rate (requests per second) or --concurrency (clients)."),
+        (("--rate", 1, "--concurrency", 2), ", not both."),
         (("--rate", "fast"), "not a list of numbers"),
         (("--rate", 0), "a rate must be above 0"),
         (("--concurrency", 0), "the concurrency must be from 1"),

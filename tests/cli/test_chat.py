@@ -55,9 +55,43 @@ def test_bad_input_is_one_sentence(
     assert_one_sentence(command("chat", "--server", "127.0.0.1:1", "-", "Q"), "cannot reach http://127.0.0.1:1")
     assert_one_sentence(command("chat", folder, "Q", "--load", "none.json"), "cannot read the conversation")
     assert_one_sentence(command("chat", folder, "  "), "the question is empty")
-    for text, words in ((b"", "the question is empty"), (b"\xff", "not UTF-8"), (b"Q", "give a MODEL")):
+    for text, words in ((b"", "the question is empty"), (b"\xff", "not UTF-8")):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text), encoding="utf-8"))
-        assert_one_sentence(command("chat"), words)
+        assert_one_sentence(command("chat", folder), words)
+        assert_one_sentence(command("chat"), "give a MODEL")
+    for options in (("--device", "cpu"), ("--precision", "bf16"), ("--plan", "bf16"), ("--strict",)):
+        assert_one_sentence(command("chat", "--server", "127.0.0.1:1", *options), f"leave out {options[0]}: only")
+    both = command("chat", "--server", "127.0.0.1:1", "--device", "cpu", "--plan", "bf16")
+    assert_one_sentence(both, "leave out --device, --plan")
+
+
+def test_a_question_in_the_place_of_the_model_is_an_error(
+    command: Callable[..., Seen], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    with FakeServer(models=("tiny", "small")).in_thread() as server:
+        seen = command("chat", "--server", server.url, "What is a prime number?")
+        assert_one_sentence(seen, "it lists 'tiny', 'small'. A question needs a model or - before it")
+        assert command("chat", "--server", server.url, "small", "Q").code == 0
+        assert [body["model"] for body in server.seen] == ["small"]
+
+
+def test_text_on_stdin_beside_a_question_is_said_to_be_ignored(
+    command: Callable[..., Seen], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "text.txt").write_text("text")
+    with FakeServer().in_thread() as server:
+        for text in (b"text", b""):
+            ours, theirs = os.pipe()
+            os.write(theirs, text)
+            with open(ours, encoding="utf-8") as pipe, open(theirs, "wb"):
+                monkeypatch.setattr(sys, "stdin", pipe)
+                seen = command("chat", "--server", server.url, "-", "Q")
+            assert (seen.code, seen.out) == (0, "Hello there\n")
+            assert ("the text on stdin is ignored" in seen.err) == bool(text)
+        with open(tmp_path / "text.txt", encoding="utf-8") as file:
+            monkeypatch.setattr(sys, "stdin", file)
+            assert "the text on stdin is ignored" in command("chat", "--server", server.url, "-", "Q").err
 
 
 def test_a_server_answers_in_a_pipe(command: Callable[..., Seen], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,21 +3,22 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+# The argument of each command, and what it does.
 COMMANDS = {
-    "/system": "TEXT sets the system prompt, - removes it; without TEXT, shows it",
-    "/retry": "asks the last question again",
-    "/history": "shows the conversation",
-    "/clear": "begins a new conversation with the same system prompt",
-    "/save": "FILE writes the conversation as JSON",
-    "/load": "FILE continues a saved conversation",
-    "/help": "shows this help",
-    "/exit": "ends the chat, and so does Ctrl-D",
+    "/system": ("TEXT", "sets the system prompt, - removes it; without TEXT, shows it"),
+    "/retry": ("", "asks the last question again"),
+    "/history": ("", "shows the conversation"),
+    "/clear": ("", "begins a new conversation with the same system prompt"),
+    "/save": ("FILE", "writes the conversation as JSON"),
+    "/load": ("FILE", "continues a saved conversation"),
+    "/help": ("", "shows this help"),
+    "/exit": ("", "ends the chat, and so does Ctrl-D"),
 }
 _ALIASES = {"/quit": "/exit", "/?": "/help"}
 _QUOTES = '"""'
 HELP = "\n".join(
     [
-        *(f"{name:9} {text}" for name, text in COMMANDS.items()),
+        *(f"{f'{name} {argument}':12} {text}" for name, (argument, text) in COMMANDS.items()),
         f"A line that ends with \\ continues on the next one; {_QUOTES} begins and ends a text of several lines.",
         "A space before the slash sends a text that begins with one. Ctrl-C stops an answer.",
     ]

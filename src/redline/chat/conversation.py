@@ -37,7 +37,9 @@ class Conversation:
         return None
 
     def save(self, path: Path, model: str) -> None:
-        """Writes the conversation as JSON; the file is replaced in one step."""
+        """Writes the conversation as JSON; the file is replaced in one step. Does not create its folder."""
+        if not path.parent.is_dir():
+            raise RedlineError(f"cannot write {str(path)!r}: {str(path.parent)!r} is not an existing folder.")
         document = {"model": model, "messages": self.with_system()}
         write_text(path, json.dumps(document, ensure_ascii=False, indent=2) + "\n")
 

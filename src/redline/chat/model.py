@@ -7,6 +7,9 @@ from typing import Protocol, TypedDict
 
 from redline.chat.conversation import Message
 
+# A server has one reason for both: the answer has the most tokens that were asked for, or the context is full.
+LENGTH_OR_CONTEXT = "length or context"
+
 
 class AnswerOptions(TypedDict, total=False):
     """Options of an answer; those that are left out have the defaults of the model or the server."""

@@ -5,11 +5,12 @@ import json
 import socket
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
+from textwrap import shorten
 from typing import Any
 from urllib.parse import urlsplit
 
 from redline.chat.conversation import Message
-from redline.chat.model import AnswerOptions, Ending
+from redline.chat.model import LENGTH_OR_CONTEXT, AnswerOptions, Ending
 from redline.errors import RedlineError
 from redline.notation import parse_server_url
 from redline.web.event_stream import Event, EventParser
@@ -18,15 +19,20 @@ from redline.web.event_stream import Event, EventParser
 _TIMEOUT_S = 600.0
 _CONNECT_TIMEOUT_S = 10.0
 _READ_BYTES, _LONGEST_BYTES = 65_536, 64 << 20
+_LONGEST_LIST = 1000
+
+
+class _NotThere(RedlineError):
+    """The server does not have this path."""
 
 
 class ServerModel:
-    """Without a name, the model is the first that the server lists."""
+    """Without a name, the model is the first that the server lists. Raises if it lists others than that of the name."""
 
     def __init__(self, url: str, name: str | None, options: AnswerOptions, key: str | None) -> None:
         self.url = parse_server_url(url)
         self._key, self._options = key, options
-        self.name = name or self._find_model()
+        self.name = self._find_model(name)
 
     def answer(self, messages: Sequence[Message]) -> Generator[str, None, Ending]:
         body = {"model": self.name, "messages": list(messages), "stream": True, **self._options}
@@ -37,8 +43,16 @@ class ServerModel:
                 # A server that cannot stream sends the whole answer.
                 choice = _first(_parse(self._read(response)).get("choices"))
                 yield str(_get(choice, "message", "content") or "")
-                return Ending(reason=str(choice.get("finish_reason") or ""))
-            return (yield from self._read_pieces(response))
+                ending = Ending(reason=str(choice.get("finish_reason") or ""))
+            else:
+                ending = yield from self._read_pieces(response)
+        if ending.reason == "length" and not self._is_longest(ending.tokens):
+            ending.reason = LENGTH_OR_CONTEXT
+        return ending
+
+    def _is_longest(self, tokens: int | None) -> bool:
+        most = self._options.get("max_tokens")
+        return most is not None and tokens is not None and tokens >= most
 
     def _read_pieces(self, response: http.client.HTTPResponse) -> Generator[str, None, Ending]:
         parser, ending = EventParser(), Ending()
@@ -66,13 +80,27 @@ class ServerModel:
     def _lost(self) -> RedlineError:
         return RedlineError(f"the connection to {self.url} was lost before the answer was complete.")
 
-    def _find_model(self) -> str:
-        with closing(self._connect()) as connection:
-            listed = _parse(self._read(self._request(connection, "GET", "/v1/models"))).get("data")
-        name = _first(listed).get("id")
-        if not isinstance(name, str):
+    def _find_model(self, name: str | None) -> str:
+        try:
+            with closing(self._connect()) as connection:
+                listed = _parse(self._read(self._request(connection, "GET", "/v1/models"))).get("data")
+        except _NotThere:
+            if name is None:
+                raise
+            return name
+        entries = listed if isinstance(listed, list) else []
+        names = [found for entry in entries if isinstance(found := _get(entry, "id"), str)]
+        if name is not None:
+            if names and name not in names:
+                listing = shorten(", ".join(map(repr, names)), _LONGEST_LIST)
+                raise RedlineError(
+                    f"{self.url} has no model {name!r}: it lists {listing}. A question needs a model or - before it, "
+                    'as in: redline chat --server URL - "QUESTION".'
+                )
+            return name
+        if not names:
             raise RedlineError(f"{self.url} lists no model: give its name as MODEL.")
-        return name
+        return names[0]
 
     def _connect(self) -> http.client.HTTPConnection:
         parts = urlsplit(self.url)
@@ -99,7 +127,7 @@ class ServerModel:
                 f"{self.url} does not answer: {str(error).rstrip('.') or type(error).__name__}."
             ) from error
         if response.status != 200:
-            raise RedlineError(self._problem(response))
+            raise (_NotThere if response.status in (404, 405, 501) else RedlineError)(self._problem(response))
         return response
 
     def _problem(self, response: http.client.HTTPResponse) -> str:
@@ -152,7 +180,7 @@ def _first(entries: Any) -> Mapping[str, Any]:
     return entries[0] if isinstance(entries, list) and entries and isinstance(entries[0], dict) else {}
 
 
-def _get(entry: Mapping[str, Any], *names: str) -> Any:
+def _get(entry: Any, *names: str) -> Any:
     found: Any = entry
     for name in names:
         found = found.get(name) if isinstance(found, Mapping) else None

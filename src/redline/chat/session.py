@@ -7,13 +7,17 @@ from pathlib import Path
 
 from redline.chat.commands import COMMANDS, HELP, read_entry
 from redline.chat.conversation import Conversation
-from redline.chat.model import Answer, ChatModel
+from redline.chat.model import LENGTH_OR_CONTEXT, Answer, ChatModel
 from redline.errors import RedlineError
 from redline.notation import format_seconds
 
 # Control characters of an answer could move the cursor or change the terminal's settings.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-_ENDS = {"length": "cut at the longest length", "context": "the context is full"}
+_ENDS = {
+    "length": "cut at the longest length",
+    "context": "the context is full",
+    LENGTH_OR_CONTEXT: "cut at the longest length, or because the context is full: /clear begins a new conversation",
+}
 
 
 def printable(text: str) -> str:
@@ -100,6 +104,8 @@ class ChatSession:
             case "/clear":
                 self.conversation.messages.clear()
                 self._unanswered = None
+                kept = " with the same system prompt" if self.conversation.system else ""
+                self.note(f"a new conversation{kept}.")
             case "/save":
                 path = _path(command, argument)
                 self.conversation.save(path, self.model.name)

@@ -128,7 +128,8 @@ def _loads(rates: str, concurrencies: str, burstiness: float) -> list[Load]:
     from redline.serving.load.arrivals import Load
 
     if bool(rates) == bool(concurrencies):
-        raise RedlineError("give either --rate (requests per second) or --concurrency (clients).")
+        both = ", not both" if rates else ""
+        raise RedlineError(f"give either --rate (requests per second) or --concurrency (clients){both}.")
     try:
         if rates:
             return [Load(rate=float(part), burstiness=burstiness) for part in rates.split(",")]
@@ -173,7 +174,7 @@ async def _run(
     from redline.serving.load.run import Extent, run_level
     from redline.serving.load.summary import summarize
 
-    target = replace(target, model=target.model or await find_model(target))
+    target = replace(target, model=await find_model(target))
     about = {"server": await describe_server(target), "request": dict(target.extra), **settings}
     result = LoadResult(about)
     with LiveLine("warming up …") as line:
@@ -193,8 +194,9 @@ async def _run(
                 found = run_level_in_processes(processes, target, prompts, load, extent, first, show)
             else:
                 found = await run_level(target, prompts, load, extent, first, show)
-            # Later levels have other prompts, which the server's prefix cache does not hold yet.
-            first += len(found)
+            # Later levels have other prompts, which the server's prefix cache does not hold yet. After a level with a
+            # time limit, this may leave out numbers, because its processes count apart.
+            first = max((outcome.number + 1 for outcome in found), default=first)
             if not result.levels:
                 # Imported after a measurement, because it needs torch.
                 from redline.ladder.search.run_log import command_line

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import stat
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -68,25 +70,36 @@ def chat(
     conversation = Conversation() if load is None else Conversation.load(load)
     if system is not None:
         conversation.system = system
-    is_interactive = question is None and sys.stdin is not None and sys.stdin.isatty()
-    if not is_interactive and question is None:
-        question = _read_stdin()
-    if question is not None and not question.strip():
-        raise RedlineError("the question is empty.")
+    if server is None and model is None:
+        raise RedlineError("give a MODEL (a folder, or OWNER/NAME in the Hugging Face cache), or --server URL.")
+    local: dict[str, Any] = {"device": device, "precision": precision, "plan": plan, "strict": strict}
+    if server is not None:
+        _refuse_local(local)
     given = {"max_tokens": max_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     given |= {"repetition_penalty": repetition_penalty, "seed": seed}
     options: Any = {name: value for name, value in given.items() if value is not None}
-    if server is not None:
-        answerer = _of_server(server, model, options, api_key_file)
-    elif model is None:
-        raise RedlineError("give a MODEL (a folder, or OWNER/NAME in the Hugging Face cache), or --server URL.")
-    else:
-        local = {"device": device, "precision": precision, "plan": plan}
-        answerer = _of_machine(model, options, local | {"strict": strict})
+    # Before stdin is read, because a question in the place of MODEL leaves stdin without one.
+    answerer = None if server is None else _of_server(server, model, options, api_key_file)
+    if question is not None and _has_piped_text():
+        note("the text on stdin is ignored, because a QUESTION is given.", "yellow")
+    if question is None and not (sys.stdin is not None and sys.stdin.isatty()):
+        question = _read_stdin()
+    if question is not None and not question.strip():
+        raise RedlineError("the question is empty.")
+    answerer = answerer or _of_machine(model or "", options, local)
     if question is not None:
         _answer_once(answerer, conversation, question.strip())
     else:
         _converse(answerer, conversation)
+
+
+def _refuse_local(settings: dict[str, Any]) -> None:
+    defaults = {"device": "auto", "precision": "auto", "plan": None, "strict": False}
+    names = [f"--{name}" for name, value in settings.items() if value != defaults[name]]
+    if names:
+        raise RedlineError(
+            f"with --server, leave out {', '.join(names)}: only a model of this machine uses such options."
+        )
 
 
 def _of_server(url: str, model: str | None, options: AnswerOptions, api_key_file: Path | None) -> ChatModel:
@@ -104,6 +117,27 @@ def _of_machine(model: str, options: AnswerOptions, settings: dict[str, Any]) ->
     return found
 
 
+def _has_piped_text() -> bool:
+    """Returns whether stdin is a file or a pipe with text in it, without reading it and without waiting for it."""
+    try:
+        handle = sys.stdin.fileno()
+        kind = os.fstat(handle)
+        if stat.S_ISREG(kind.st_mode):
+            return kind.st_size > os.lseek(handle, 0, os.SEEK_CUR)
+        return stat.S_ISFIFO(kind.st_mode) and _waiting(handle) > 0
+    except (AttributeError, ImportError, OSError, ValueError):
+        # No stdin, one that is not a file, or a system that does not tell.
+        return False
+
+
+def _waiting(handle: int) -> int:
+    """Returns the number of bytes in a pipe."""
+    import fcntl
+    import termios
+
+    return int.from_bytes(fcntl.ioctl(handle, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
 def _read_stdin() -> str:
     with suppress(AttributeError):
         sys.stdin.reconfigure(encoding="utf-8")  # pyrefly: ignore[missing-attribute]
@@ -115,7 +149,7 @@ def _read_stdin() -> str:
 
 def _answer_once(model: ChatModel, conversation: Conversation, question: str) -> None:
     """Prints the answer alone, so that other programs can read it."""
-    from redline.chat.model import Answer
+    from redline.chat.model import LENGTH_OR_CONTEXT, Answer
     from redline.chat.session import printable
 
     conversation.add("user", question)
@@ -131,7 +165,7 @@ def _answer_once(model: ChatModel, conversation: Conversation, question: str) ->
         _write("\n" if answer.text else "")
         raise
     _write("\n")
-    if answer.ending.reason in ("length", "context"):
+    if answer.ending.reason in ("length", "context", LENGTH_OR_CONTEXT):
         note("the answer was cut: give a larger --max-tokens, or begin a new conversation if the context is full.")
 
 

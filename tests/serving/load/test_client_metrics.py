@@ -13,7 +13,7 @@ from redline.serving.load.client import Target
 from redline.serving.load.outcome import Outcome, Status
 from redline.serving.load.processes import run_level_in_processes
 from redline.serving.load.prompts import RandomPrompts, Span
-from redline.serving.load.run import Extent, run_level
+from redline.serving.load.run import Extent, Part, run_level
 from redline.serving.load.summary import Level, Limits, summarize
 from serving import virtual_time
 from serving.fake_server import Answer, FakeServer
@@ -174,6 +174,24 @@ def test_processes_share_a_level() -> None:
         expected = list(islice(arrival_times(Load(rate=50.0), 0), 9))
         offsets = [outcome.due_s - outcomes[0].due_s for outcome in outcomes]
         assert offsets == pytest.approx(expected, abs=2.0) and offsets[::2] == pytest.approx(expected[::2])
+
+
+@pytest.mark.parametrize(("clients", "processes", "requests"), [(1, 4, 10), (3, 2, 10), (5, 3, 4), (2, 3, 1)])
+def test_parts_of_clients_send_each_request_once(clients: int, processes: int, requests: int) -> None:
+    async def main() -> list[list[int]]:
+        async with FakeServer().running() as server:
+            target, load, extent = Target(server.url, "tiny"), Load(concurrency=clients), Extent(requests)
+            parts = [Part(index, processes) for index in range(processes)]
+            found = [await run_level(target, PROMPTS, load, extent, 7, part=part) for part in parts]
+        return [[outcome.number for outcome in outcomes] for outcomes in found]
+
+    found = virtual_time.run(main())
+    assert sorted(number for numbers in found for number in numbers) == list(range(7, 7 + requests))
+    shares = [len(range(index, clients, processes)) for index in range(processes)]
+    # A process with twice as many clients has twice as many requests.
+    assert all(
+        abs(len(numbers) - requests * share / clients) < share + 1 for numbers, share in zip(found, shares, strict=True)
+    )
 
 
 @pytest.mark.slow

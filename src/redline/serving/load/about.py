@@ -5,6 +5,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Mapping
+from textwrap import shorten
 from typing import Any
 
 import aiohttp
@@ -15,14 +16,33 @@ from redline.machine.version import VERSION
 from redline.serving.load.client import Target
 
 _TIMEOUT_S = 30.0
+_LONGEST_LIST = 1000
+
+
+class _NotThere(RedlineError):
+    """The server does not have this path."""
 
 
 async def find_model(target: Target) -> str:
-    """Returns the name of the only or first model of the server. Raises if the server cannot be reached."""
-    listed = await _get(target, "/v1/models")
+    """Returns the target's model, or the first of the server if the target has none.
+
+    Raises if the server cannot be reached, or lists models without that of the target.
+    """
+    try:
+        listed = await _get(target, "/v1/models")
+    except _NotThere:
+        if not target.model:
+            raise
+        return target.model
     models = listed.get("data") if isinstance(listed, Mapping) else None
-    names = [model.get("id") for model in models or () if isinstance(model, Mapping)]
-    if not names or not isinstance(names[0], str):
+    found = [model.get("id") for model in models or () if isinstance(model, Mapping)]
+    names = [name for name in found if isinstance(name, str)]
+    if target.model:
+        if names and target.model not in names:
+            listing = shorten(", ".join(map(repr, names)), _LONGEST_LIST)
+            raise RedlineError(f"{target.url} has no model {target.model!r}: it lists {listing}.")
+        return target.model
+    if not names:
         raise RedlineError(f"{target.url}/v1/models lists no model: give its name with --model.")
     return names[0]
 
@@ -46,7 +66,8 @@ async def _get(target: Target, path: str) -> Any:
                     f"{where} answers {response.status}: give the server's key in REDLINE_API_KEY or --api-key-file."
                 )
             if response.status != 200:
-                raise RedlineError(f"{where} answers {response.status}: is this an OpenAI-compatible server?")
+                kind = _NotThere if response.status in (404, 405, 501) else RedlineError
+                raise kind(f"{where} answers {response.status}: is this an OpenAI-compatible server?")
             return await response.json(content_type=None)
     except TimeoutError as error:
         raise RedlineError(f"{where} does not answer within {_TIMEOUT_S:g} s.") from error

@@ -37,7 +37,7 @@ def run_level_in_processes(
 ) -> list[Outcome]:
     """Does what `run_level` does; all processes measure with the same clock and begin at the same time.
 
-    With a rate, each process sends every n-th request; otherwise each has its share of the clients.
+    With a rate, each process sends every n-th request; otherwise each has its share of clients and their requests.
     """
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(processes)

@@ -5,7 +5,7 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice, takewhile
+from itertools import count, islice, takewhile
 from typing import Any
 
 from aiohttp import ClientSession
@@ -18,7 +18,6 @@ from redline.serving.load.prompts import Prompts
 
 # A client that leaves does so after at most this many chunks.
 _MOST_CHUNKS_BEFORE_LEAVING = 32
-_ENDLESS = 2**62
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Part:
-    """The requests of one of several processes: every `of`-th, beginning with number `index`."""
+    """The requests of one of several processes: every `of`-th, or those of every `of`-th client, from `index` on."""
 
     index: int = 0
     of: int = 1
@@ -128,11 +127,12 @@ class _Level:
     async def send_from_clients(self, clients: int) -> None:
         """Lets each client send its next request when it has the answer to the one before."""
         extent, part = self._extent, self._part
-        last = self._first + extent.requests if extent.requests is not None else _ENDLESS
-        numbers = range(self._first + part.index, last, part.of)
+        places = count() if extent.requests is None else range(extent.requests)
+        # A process has as many requests as its clients would have if all clients took turns.
+        numbers = (self._first + place for place in places if place % clients % part.of == part.index)
+        made = ((number, self._prompts(number)) for number in numbers)
         # Without a number of requests, each prompt is made when its client is ready.
-        made = map(self._prompts, numbers)
-        pairs = zip(numbers, made if extent.requests is None else list(made), strict=False)
+        pairs = made if extent.requests is None else iter(list(made))
         began_s = self._begin()
 
         async def client() -> None:
@@ -143,7 +143,7 @@ class _Level:
                 await self._send(*pair, self._now_s())
 
         async with asyncio.TaskGroup() as group:
-            for _ in range(min(len(range(part.index, clients, part.of)), len(numbers))):
+            for _ in range(part.index, min(clients, extent.requests or clients), part.of):
                 group.create_task(client())
 
     def _begin(self) -> float:
