@@ -7,7 +7,7 @@ from typing import Protocol, TypedDict
 
 from redline.chat.conversation import Message
 
-# A server has one reason for both: the answer has the most tokens that were asked for, or the context is full.
+# A server reports one reason for two cases: the answer has the most tokens that were asked for, or the context is full.
 LENGTH_OR_CONTEXT = "length or context"
 
 

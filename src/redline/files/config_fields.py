@@ -1,6 +1,6 @@
-"""Checks the fields of a config, a dataclass, against their types and limits, which msgspec knows.
+"""Checks the fields of a config dataclass against their annotated types and limits, with msgspec.
 
-All configs share the form of the error message, which names the key, the value, and what is allowed.
+All configs share one form of error message, which names the key, its value, and the allowed values.
 """
 
 import dataclasses
@@ -26,10 +26,10 @@ def decode(
     error: type[RedlineError] = RedlineError,
     complete: bool = False,
 ) -> T:
-    """Converts a table to the dataclass `kind`. For a list, a single value is accepted as well.
+    """Converts a table to the dataclass `kind`. A field that is a tuple accepts a single value as well.
 
-    `where` is the place of the table for the error message, such as "under [model]". If `complete`, fields with a
-    default are required too.
+    `where` says for error messages where the table is, such as "under [model]". If `complete`, the table must also
+    contain the fields that have a default.
     """
     hints = typing.get_type_hints(kind, include_extras=True)
     for name in table:
@@ -43,7 +43,10 @@ def decode(
 
 
 def check_fields(config: Any, error: type[RedlineError] = RedlineError) -> None:
-    """Raises `error` for the first field that does not fit its type and limits. Ignores fields that are tables."""
+    """Raises `error` for the first field that does not fit its type and limits.
+
+    Skips fields whose type is not made of plain values, such as a field that holds another config.
+    """
     hints = typing.get_type_hints(type(config), include_extras=True)
     for field in dataclasses.fields(config):
         if _is_plain(hints[field.name]):
@@ -81,7 +84,10 @@ def _literals(hint: Any) -> tuple[str, ...]:
 
 
 def suggestion(name: str, known: Iterable[str], list_all: bool = True) -> str:
-    """Returns the known name that is close to `name`, or all of them, in brackets."""
+    """Returns a hint for an error message, in parentheses: the known name that is closest to `name`.
+
+    If no known name is close, the hint lists all of them, or is empty if `list_all` is false.
+    """
     close = difflib.get_close_matches(name, list(known), 1)
     if close:
         return f" (did you mean {close[0]}?)"

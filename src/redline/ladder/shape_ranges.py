@@ -16,30 +16,33 @@ from redline.notation import format_seconds
 Shapes = Mapping[str, Mapping[str, Any]] | Sequence[Mapping[str, Any]]
 # The largest number of sizes of one range that are tried.
 _MOST_SIZES = 33
-# What a plan does at a size, in the words of the sentence about a range.
+# The events of `SizeResult`: what a plan does at a size, in the words that `describe_range` uses.
 SETS_UP, FALLS_BACK, FAILS, READY = "sets up again", "falls back", "fails", "ready"
 
 
 @dataclass(frozen=True)
 class ShapeRange:
-    """The options of a workload of which at least one is a range; several ranges grow together."""
+    """Options of a workload's function, at least one of which is a range of sizes.
+
+    Several ranges advance together, each from its first to its last size.
+    """
 
     label: str
     options: Mapping[str, Any]
 
     def shapes(self) -> dict[str, dict[str, Any]]:
-        """Returns the shapes that are timed, by label: the smallest, one between, and the largest."""
-        # The shape between is at a third, because a size in the middle of 1..32 behaves like the largest.
+        """Returns the shapes that are timed, by label: the first, one between, and the last."""
+        # The shape between is at a third of the range, because in 1..32 the middle size behaves like the largest.
         return {label_of(shape): shape for shape in map(self._at, (0.0, 1 / 3, 1.0))}
 
     def every(self) -> dict[str, dict[str, Any]]:
-        """Returns the shapes that are tried, by label, from the smallest; at most 33, evenly spread."""
+        """Returns the shapes that are tried once, by label, from the first; at most `_MOST_SIZES`, evenly spaced."""
         steps = min(_MOST_SIZES, self.count) - 1
         return {label_of(shape): shape for shape in (self._at(step / max(1, steps)) for step in range(steps + 1))}
 
     @property
     def count(self) -> int:
-        """The number of sizes."""
+        """Returns the number of sizes, which is that of the longest range."""
         return max(len(sizes) for sizes in self.options.values() if isinstance(sizes, range))
 
     def _at(self, place: float) -> dict[str, Any]:
@@ -51,7 +54,10 @@ class ShapeRange:
 
 @dataclass(frozen=True)
 class SizeResult:
-    """What a plan did at one size: `event` is one of the words above, and `reason` says why it fell back or failed."""
+    """What a plan did at one size.
+
+    `event` is SETS_UP, FALLS_BACK, FAILS or READY, and `reason` says why the plan fell back or failed.
+    """
 
     shape: str
     event: str

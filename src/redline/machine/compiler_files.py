@@ -43,7 +43,7 @@ def prepare_compiler(machine: Machine, cache: Path, temporary: Path) -> None:
         with tempfile.TemporaryDirectory() as folder:
             built = Path(folder) / "built"
             environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(built / "cache"), "TMPDIR": folder}
-            environment["TORCH_COMPILE_DISABLE"] = "0"  # otherwise the folder would be kept without a header
+            environment["TORCH_COMPILE_DISABLE"] = "0"  # if compilation is disabled, no header is built
             (built / "cache").mkdir(parents=True)  # stays empty if torch is told not to test the instruction sets
             subprocess.run(
                 [sys.executable, "-c", _BUILD], env=environment, check=True, capture_output=True, timeout=_TIMEOUT_S
@@ -87,7 +87,10 @@ def _copy_missing(source: Path, target: Path) -> None:
 
 
 def _publish(built: Path, known: Path) -> None:
-    """Moves a copy to its final name atomically; keeps a folder that another process published first."""
+    """Copies the built files to the folder `known`, which appears atomically by a rename.
+
+    Raises OSError if another process has made that folder first, and leaves it unchanged.
+    """
     known.parent.mkdir(parents=True, exist_ok=True)
     beside = tempfile.mkdtemp(dir=known.parent, prefix=f".{known.name}-")
     try:

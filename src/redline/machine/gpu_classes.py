@@ -1,4 +1,7 @@
-"""The classes of GPUs, by compute capability, and on which GPU of a class the shipped plans and tiles were measured."""
+"""The classes of GPUs, by compute capability.
+
+Each class says on which GPU the plans and the kernels' tile sizes that Redline ships were measured.
+"""
 
 from dataclasses import dataclass
 
@@ -7,12 +10,12 @@ from dataclasses import dataclass
 class GpuClass:
     capability: tuple[int, int]
     examples: str
-    # The GPU on which the shipped plans and the tiles of the kernels were measured; "" if there was none.
+    # The GPU of this class on which the shipped plans and tile sizes were measured; "" if they were not.
     measured_on: str = ""
 
     @property
     def name(self) -> str:
-        """The name in file names, such as `sm90`."""
+        """Returns the name of the class for file names, such as `sm90`."""
         return f"sm{self.capability[0]}{self.capability[1]}"
 
 
@@ -26,12 +29,12 @@ _MEASURED = next(one for one in CLASSES if one.measured_on)
 
 
 def gpu_class(capability: tuple[int, int]) -> GpuClass:
-    """Returns the newest class that is not newer than the GPU; for an older GPU, the oldest class."""
+    """Returns the newest class that is not newer than the GPU; the oldest class if all are newer than the GPU."""
     return next((one for one in reversed(CLASSES) if one.capability <= capability), CLASSES[0])
 
 
 def why_unmeasured(capability: tuple[int, int]) -> str:
-    """Returns a sentence if the shipped plans and tiles were not measured on GPUs of this capability, else ""."""
+    """Returns why nothing shipped was measured on GPUs of this compute capability; empty if it was."""
     found = gpu_class(capability)
     if found.measured_on and found.capability == capability:
         return ""

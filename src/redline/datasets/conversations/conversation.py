@@ -10,7 +10,8 @@ from redline.datasets.conversations.topics.system_prompts import NEUTRAL
 
 Message = dict[str, str]
 _WEIGHTED = tuple(name for name, weight in WEIGHTS.items() for _ in range(weight))
-# Topics of which a conversation has only one scene, because a second one would contradict the first.
+# After a scene of the topic on the left, the conversation gets no further scene of the topics on the right, because
+# such a scene would contradict it.
 _ONCE = {"memory": ("memory", "untold"), "untold": ("memory", "untold"), "stories": ("stories",)}
 _SCENES = (1, 1, 1, 2, 2, 2, 3, 3, 4, 5, 6, 8, 12)
 _OPENINGS = (
@@ -49,7 +50,10 @@ def conversation(draw: Draw) -> list[Message]:
 
 
 def _turns(draw: Draw, scenes: int) -> Iterator[Turn]:
-    """Yields the turns of some scenes. What a scene asks later comes after other scenes."""
+    """Yields the turns of `scenes` scenes, sometimes after a greeting.
+
+    The `later` turns of a scene are kept back and follow at the end of that scene or of a following one.
+    """
     excluded: set[str] = set()
     waiting: tuple[Turn, ...] = ()
     if draw.chance(_GREETING_SHARE):
@@ -69,7 +73,7 @@ def _turns(draw: Draw, scenes: int) -> Iterator[Turn]:
 
 
 def _afterwards(draw: Draw, turn: Turn) -> Iterator[Turn]:
-    """Yields what a user may say after any answer with a short form."""
+    """Yields at most one turn that fits after any answer with a short form, such as thanks or "Are you sure?"."""
     if not turn.short:
         return
     share = draw.share()
@@ -95,7 +99,10 @@ def _messages(draw: Draw, system: str, turns: Iterator[Turn] | tuple[Turn, ...])
 
 
 def _typed(draw: Draw, turn: Turn) -> str:
-    """Returns what the user types: often as it stands, sometimes with an opening, in lower case or unpunctuated."""
+    """Returns the user's text as typed: usually unchanged, sometimes after an opening or without final punctuation.
+
+    Part of the texts without final punctuation are also in lower case.
+    """
     text, share = turn.user, draw.share()
     if turn.as_is or share < 0.68:
         return text
@@ -108,7 +115,7 @@ def _typed(draw: Draw, turn: Turn) -> str:
 
 @dataclass(frozen=True)
 class Question:
-    """A held-out question: the messages up to it, and the answer."""
+    """A held-out question: `messages` is a conversation that ends with the question, `answer` the right answer."""
 
     topic: str
     messages: list[Message]
@@ -120,7 +127,7 @@ ASKED = tuple(name for name in TOPICS if name not in ("small talk", "untold"))
 
 
 def question(topic: str, number: int, seed: int = 0) -> Question:
-    """Returns a held-out question of a topic; depends on the arguments only.
+    """Returns held-out question `number` of a topic; the same arguments always give the same question.
 
     >>> question("arithmetic", 0).messages[-1]["role"]
     'user'

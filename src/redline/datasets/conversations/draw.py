@@ -1,4 +1,4 @@
-"""A random generator whose draws depend on its name only, with the few draws that the topics need."""
+"""A seeded random generator with the few kinds of draws that the topics need."""
 
 import random
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ class Draw:
     """Draws that are the same on every machine for the same seed, purpose and row."""
 
     def __init__(self, seed: int, purpose: str, row: int) -> None:
-        # A string is hashed with SHA-512, so that neighbouring rows have nothing in common.
+        # `random.Random` hashes a string seed with SHA-512, so the draws of neighbouring rows are unrelated.
         self._random = random.Random(f"{seed} {purpose} {row}")
         self.share = self._random.random
 

@@ -72,7 +72,7 @@ snake hisses snakelet reptile 0
 bee buzzes larva insect 6""")
     )
 }
-# Animals of which only the kind and the legs are known.
+# Kind of animal: further animals, for which the table has neither a sound nor a young.
 KINDS = {
     "mammal": ("elephant", "tiger", "bear", "monkey", "giraffe", "rabbit", "deer", "fox", "camel", "zebra"),
     "bird": ("eagle", "parrot", "penguin", "swan"),
@@ -85,7 +85,7 @@ KIND_OF = {name: facts[2] for name, facts in ANIMALS.items()} | {
     name: kind for kind, names in KINDS.items() for name in names
 }
 LEGS_OF = {name: ANIMALS[name][3] if name in ANIMALS else LEGS[kind] for name, kind in KIND_OF.items()}
-# What has which colour.
+# Thing: its colour.
 COLOURS_OF = {
     "snow": "white",
     "milk": "white",
@@ -124,7 +124,7 @@ MONTHS = (
 MONTH_DAYS = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 SEASONS = ("winter", "winter", "spring", "spring", "spring", "summer", "summer", "summer", *("autumn",) * 3, "winter")
 SIDES = {"triangle": 3, "square": 4, "rectangle": 4, "pentagon": 5, "hexagon": 6, "octagon": 8}
-# What things are made of.
+# Thing: the material that it is made of.
 MADE_OF = {
     "a window": "glass",
     "a bottle of wine": "glass",
@@ -146,7 +146,8 @@ MADE_OF = {
     "wine": "grapes",
     "ice": "frozen water",
 }
-# What people do for a living, and what things are for: completes "A baker …" and "You use a pen to …".
+# Job: its work, which completes a sentence such as "A baker …". USES below is thing: its use, which completes a
+# sentence such as "You use a pen to …".
 JOBS = {
     "baker": "bakes bread",
     "teacher": "teaches children",
@@ -215,7 +216,7 @@ SINGLE = (
     ("What are the four seasons?", "The four seasons are spring, summer, autumn and winter.", ""),
     ("What are the primary colours?", "The primary colours are red, yellow and blue.", ""),
 )
-# Countries, people and things that are real, but not in this table.
+# Real countries that are not in COUNTRIES, so the model answers that it does not know their capitals.
 OTHER_COUNTRIES = words("""
 Canada India Turkey Kenya Nigeria Bolivia Ecuador Latvia Estonia Malta Nepal Laos Samoa Fiji Jordan
 Yemen Angola Zambia Malawi Serbia""")

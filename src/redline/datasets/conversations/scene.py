@@ -1,9 +1,12 @@
-"""What a topic draws: a scene of one or more turns, and the combinations that decide whether it is held out."""
+"""Defines a scene, which is what a topic draws: one or more turns, and the combinations that it uses.
+
+The combinations decide whether the scene is held out: a held-out scene is used for evaluation and never for training.
+"""
 
 import zlib
 from dataclasses import dataclass
 
-# One combination in this many is never used for training, so that `redline eval talk` can ask for it.
+# One of this many combinations is never used for training, so that `redline eval talk` can test the model on it.
 HELD_OUT_EVERY = 64
 
 
@@ -11,8 +14,8 @@ HELD_OUT_EVERY = 64
 class Turn:
     """What the user says, and the answer.
 
-    `short` is the answer as a word or number, or "" if the answer has no shorter form. With `exact`, no other answer is
-    right. With `as_is`, the user's text depends on its letter case and punctuation.
+    `short` is the answer as a word or number, or "" if the answer has no shorter form. `exact` says that no other
+    answer is right. `as_is` says that the letter case and punctuation of the user's text matter and must not change.
     """
 
     user: str
@@ -24,7 +27,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Turns that belong together. The turns of `later` refer to the others and may follow after other scenes.
+    """Turns that belong together. The turns in `later` refer to those in `turns`, and may follow after other scenes.
 
     `keys` are the combinations (such as "47 + 38") that the scene uses; a scene without keys is never held out.
     `system` is a system prompt that the answers follow.
@@ -41,10 +44,10 @@ class Scene:
 
 
 def is_held_out(key: str) -> bool:
-    """Returns whether a combination is kept for evaluation; depends on its text only."""
+    """Returns whether a combination is kept for evaluation, which is decided by a checksum of its text."""
     return zlib.crc32(key.encode()) % HELD_OUT_EVERY == 0
 
 
 def asked(user: str, answer: str, short: str = "", *, key: str = "", exact: bool = True, as_is: bool = False) -> Scene:
-    """Returns a scene of one turn. Without `key`, the question itself is the combination."""
+    """Returns a scene of one turn. If `key` is empty, the text of the question is the combination."""
     return Scene((Turn(user, answer, short, exact, as_is),), (key or user,))

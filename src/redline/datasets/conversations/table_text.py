@@ -1,4 +1,4 @@
-"""Reads the tables of words, which are written as plain text in the code."""
+"""Splits the tables of words and facts, which the code contains as plain text."""
 
 
 def words(text: str) -> list[str]:

@@ -39,7 +39,7 @@ wheel engine machine computer keyboard screen camera radio phone number question
 promise gift party holiday journey flower tree leaf grass seed root branch feather wing tail nose mouth finger hand foot
 shoulder heart brain happy sad quick slow bright dark heavy light strong weak young old early late clean dirty empty
 full simple hard soft warm cold sweet bitter round square narrow wide deep short long quiet loud brave kind clever""")
-# Words to spell, sort and take apart.
+# All words above, which the topics use for spelling, sorting, copying and similar questions.
 WORDS = sorted({word for kind in KINDS.values() for word in kind} | set(_MORE))
 _OPPOSITES = """hot cold|big small|tall short|fast slow|old young|happy sad|light dark|early late|full empty|hard soft|
 strong weak|rich poor|open closed|clean dirty|wet dry|up down|left right|in out|day night|summer winter|good bad|
@@ -82,7 +82,7 @@ _VOWELS = "aeiou"
 
 
 def plural(noun: str) -> str:
-    """Returns the plural of a noun of these tables."""
+    """Returns the plural of a noun; handles only the irregular nouns of these tables."""
     if noun in _IRREGULAR:
         return _IRREGULAR[noun]
     if noun.endswith(("s", "x", "ch", "sh")):
@@ -93,7 +93,7 @@ def plural(noun: str) -> str:
 
 
 PLURALS = {noun: plural(noun) for noun in sorted({*_IRREGULAR, *_NOUNS, *ANIMALS, *FRUITS, *TOOLS, *VEHICLES})}
-# Verbs and their past.
+# Verb: its past tense.
 PAST = dict(
     pair.split()
     for pair in entries("""
@@ -106,10 +106,10 @@ paint painted|clean cleaned|dance danced|laugh laughed|talk talked|watch watched
 
 
 def article(noun: str) -> str:
-    """Returns the noun after "a" or "an"."""
+    """Returns the noun with its indefinite article, such as "an apple"."""
     return f"{'an' if noun[0] in _VOWELS else 'a'} {noun}"
 
 
 def listed(items: list[str]) -> str:
-    """Returns "a, b and c"."""
+    """Returns the items joined as text, such as "a, b and c"."""
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"

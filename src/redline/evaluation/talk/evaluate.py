@@ -1,7 +1,7 @@
 """Scores a chat model on held-out questions that have one right answer, with a control that must fail.
 
-The control takes the answer that the model gave to another question of the topic. If it is right nearly as often, the
-questions have no influence on the answers, and the accuracy means nothing.
+The control compares each right answer with the model's answer to another question of the topic. If the control finds
+more than a few of them equal, the right answers do not depend enough on the questions, and the accuracy means nothing.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from redline.datasets.conversations import ASKED, Message, Question, question
 from redline.errors import RedlineError
 
 Answerer = Callable[[Sequence[list[Message]]], list[str]]
-# The largest share of right answers that the control may have.
+# The largest share of questions for which the control may find the right answer.
 _CONTROL_LIMIT = 0.05
 
 
@@ -34,7 +34,11 @@ class Answered:
 
 @dataclass(frozen=True)
 class TalkRow:
-    """The result of a topic; `accuracy` and `control` are shares of the `asked` questions."""
+    """The result of a topic.
+
+    `accuracy` is the share of the `asked` questions that the model answered right, `control` the share that the control
+    (see the top of this file) answered right.
+    """
 
     topic: str
     accuracy: float
@@ -61,7 +65,10 @@ def evaluate_answers(
     seed: int = 0,
     status: Callable[[str], None] = lambda line: None,
 ) -> list[Answered]:
-    """Asks `samples` held-out questions per topic; `answer` gets the messages of many questions at once."""
+    """Asks `samples` held-out questions per topic.
+
+    `answer` is called once per topic with the messages of all its questions, and returns one answer for each.
+    """
     chosen = check_topics(topics)
     if samples < 2:
         raise RedlineError(f"samples must be at least 2, because the control needs another question, not {samples}.")
@@ -76,7 +83,7 @@ def evaluate_answers(
 
 
 def _other(questions: list[Question], number: int) -> int:
-    """Returns the number of the next question that has another answer; any other if all have the same."""
+    """Returns the index of the next question with another right answer; if there is none, of the next question."""
     others = [*range(number + 1, len(questions)), *range(number)]
     return next((one for one in others if not is_same(questions[one].answer, questions[number].answer)), others[0])
 
@@ -98,5 +105,5 @@ def _row(topic: str, answered: Sequence[Answered]) -> TalkRow:
 
 
 def is_meaningful(row: TalkRow) -> bool:
-    """Returns whether the control failed, as it must."""
+    """Returns whether the control is right so rarely that the accuracy of the row means something."""
     return row.control <= _CONTROL_LIMIT

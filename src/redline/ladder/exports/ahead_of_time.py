@@ -1,7 +1,8 @@
 """Compiles a model ahead of time into an AOTInductor package, and runs such a package.
 
-A package is loaded with the C++ loader of torch, without torch.export, the compiler or the model's own code. torch
-offers that loader as `aoti_load_package`, which imports the compiler first, so it is called directly here.
+A package is loaded with the C++ loader of torch, without torch.export, the compiler or the model's own code. This
+module calls the loader directly, because torch's public function for it, `aoti_load_package`, imports the compiler
+first.
 """
 
 import importlib
@@ -36,7 +37,8 @@ def compile_ahead(
 ) -> tuple[Form, Form, Any]:
     """Writes the package for inputs like the sample; returns the forms of inputs and outputs, and the exported program.
 
-    `options` returns further options of the compiler for the exported program.
+    A form is a description of tensors and their nesting (see call_form). `options` returns further options of the
+    compiler for the exported program.
     """
     args, kwargs = as_call(sample, job.device)
     tensors = [tensor.detach().contiguous() for tensor in flat_tensors(args, kwargs)]
@@ -61,7 +63,10 @@ class PackagedModel(nn.Module):
     home: Tensor
 
     def __init__(self, path: Path, inputs: Form, outputs: Form, device: str, single_threaded: bool) -> None:
-        """Opens the package. `single_threaded` is for CUDA graphs, because the loader's locks cannot be captured."""
+        """Opens the package.
+
+        `single_threaded` turns off the loader's locks. CUDA graphs need this, because locks cannot be captured.
+        """
         super().__init__()
         self._inputs, self._outputs = inputs, outputs
         index = torch.device(device).index
@@ -71,7 +76,7 @@ class PackagedModel(nn.Module):
             )
         except RuntimeError as error:
             raise ModelError(f"torch cannot load {str(path)!r}: {first_line(error)}.") from error
-        # Tells rungs the device, because the weights are inside the package.
+        # Rungs read the device from this empty buffer, because the weights are in the package and not in this module.
         self.register_buffer("home", torch.empty(0, device=device), persistent=False)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -101,12 +106,12 @@ class PackagedModel(nn.Module):
             self._loader.load_constants(shared, False, True, True)
         except RuntimeError as error:
             raise ModelError(f"torch cannot use the weights: {first_line(error)}.") from error
-        # torch never frees the handles of these tensors, so their memory is released together with this module.
+        # torch never frees its handles to these tensors, so `_release` frees their memory when this module is deleted.
         weakref.finalize(self, _release, list(shared.values()))
 
 
 def _alias(tensor: Tensor) -> Tensor:
-    """Returns a tensor with the same memory, which can be released without the other tensor."""
+    """Returns a second tensor on the same memory. `_release` can empty it and leave the first tensor intact."""
     place = tensor.storage_offset(), tensor.size(), tensor.stride()
     return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage(), *place)
 

@@ -1,4 +1,4 @@
-"""The form `.pt2`: a model that AOTInductor compiled ahead of time, with its weights and kernels in one file."""
+"""The artifact form `.pt2`: a model compiled ahead of time by AOTInductor, with weights and kernels in one file."""
 
 import hashlib
 import shutil
@@ -72,7 +72,7 @@ class AotPackage(ArtifactForm):
 
 
 def _compile_rung(plan: Plan) -> Compile:
-    """Returns the plan's rung `compile`, whose options the package is compiled with, or the rung with its defaults."""
+    """Returns the rung `compile` with whose options the package is compiled: the plan's, or one with defaults."""
     return next((rung for rung in plan.rungs if isinstance(rung, Compile)), Compile())
 
 

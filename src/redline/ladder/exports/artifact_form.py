@@ -1,4 +1,4 @@
-"""The base class of the forms of an artifact: how each is written, sealed with its manifest, and loaded."""
+"""The base class of the forms of an artifact, which define how it is written, given its manifest, and loaded."""
 
 import tomllib
 from abc import ABC, abstractmethod
@@ -17,13 +17,13 @@ from redline.ladder.plan import Plan, Unavailable
 from redline.ladder.workload import Inputs, Workload
 from redline.machine.machine import Machine
 
-# Rungs that act around each call and not on the model: an artifact applies them again when it is loaded.
+# Rungs that act around each call and do not change the model, so they are applied again when an artifact is loaded.
 CALL_RUNGS = ("tf32", "cudnn_benchmark", "keep_memory", "threads", "cuda_graph")
 
 
 @dataclass(frozen=True)
 class Source:
-    """What is exported: the workload, its untouched model, the batches on which rungs calibrate, and the plan."""
+    """What is exported: a workload with its untouched model, the batches for calibration (`samples`), and the plan."""
 
     workload: Workload
     model: nn.Module
@@ -36,7 +36,7 @@ class Source:
         return torch.device(self.machine.device)
 
     def build(self, plan: Plan) -> tuple[Plan, Job]:
-        """Applies a plan to the model itself; returns the plan with its automatic choices resolved."""
+        """Applies a plan to `model`, which is not copied; returns the plan with resolved choices, and the job."""
         return plan.build(Job.of_workload(self.workload, self.model, self.samples), self.machine)
 
 
@@ -44,7 +44,8 @@ class Source:
 class Written:
     """What a form wrote: the resolved plan, and the facts for the manifest that only the form knows.
 
-    `traced` is the reason why a folder with `compile` has to trace its model again when it is loaded.
+    `session` holds the options of an ONNX Runtime session. `traced` is the reason why a folder with `compile` has to
+    trace its model again when it is loaded; it is empty if the folder need not.
     """
 
     plan: Plan
@@ -65,7 +66,7 @@ class ArtifactForm(ABC):
     compiled: ClassVar[bool] = False
 
     def why_not(self, plan: Plan, machine: Machine) -> str:
-        """Returns a further reason why the plan cannot be exported in this form; empty if it can."""
+        """Returns why this form cannot hold the plan, apart from the rungs in `refused`; empty if it can."""
         return ""
 
     @abstractmethod
@@ -74,7 +75,10 @@ class ArtifactForm(ABC):
 
     @abstractmethod
     def seal(self, path: Path, manifest: Manifest, target: Path) -> None:
-        """Makes the artifact with its manifest from what `write` wrote; `target` is `path` for a folder."""
+        """Writes the complete artifact to `target`: what `write` wrote to `path`, with the manifest added.
+
+        For a folder, `target` is the same as `path`.
+        """
 
     @abstractmethod
     def digests(self, path: Path) -> dict[str, str]:
@@ -82,25 +86,25 @@ class ArtifactForm(ABC):
 
     @abstractmethod
     def read(self, path: Path) -> Manifest | None:
-        """Returns the manifest, after the files were compared with its digests; None if there is no manifest."""
+        """Returns the manifest, or None if there is none. Raises ModelError if a file differs from its digest."""
 
     @abstractmethod
     def load(self, path: Path, manifest: Manifest, machine: Machine) -> Job:
-        """Returns the job whose `finish()` is the model."""
+        """Loads the artifact; calling `finish()` on the returned job gives the model."""
 
 
 def with_call_rungs(job: Job, plan: Plan, machine: Machine) -> Job:
     """Applies the rungs of `CALL_RUNGS` in the plan to a loaded model. Raises `Unavailable` as `Plan.build` does."""
     for rung in plan.rungs:
         if rung.name in CALL_RUNGS:
-            if reason := rung.why_not(machine):  # without the job: that torch has so many threads already is no reason
+            if reason := rung.why_not(machine):  # no job: `threads` would refuse a count already set
                 raise Unavailable(rung, reason)
             job = rung.apply(job)
     return job
 
 
 def loaded_job(model: nn.Module, manifest: Manifest, machine: Machine) -> Job:
-    """Returns the job of a compiled model that only tensors enter, with the plan's settings around its calls."""
+    """Returns the job of a loaded package or ONNX graph, with the rungs of `CALL_RUNGS` in the plan applied."""
     plan = plan_of(manifest)
     return with_call_rungs(replace(Job.of(model, share=True), host_inputs=manifest.host_inputs), plan, machine)
 

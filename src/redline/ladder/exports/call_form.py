@@ -77,7 +77,7 @@ def _tensors(form: Form, value: Any, place: str) -> Iterator[Tensor]:
 
 
 def restore(form: Form, tensors: Sequence[Tensor]) -> Any:
-    """Returns the tensors in the nesting of the form."""
+    """Returns the output: the tensors, and the constants of the form, in the nesting of the form."""
     return _restored(form, iter(tensors))
 
 

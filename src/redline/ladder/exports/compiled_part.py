@@ -1,7 +1,7 @@
-"""The compiled part of a folder: a package for inputs of the exported form, whose weights are those of the folder.
+"""The compiled part of an exported folder: an AOTInductor package that uses the weights of the folder.
 
-With it, the first call neither imports torch's compiler nor traces the model. For other inputs the model is traced and
-compiled, as the plan says.
+For inputs of the exported form, the first call runs the package, and neither imports torch's compiler nor traces the
+model. For other inputs, the model is traced and compiled with the options of the plan's rung `compile`.
 """
 
 import json
@@ -27,15 +27,16 @@ from redline.ladder.workload import Inputs
 from redline.machine.machine import Machine
 
 PACKAGE, FACTS = "compiled.pt2", "compiled.json"
-# The model is an attribute of this name in the module that is compiled, so the names of its weights begin with it.
+# The names of the weights in the package begin with this, because `FlatModel` holds the model as attribute `model`.
 _PREFIX = "model."
-# Keeps small weights apart, too, which the compiler would write into the code.
+# Options that keep the weights out of the package. The second is for small weights, which the compiler would otherwise
+# write into the code.
 _WITHOUT_WEIGHTS = {"aot_inductor.package_constants_in_so": False, "always_keep_tensor_constants": True}
 
 
 @dataclass(frozen=True)
 class CompiledPart:
-    """What is known of the package: the forms of its inputs and outputs, and the layouts of the weights that it uses.
+    """Describes the package: the forms of its inputs and outputs, and the layouts of the weights that it uses.
 
     `weights` is empty if the package contains its own weights (see `_shares_weights`).
     `threads` is the number of threads that CPU kernels were compiled for.
@@ -82,14 +83,14 @@ class CompiledPart:
         return cls(**{item.name: data[item.name] for item in fields(cls)})
 
     def in_place_of(self, rung: Rung, folder: Path, plan: Plan, machine: Machine) -> Rung:
-        """Returns the rung that uses this part if the given rung is `compile`, and otherwise the given rung."""
+        """Returns a `CompiledAhead` with this part if the rung is `compile`; otherwise returns the rung unchanged."""
         if not isinstance(rung, Compile):
             return rung
         options = {item.name: getattr(rung, item.name) for item in rung.options()}
         return CompiledAhead(**options, part=self, folder=folder, machine=machine, single_threaded="cuda_graph" in plan)
 
     def open(self, folder: Path, model: nn.Module, device: str, single_threaded: bool) -> PackagedModel:
-        """Returns the package, which shares the weights of the model; raises ModelError if they have another layout."""
+        """Opens the package with the weights of the model; raises ModelError if a weight has another layout."""
         held = _weights(model)
         for name, layout in self.weights.items():
             if name not in held or _layout(held[name]) != layout:
@@ -102,7 +103,10 @@ class CompiledPart:
 
 @dataclass(frozen=True)
 class CompiledAhead(Compile):
-    """The rung `compile` where a folder has the compiled part: it runs the package, and compiles for other inputs."""
+    """Replaces the rung `compile` when a folder with a compiled part is loaded.
+
+    It runs the package where possible, and compiles the model for inputs that the package does not take.
+    """
 
     part: CompiledPart | None = None
     folder: Path = Path()
@@ -125,7 +129,7 @@ class CompiledAhead(Compile):
 
 
 class PackageFirst(nn.Module):
-    """Runs the package for inputs of its form, and the model compiled by the rung for others."""
+    """Runs the package for inputs of its form, and the model that the rung compiles for all other inputs."""
 
     def __init__(
         self, package: PackagedModel, job: Job, rung: Compile, machine: Machine, folder: Path, threads: int
@@ -133,7 +137,7 @@ class PackageFirst(nn.Module):
         super().__init__()
         self.model, self.package = job.model, package
         self._rung, self._machine, self._folder, self._threads = rung, machine, folder, threads
-        # The settings and wrappers of the job surround the call of this module already.
+        # The job already applies its settings and wrappers around this module, so tracing must not apply them again.
         self._job = replace(job, contexts=(), wrappers=(), host_inputs=False)
         self._traced: list[Applied] = []
 
@@ -147,7 +151,7 @@ class PackageFirst(nn.Module):
         return self.package.run(tensors)
 
     def _trace(self, reason: str) -> Applied:
-        """Returns the model as the rung compiles it; the first call of it takes long."""
+        """Returns the model compiled by the rung, whose first call takes long because it traces and compiles."""
         if not self._traced:
             if lacking := self._rung.why_not(self._machine, self._job):
                 raise Unavailable(self._rung, lacking)
@@ -180,9 +184,10 @@ def warn_of_tracing(folder: Path, reason: str) -> None:
 
 
 def _shares_weights(rung: Compile, program: Any) -> bool:
-    """Returns whether the package uses the weights of the model, and nothing else that is constant.
+    """Returns whether the package can use the weights of the model instead of weights of its own.
 
-    `freeze` changes the weights, and tensors that the model creates in its forward pass are not in its weights.
+    It cannot if `freeze` changes the weights, or if the program has constant tensors that the model creates in its
+    forward pass, because these are not among the weights.
     """
     return not rung.freeze and not program.graph_signature.lifted_tensor_constants
 

@@ -1,4 +1,4 @@
-"""Directs the compiler to a folder of compiled code for the duration of a block."""
+"""A context in which torch's compiler stores its compiled code in Redline's cache."""
 
 import os
 import tempfile

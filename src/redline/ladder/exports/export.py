@@ -108,7 +108,10 @@ def export(
 def _make(
     plan: Plan, workload: Workload, form: ArtifactForm, machine: Machine, folder: Path, tell: Callable[[str], None]
 ) -> tuple[Path, Manifest]:
-    """Writes the artifact into the folder, and judges it there."""
+    """Writes the artifact into `folder`, and judges the outputs that it gives in a new process.
+
+    Returns the path of the artifact in `folder`, and its manifest. Raises ModelError if a gate fails.
+    """
     tell("running the untouched model")
     model = workload.fresh_model(machine.device)
     weights = weights_fingerprint(model)
@@ -116,7 +119,7 @@ def _make(
     expected = _reference(workload, batches, form, machine)
     samples = tuple(workload.fresh_inputs(seed, machine.device) for seed in SAMPLE_SEEDS)
     source = Source(workload, model, samples, plan, machine)
-    # Both have the same name, because the paths in a package begin with it.
+    # Both files have the same name, because the paths inside a .pt2 package begin with the name of its file.
     draft, sealed = folder / "draft" / f"model{form.suffix}", folder / f"model{form.suffix}"
     draft.parent.mkdir()
     tell(f"applying {plan}")
@@ -143,7 +146,7 @@ def _make(
         form.seal(draft, ready, sealed)
         tell("loading the artifact in a new process")
         with tempfile.TemporaryDirectory(prefix="redline-export-") as empty:
-            # With empty caches, as in a process on a machine that has never compiled.
+            # The caches of the compilers are empty, so the load time is that of a machine that has never compiled.
             outputs, load_s = _run(sealed, workload, batches, folder, _environment(Path(empty)))
         scores = _judged(workload, expected, outputs)
         ready = replace(ready, scores=tuple(scores), load_s=round(load_s, 3))
@@ -175,7 +178,7 @@ def _make(
 
 def _environment(compiled: Path) -> dict[str, str]:
     """Returns the environment of a process whose compilers use this folder as their cache."""
-    # Without its own variable, Triton's cache is a folder in the compiler's cache.
+    # TRITON_CACHE_DIR is removed so that Triton's cache is inside the compiler's cache, where torch puts it.
     kept = {name: value for name, value in os.environ.items() if name != "TRITON_CACHE_DIR"}
     return {**kept, "TORCHINDUCTOR_CACHE_DIR": str(compiled)}
 
@@ -227,7 +230,11 @@ def _check_target(target: Path, form: ArtifactForm) -> None:
 
 
 def put_in_place(made: Path, target: Path, beside: Path) -> None:
-    """Moves the artifact to its name. A folder cannot replace another, so the old one is moved aside until then."""
+    """Moves the artifact to `target`.
+
+    A rename cannot replace a folder that has files, so an existing folder is first moved into `beside`, and moved back
+    if the second rename fails.
+    """
     if not made.is_dir():
         os.chmod(made, 0o644)
         os.replace(made, target)

@@ -1,6 +1,6 @@
-"""The form of a folder: weights, plan and compiled code, from which the workload's model is rebuilt without a search.
+"""The artifact form of a folder: weights, plan and compiled code, from which the model is rebuilt without a search.
 
-A folder holds every kind of rung and models that keep state, but loading it needs the code of the workload.
+A folder can hold every rung except onnxruntime, and models that keep state. Loading it needs the code of the workload.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ from redline.machine.machine import Machine
 from redline.machine.version import VERSION
 
 _MANIFEST, _WEIGHTS, _PLAN, _CACHE = "manifest.json", "weights.safetensors", "plan.toml", "cache"
-# A compiler's headers and locks, which are only needed to compile.
+# Files of the compiler's cache that are left out of the folder: only compiling needs them.
 _NOT_KEPT = ("precompiled_headers", "locks", "*.gch", "*.lock", "*.tmp")
 
 
@@ -71,7 +71,7 @@ class Folder(ArtifactForm):
         return True
 
     def keep_compiled(self, path: Path, compiled: Path) -> None:
-        """Adds a compiler's cache to the folder."""
+        """Copies the compiler's cache `compiled` into the folder, without the files of `_NOT_KEPT`."""
         shutil.copytree(compiled, path / _CACHE, ignore=shutil.ignore_patterns(*_NOT_KEPT), dirs_exist_ok=True)
 
     def seal(self, path: Path, manifest: Manifest, target: Path) -> None:
@@ -111,7 +111,7 @@ class Folder(ArtifactForm):
                 f"{manifest.workload} no longer builds the model of {str(path)!r}: {first_line(error)}."
             ) from error
         use_compiled_code(path, [name for name in manifest.digests if name.startswith(f"{_CACHE}/")])
-        # A process that already has this number of threads needs no rung for it.
+        # Leaves out `threads` if torch already uses this number of threads, because the rung would then be refused.
         rungs = tuple(rung for rung in plan.rungs if not _is_set(rung))
         if (part := CompiledPart.read(path)) is not None:
             if reason := _why_not_compiled(manifest, machine):
@@ -139,7 +139,7 @@ def _build(source: Source, path: Path, progress: Callable[[str], None]) -> tuple
         try:
             CompiledPart.compile(job, rung, source.samples[0], source.machine, path)
         except RedlineError as error:
-            # The advice to export to a folder is for the other forms.
+            # Removes the advice to export to a folder, which is for the other forms.
             reason = str(error).partition(": export to a folder")[0].rstrip(".")
             (path / PACKAGE).unlink(missing_ok=True)
     after, _ = Plan(source.plan.rungs[compiled:]).build(job, source.machine)
@@ -147,7 +147,10 @@ def _build(source: Source, path: Path, progress: Callable[[str], None]) -> tuple
 
 
 def _why_not_compiled(manifest: Manifest, machine: Machine) -> str:
-    """Returns why the compiled part cannot be used here: only the same Redline builds the same layout of weights."""
+    """Returns why the compiled part cannot be used on this machine; empty if it can.
+
+    Another version of Redline may build another layout of the weights, so the versions must be equal.
+    """
     if manifest.versions.get("redline") != VERSION:
         return f"it was exported with Redline {manifest.versions.get('redline')}, and this is {VERSION}"
     reason = why_code_cannot_run(manifest, machine)
@@ -155,9 +158,10 @@ def _why_not_compiled(manifest: Manifest, machine: Machine) -> str:
 
 
 def use_compiled_code(folder: Path, names: list[str]) -> None:
-    """Copies compiled code into the compiler's cache, which finds it by the digest of the code that it would compile.
+    """Copies compiled code from the folder into the compiler's cache, so that the compiler need not compile it again.
 
-    Files that the cache has already are kept, because a process may have them open.
+    The compiler looks up its cache by a digest of the code to compile. Files that the cache already has are not
+    replaced, because a process may have them open.
     """
     if not names:
         return

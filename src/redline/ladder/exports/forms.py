@@ -1,4 +1,4 @@
-"""The explicit list of the forms of an artifact."""
+"""Lists the forms of an artifact, and chooses one by the name of the artifact."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ FORMS: dict[str, ArtifactForm] = {form.name: form for form in (AotPackage(), Onn
 
 
 def form_for(out: str) -> ArtifactForm:
-    """Returns the form that the name of the artifact asks for: by its suffix, or a folder."""
+    """Returns the form for an artifact of this name: by its suffix, or a folder if it has no suffix."""
     suffix = Path(out).suffix.lower()
     if out.endswith("/") or not suffix or Path(out).is_dir():
         return FORMS["folder"]

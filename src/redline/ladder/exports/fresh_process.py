@@ -1,6 +1,7 @@
 """Loads an artifact in a new process, as a user would, so that its load time is measured and its outputs are judged.
 
-Run as `python -m redline.ladder.exports.fresh_process FD ARTIFACT`.
+The new process runs `python -m redline.ladder.exports.fresh_process FD ARTIFACT`, where FD is the file descriptor of
+its connection.
 """
 
 import pickle
@@ -20,7 +21,10 @@ class LoadFailed(Exception):
 
 
 class FreshProcess:
-    """The artifact in a new process: called like the model. `load_s` is the time from its start to the first output."""
+    """The artifact in a new process, called like the model.
+
+    `load_s` is the time from the start of the process to the first output.
+    """
 
     def __init__(self, child: Any, started_s: float) -> None:
         self._child, self._started_s = child, started_s
@@ -34,7 +38,8 @@ class FreshProcess:
 
         args, kwargs = tree_map_only(torch.Tensor, torch.Tensor.cpu, (args, kwargs))
         try:
-            # Pickled here, because the connection would send tensors as shared memory, which ends with its process.
+            # Calls `pickle` itself, because a connection would send tensors as shared memory, which disappears when the
+            # sending process ends.
             answer = pickle.loads(self._child.request(pickle.dumps((args, kwargs)), _TIMEOUT_S))
         except (ChildExited, ChildTimeout) as error:
             raise LoadFailed(str(error)) from error

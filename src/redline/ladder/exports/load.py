@@ -13,7 +13,7 @@ from redline.machine.machine import Machine
 
 
 class LoadedModel(Applied):
-    """A loaded artifact: called like the model of its workload, without gradients. `manifest` tells its origin."""
+    """A loaded artifact, called like the model of its workload, without gradients. `manifest` describes the export."""
 
     def __init__(self, job: Job, manifest: Manifest) -> None:
         super().__init__(job)

@@ -1,4 +1,4 @@
-"""The manifest of an exported artifact: where it came from, what it takes, and what was measured."""
+"""The manifest of an exported artifact: its origin, the inputs that it takes, and what was measured."""
 
 import hashlib
 import json
@@ -48,7 +48,7 @@ class Manifest:
     redline_export: int = SCHEMA
 
     def as_dict(self) -> dict[str, Any]:
-        # The schema comes first, because the manifest in an ONNX file is found by its beginning.
+        # The schema comes first, because `OnnxFile` finds the manifest in a file by these first characters.
         return {"redline_export": self.redline_export, **asdict(self)}
 
     def to_json(self) -> str:

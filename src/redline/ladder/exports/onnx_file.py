@@ -1,4 +1,4 @@
-"""The form `.onnx`: a graph for ONNX Runtime, with the options of its session and the manifest in its metadata.
+"""The artifact form `.onnx`: a graph for ONNX Runtime, with the manifest and the session options in its metadata.
 
 A protobuf message may be extended by appending fields, so the manifest is appended to the file as a metadata entry.
 Every reader of ONNX finds it in the metadata, and it can be read without parsing the weights.
@@ -29,7 +29,7 @@ from redline.machine.machine import Machine
 
 _KEY = b"redline.export"
 _START = b'{"redline_export": '
-# The tags of ModelProto.metadata_props, and of the key and the value of its entries.
+# Protobuf tags: of the field ModelProto.metadata_props, and of the key and the value in each of its entries.
 _ENTRY_TAG, _KEY_TAG, _VALUE_TAG = b"\x72", b"\x0a", b"\x12"
 
 
@@ -100,7 +100,7 @@ class GraphModel(nn.Module):
     def __init__(self, path: Path, manifest: Manifest) -> None:
         super().__init__()
         self._inputs, self._outputs = manifest.inputs, manifest.outputs
-        # Tells rungs the device, because the weights are inside the session.
+        # Rungs read the device from this empty buffer, because the weights are in the session and not in this module.
         self.register_buffer("home", torch.empty(0, device=manifest.device), persistent=False)
         forms = [(tuple(leaf["tensor"]), getattr(torch, leaf["dtype"])) for leaf in tensor_forms(manifest.outputs)]
         providers = provider_list(manifest.session["provider"], self.home.device)

@@ -1,4 +1,7 @@
-"""Runs in a worker: the first call of a plan with inputs of another size, to find whether it sets up again for it."""
+"""Calls a plan with inputs of a new size, in a worker process, to find what the plan does at the first call.
+
+It may be ready, set up again (compile, capture or build an engine), or fall back to a slower path.
+"""
 
 import time
 from collections.abc import Callable
@@ -16,7 +19,7 @@ _REGION = "Torch-Compiled Region"
 
 
 def shape_counts(plan: Plan, job: Job) -> ShapeCounts:
-    """Returns the counts of all rungs of the plan together."""
+    """Returns the set-ups and fallbacks of the plan so far, summed over its rungs."""
     counts = [rung.shape_counts(job) for rung in plan.rungs]
     reasons = [f"{rung.name}: {one.reason}" for rung, one in zip(plan.rungs, counts, strict=True) if one.reason]
     return ShapeCounts(sum(c.set_ups for c in counts), sum(c.fallbacks for c in counts), "; ".join(reasons))
@@ -44,7 +47,8 @@ def try_size(
         seconds.append(time.perf_counter() - start_s)
     after = shape_counts(plan, job)
     event, reason = event_between(before, after)
-    # Beyond its limit of recompilations torch runs a new size eagerly without counting anything.
+    # Beyond its limit of recompilations, torch runs a new size eagerly and does not count this as a fallback, so the
+    # profiler tells whether compiled code ran.
     if event == READY and after.fallbacks and "compile" in plan and not _runs_compiled_code(step, batches[0]):
         event, reason = FALLS_BACK, after.reason
     return {"event": event, "reason": reason, "first_s": seconds[0], "step_s": seconds[1]}

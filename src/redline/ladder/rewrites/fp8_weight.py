@@ -1,8 +1,8 @@
-"""A weight of 8-bit floats, as a tensor that `F.linear` multiplies on fp8 tensor cores (`torch._scaled_mm`).
+"""A tensor subclass for weights in fp8, which `F.linear` multiplies on fp8 tensor cores (`torch._scaled_mm`).
 
-The input of each product is quantized at run time with plain torch operations, so a compiler fuses this with the
-operation that computes the input, such as a LayerNorm or an activation: the input is never stored in 16 bits. Import
-this module only where it is needed: torchao takes a second.
+The input of each product is quantized at run time with plain torch operations. A compiler can therefore fuse the
+quantization with the operation that computes the input, such as a LayerNorm or an activation, and the input is never
+stored in 16 bits. Import this module only where it is needed, because importing torchao takes a second.
 """
 
 from typing import Any
@@ -13,12 +13,16 @@ from torchao.utils import TorchAOBaseTensor
 
 FP8 = torch.float8_e4m3fn
 _LARGEST = torch.finfo(FP8).max
-# The smallest scale: rows of zeros would otherwise be divided by zero.
+# The smallest scale. Without it, rows of zeros would have the scale 0 and be divided by it.
 _LEAST_SCALE = 1e-12
 
 
 class Fp8Weight(TorchAOBaseTensor):
-    """The weight of a linear layer of [outputs, inputs]: `codes` in fp8, and one scale, or one for each output."""
+    """The weight of a linear layer, of shape [outputs, inputs].
+
+    `codes` holds the values in fp8, `scales` one scale for the whole weight or one for each output, and `like` the
+    dtype of the original weight.
+    """
 
     tensor_data_names = ["codes", "scales"]  # noqa: RUF012
     tensor_attribute_names = ["like"]  # noqa: RUF012
@@ -43,7 +47,7 @@ class Fp8Weight(TorchAOBaseTensor):
         values, scales = quantized(rows, per_row)
         # With a scale per row the product is bf16; with one scale it has the input's dtype.
         out = torch.bfloat16 if per_row else x.dtype
-        # The product adds a bias of its own 16-bit dtype without another pass over the output.
+        # `_scaled_mm` adds a 16-bit bias of the product's dtype. Any other bias needs another pass over the output.
         added = bias if bias is not None and bias.dtype == out and out != torch.float32 else None
         product = torch._scaled_mm(
             values, self.codes.t(), scales, self.scales, bias=added, out_dtype=out, use_fast_accum=True
@@ -59,15 +63,18 @@ class Fp8Weight(TorchAOBaseTensor):
         return f"Fp8Weight({tuple(self.shape)}, scales={self.scales.numel()}, dtype={self.like}, device={self.device})"
 
     def _stable_hash_for_caching(self) -> str:
-        """Returns what compiled code depends on; torch caches compiled code only for tensors that tell."""
+        """Returns the properties on which compiled code depends.
+
+        torch caches compiled code only for tensor subclasses that have this method.
+        """
         return f"fp8 {tuple(self.shape)} {tuple(self.scales.shape)} {self.like}"
 
 
 def quantized(rows: Tensor, per_row: bool) -> tuple[Tensor, Tensor]:
-    """Returns the values in fp8 and their scales in fp32: one for each row as a column, or one for all."""
+    """Returns the values in fp8 and their scales in fp32: a column with one scale per row, or one scale for all."""
     largest = rows.abs().amax(-1, keepdim=True) if per_row else rows.abs().amax()
     scales = (largest.float() / _LARGEST).clamp_min(_LEAST_SCALE)
-    # Rounding may exceed the largest value, and a conversion to fp8 turns that into NaN.
+    # Clamps because the division may round to more than the largest fp8 value, which the conversion would make NaN.
     return (rows.float() / scales).clamp(-_LARGEST, _LARGEST).to(FP8), scales
 
 

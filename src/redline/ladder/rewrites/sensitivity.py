@@ -93,7 +93,11 @@ def _worst(gate: Gate, reference: Sequence[Any], outputs: Sequence[Any]) -> Scor
 
 
 def _distance(reference: Sequence[Any], outputs: Sequence[Any], gates: Sequence[Gate]) -> float:
-    """Returns the relative error for float outputs, because gates like top-1 agreement are too coarse to rank by."""
+    """Returns how far the outputs are from the reference; smaller is better.
+
+    Float outputs are compared by relative error, because gates such as top-1 agreement are too coarse to rank layers.
+    Other outputs are compared by the worst score of the gates.
+    """
     if not all(map(all_finite, outputs)):
         return float("inf")
     pairs = [(tensors_of(r), tensors_of(o)) for r, o in zip(reference, outputs, strict=True)]

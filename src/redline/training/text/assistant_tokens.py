@@ -13,7 +13,7 @@ def assistant_tokens(offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[i
     """Returns for each token whether any of its characters lies in a span.
 
     `offsets` are the ranges of characters of the tokens, in ascending order, as a tokenizer returns them; `spans` are
-    the ranges of the assistant's answers. A token that spans the begin of an answer belongs to it.
+    the ranges of the assistant's answers. A token that lies partly before an answer counts as part of it.
 
     >>> assistant_tokens([(0, 4), (4, 6), (6, 9)], [(5, 9)]).tolist()
     [False, True, True]

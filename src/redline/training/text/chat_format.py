@@ -1,9 +1,11 @@
-"""The chat format of models that are trained on conversations: special tokens, the template, and the assistant's spans.
+"""The chat format of models that are trained on conversations: special tokens, template, and the spans of the answers.
+
+A conversation of three messages is rendered as follows:
 
     <|system|>Answer in one word.<|end|><|user|>Hello<|end|><|assistant|>Hi.<|end|>
 
 The template is saved in tokenizer_config.json, so that any program that reads Hugging Face folders writes the same
-prompts. `render` is the same format in Python, which also returns the spans of the text that the assistant wrote.
+prompts. `render` implements the same format in Python, and also returns the spans of the text that the assistant wrote.
 """
 
 from collections.abc import Mapping, Sequence

@@ -23,15 +23,15 @@ from redline.training.text.assistant_tokens import assistant_tokens
 from redline.training.text.chat_format import SPECIAL_TOKENS, render
 from redline.training.text.tokenizer import TextTokenizer, parse_tokenizer, train_tokenizer
 
-# Conversations in the training text of the tokenizer, per token of its vocabulary.
+# The tokenizer is trained on this many conversations per token of its vocabulary.
 _TOKENIZER_SHARE = 10
-# Rows per task of a worker process, and how many batches are written ahead.
+# The number of rows per task of a worker process, and the number of batches that are written ahead of the training.
 _ROWS_PER_TASK, _BATCHES_AHEAD = 8, 4
 
 
 @dataclass(frozen=True)
 class TalkRows:
-    """Rows with one token more than `length`: the token after each position is its possible target.
+    """Rows of one token more than the length of training, because the target of a position is the token after it.
 
     `answers_RS` says which tokens the assistant wrote; `documents_RS` numbers the conversation of each token.
     """
@@ -54,7 +54,7 @@ def train_talk_tokenizer(vocabulary: int, split_digits: bool) -> TextTokenizer:
 
 
 def write_rows(tokenizer: TextTokenizer, seed: int, first: int, rows: int, length: int) -> TalkRows:
-    """Writes rows `first`, `first + 1`, …"""
+    """Writes `rows` rows of `length` + 1 tokens, starting with row number `first`."""
     tokens_RS = np.empty((rows, length + 1), dtype=np.uint32)
     answers_RS = np.empty((rows, length + 1), dtype=bool)
     documents_RS = np.empty((rows, length + 1), dtype=np.int32)
@@ -73,7 +73,7 @@ def write_rows(tokenizer: TextTokenizer, seed: int, first: int, rows: int, lengt
 
 
 class RowWriter:
-    """Returns the rows of one batch after the other; with `workers`, processes write the next batches meanwhile."""
+    """Returns the rows of each batch; if `workers` is not 0, worker processes write the next batches in advance."""
 
     def __init__(self, tokenizer: TextTokenizer, seed: int, length: int, workers: int = 0) -> None:
         self._tokenizer, self._seed, self._length = tokenizer, seed, length
@@ -119,7 +119,7 @@ def _start_worker(tokenizer: str, end: int, seed: int, length: int) -> None:
 
 
 def _exit_with_parent() -> None:
-    """Ends the worker if the training process was killed, which cannot shut its workers down."""
+    """Ends the worker when the training process ends, because a killed process cannot shut its workers down."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])

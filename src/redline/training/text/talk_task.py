@@ -29,12 +29,16 @@ from redline.training.text.task import LanguageTask
 from redline.training.text.tokenizer import CONFIG_NAME, NAME, TextTokenizer, load_tokenizer
 
 _VALIDATION_BATCH = 8
-# Conversations that identify the code that writes them.
+# The number of conversations whose digest identifies the code that writes them.
 _IDENTIFYING = 256
 
 
 def talk_tokenizer(settings: TokenizerSettings, out: Path) -> TextTokenizer:
-    """Returns the tokenizer of a training run: the configured file, the run's own, or a new one, which is stored."""
+    """Returns the tokenizer of a training run.
+
+    It is read from the configured file, or else from the folder of the run. If that folder has none, it is trained and
+    stored there.
+    """
     if settings.file:
         return load_tokenizer(settings.file, settings.end, special_tokens=True)
     path = out / NAME
@@ -44,14 +48,14 @@ def talk_tokenizer(settings: TokenizerSettings, out: Path) -> TextTokenizer:
 
 
 def identity_of_talk(tokenizer: TextTokenizer) -> dict[str, Any]:
-    """Returns an identity that changes if this version of Redline writes other conversations."""
+    """Returns the identity of the data, which differs if another version of Redline writes other conversations."""
     first = [conversation(Draw(0, "identity", number)) for number in range(_IDENTIFYING)]
     digest = hashlib.sha256(json.dumps(first).encode()).hexdigest()[:16]
     return {"text": f"conversations ({digest})", "tokenizer": tokenizer.digest}
 
 
 def talk_batch(rows: TalkRows) -> Batch:
-    """Returns a batch whose targets are the assistant's tokens."""
+    """Returns a batch whose targets are the assistant's tokens; all other positions have no target."""
     tokens_RS, documents_RS = rows.tokens_RS.astype(np.int64), rows.documents_RS
     wanted = rows.answers_RS[:, 1:] & (documents_RS[:, 1:] == documents_RS[:, :-1])
     targets = np.where(wanted, tokens_RS[:, 1:], NO_TARGET)
@@ -62,7 +66,7 @@ def talk_batch(rows: TalkRows) -> Batch:
 
 
 class TalkTask(LanguageTask):
-    """Trains on conversations. Validation measures how many held-out questions are answered right, token by token."""
+    """Trains on conversations. Validation measures for how many held-out questions every answer token is predicted."""
 
     def __init__(self, training: TextTraining, tokenizer: TextTokenizer, device: torch.device) -> None:
         self.tokenizer = tokenizer
@@ -100,12 +104,12 @@ class TalkTask(LanguageTask):
     def validate(self, model: nn.Module) -> dict[str, float]:
         """Returns the loss per token of held-out answers, and the share of answers whose every token is predicted.
 
-        Such an answer is also the one that greedy decoding gives.
+        Greedy decoding gives the right answer exactly if every token of it is predicted.
         """
         examples = self._examples
         if not examples:
             return {}
-        # One length for all batches, so that a compiled model sees one shape.
+        # All batches are padded to one length, so that a compiled model sees only one shape.
         length = max(len(tokens) for tokens, _ in examples)
         loss, tokens, right = 0.0, 0, 0
         with self._evaluating(model) as module:
@@ -136,7 +140,7 @@ class TalkTask(LanguageTask):
 
 
 def _padded(examples: list[tuple[list[int], list[int]]], length: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Returns tokens and targets, padded at the end, which causal attention does not see."""
+    """Returns tokens and targets, padded at the end, where causal attention ignores the padding."""
     tokens = [tokens + [0] * (length - len(tokens)) for tokens, _ in examples]
     targets = [targets + [NO_TARGET] * (length - len(targets)) for _, targets in examples]
     return torch.tensor(tokens, device=device), torch.tensor(targets, device=device)

@@ -38,7 +38,8 @@ TOPICS: dict[str, Topic] = {
     "small talk": small_talk.scene,
     "untold": memory.nothing_told,
 }
-# How often each topic is drawn. A system prompt opens a conversation, so it is drawn elsewhere.
+# How often each topic is drawn, relative to the others. "system" is missing because a system prompt can only open a
+# conversation, so `conversation` draws it separately.
 WEIGHTS = {
     "arithmetic": 14,
     "comparing": 8,

@@ -42,7 +42,7 @@ def add(a: int, b: int) -> str:
 
 
 def subtract(a: int, b: int) -> str:
-    """Returns the difference with its steps, b at most a.
+    """Returns the difference with its steps; b must not be larger than a.
 
     >>> subtract(82, 47)
     '82 - 40 = 42, 42 - 7 = 35. So 82 - 47 = 35.'
@@ -54,7 +54,7 @@ def subtract(a: int, b: int) -> str:
 
 
 def multiply(a: int, b: int) -> str:
-    """Returns the product with its steps; one factor is below 13.
+    """Returns the product with its steps; `a` is at most 12.
 
     >>> multiply(7, 24)
     '7 × 20 = 140, 7 × 4 = 28, 140 + 28 = 168. So 7 × 24 = 168.'
@@ -77,7 +77,8 @@ def _question(draw: Draw, a: int, sign: str, b: int, answer: str, result: int, k
 def _sum(draw: Draw) -> Scene:
     most = draw.pick((10, 20, 100, 100, 100))
     a, b = draw.whole(0, most), draw.whole(0, most)
-    # Small sums are learned by heart, so only a wording of them is held out.
+    # Small sums are meant to be learned by heart, so they are not held out. An empty key makes the text of the question
+    # the combination, so only some wordings of a small sum are held out.
     key = f"{min(a, b)} + {max(a, b)}" if max(a, b) > 20 else ""
     return _question(draw, a, "+", b, add(a, b), a + b, key)
 
@@ -92,7 +93,7 @@ def _difference(draw: Draw) -> Scene:
 def _product(draw: Draw) -> Scene:
     a = draw.whole(0, 12)
     b = draw.whole(13, 40) if draw.chance(0.4) else draw.whole(0, 12)
-    # The table up to 12 is learned by heart.
+    # Products up to 12 × 12, and with 0 or 1, are meant to be learned by heart, so only wordings of them are held out.
     key = f"{a} × {b}" if b > 12 and a > 1 else ""
     return _question(draw, a, "×", b, multiply(a, b), a * b, key)
 

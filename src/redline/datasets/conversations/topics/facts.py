@@ -1,4 +1,8 @@
-"""Questions about the table of facts. What is held out is a fact in one of its wordings; the fact itself is not."""
+"""Questions about the table of facts.
+
+The combination is the text of the question, so wordings are held out and facts are not: a model cannot know a fact that
+its training does not contain.
+"""
 
 from redline.datasets.conversations.draw import Draw
 from redline.datasets.conversations.facts import (

@@ -16,7 +16,8 @@ _JSON = ("as JSON", 'as JSON with the key "answer"', "in JSON")
 _QUOTED = ("in quotation marks", "between quotation marks")
 _TWICE = ("twice", "two times")
 Form = Callable[[Turn], str]
-# How an answer looks under an instruction. Those with an entry in `_NEEDS_SHORT` need a short answer.
+# Name of a form: the wordings of its instruction, and a function that returns the answer of a turn in this form. The
+# forms in `_NEEDS_SHORT` can only be used for a turn that has a short answer.
 FORMS: dict[str, tuple[tuple[str, ...], Form]] = {
     "short": (_SHORT, lambda turn: turn.short),
     "capitals": (_CAPITALS, lambda turn: turn.answer.upper()),

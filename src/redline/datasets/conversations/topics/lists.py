@@ -1,4 +1,4 @@
-"""Lists of things of a kind, what belongs to a kind, and which entry does not belong."""
+"""Questions that ask for things of a kind, whether a thing belongs to a kind, and which entry does not belong."""
 
 from redline.datasets.conversations.draw import Draw
 from redline.datasets.conversations.scene import Scene, asked
@@ -6,7 +6,7 @@ from redline.datasets.conversations.words import KINDS, article, listed
 
 _NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven")
 _KINDS = tuple(KINDS)
-# "jobs" and "sports" are not things of which one can be another by mistake.
+# Kinds whose singular is not the plural without its last letter ("clothes" is handled in `singular`).
 _ONE = {"pieces of furniture": "piece of furniture"}
 
 

@@ -1,4 +1,7 @@
-"""What the user said about himself: told in one turn, asked for in a later one. What was not said is not known."""
+"""Questions about what the user told the model earlier in the conversation, such as a name or an age.
+
+If the user asks for something that was not told, the answer says so.
+"""
 
 from redline.datasets.conversations.draw import Draw
 from redline.datasets.conversations.names import city, person, pet
@@ -24,7 +27,7 @@ def scene(draw: Draw) -> Scene:
     made = [kind(draw) for kind in kinds]
     told: list[Turn] = []
     if len(made) > 1 and draw.chance(0.3):
-        # All in one message.
+        # The user says everything in one message.
         text = _together(draw, [statement for statement, _, _, _ in made])
         answer = "Thank you, I will remember that in this conversation."
         told.append(Turn(text, answer))
@@ -48,12 +51,16 @@ def _together(draw: Draw, statements: list[str]) -> str:
 
 
 def nothing_told(draw: Draw) -> Scene:
-    """Asks for something that was not said; only right at the start of a conversation."""
+    """Asks for something that the user has not told.
+
+    The answer is right only if no `memory` scene comes before it, and `conversation` makes sure of that.
+    """
     question, answer = draw.pick(_UNKNOWN)
     return Scene((Turn(question, answer),), ())
 
 
-# Each returns the statement, the answer to it, the questions about it, and the word that all questions for it contain.
+# What each function in `_KINDS` returns: the user's statement, the answer to it, the questions about it, and a text
+# that occurs in the questions of `_UNKNOWN` about the same subject, which must not be asked after this statement.
 Told = tuple[str, str, list[Turn], str]
 
 

@@ -6,7 +6,7 @@ from redline.datasets.conversations.scene import Scene, Turn
 from redline.datasets.conversations.table_text import words
 from redline.datasets.conversations.words import COLOURS, article
 
-# Comparative, superlative, their opposites.
+# Each row: a comparative, its superlative, and the opposites of both.
 _RELATIONS = (
     ("taller", "tallest", "shorter", "shortest"),
     ("older", "oldest", "younger", "youngest"),
@@ -29,7 +29,7 @@ def _turns(draw: Draw, text: str, questions: list[Turn]) -> tuple[Turn, ...]:
 
 
 def _chain(draw: Draw) -> Scene:
-    """Asks about three people, the first of whom has most of something."""
+    """Asks about three people: `a` exceeds `b`, and `b` exceeds `c`, for example in height or age."""
     a, b, c = people(draw, 3)
     more, most, less, least = draw.pick(_RELATIONS)
     sentences = [

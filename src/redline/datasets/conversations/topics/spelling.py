@@ -1,11 +1,11 @@
-"""Letters of words: spelling, counting, reversing, first and last letter, rhyming parts and copying."""
+"""Questions about the letters of words: spelling, counting, reversing, the letter at a position, and occurrences."""
 
 from redline.datasets.conversations.draw import Draw
 from redline.datasets.conversations.names import made_up_word
 from redline.datasets.conversations.scene import Scene, asked
 from redline.datasets.conversations.words import WORDS
 
-# The share of words that are in no dictionary.
+# The share of words that are made up.
 _MADE_UP = 0.3
 _ORDINALS = ("first", "second", "third", "fourth")
 
@@ -72,7 +72,7 @@ def _ends(draw: Draw, word: str) -> Scene:
 
 
 def _ordinal(draw: Draw, word: str) -> Scene:
-    # The first letter is asked for by `_ends`.
+    # Starts with the second letter, because `_ends` asks for the first.
     place = draw.whole(1, min(len(word), len(_ORDINALS)) - 1)
     name = _ORDINALS[place]
     answer = f'{"-".join(word[: place + 1])}: the {name} letter of "{word}" is {word[place]}.'

@@ -58,7 +58,7 @@ class Story:
 
     @property
     def text(self) -> str:
-        """The story in six sentences."""
+        """Returns the story in six sentences."""
         he = self.pronoun
         found = article(f"{self.look} {self.thing}")
         return (
@@ -92,7 +92,7 @@ def scene(draw: Draw) -> Scene:
     count = draw.whole(0, 4)
     key = f"story {story.hero} {story.place} {story.look} {story.thing}"
     if draw.chance(0.25):
-        # The user tells the story, and asks about it.
+        # Here the user tells the story and asks about it, instead of requesting one.
         first, *others = questions
         turns = [Turn(f"{story.text} {first.user}", first.answer, first.short), *others[:count]]
         return Scene(tuple(turns), (key,))
@@ -127,7 +127,7 @@ def _wish(draw: Draw) -> tuple[str, Story]:
 
 def _questions(draw: Draw, story: Story) -> list[Turn]:
     hero, thing, he = story.hero, story.thing, story.pronoun
-    # The hero as the questions call it.
+    # How the questions refer to the hero: by name, or by role, such as "the baker".
     they = draw.pick((hero, hero, f"the {story.role}"))
     found = article(f"{story.look} {thing}")
     what = draw.pick((f"What did {they} find?", "What was found in the story?"))

@@ -1,4 +1,4 @@
-"""System prompts that the answers follow: the form of all answers, or a name for the assistant."""
+"""System prompts that the answers follow: they set the form of all answers, or give the assistant a name."""
 
 from redline.datasets.conversations.draw import Draw
 from redline.datasets.conversations.names import person

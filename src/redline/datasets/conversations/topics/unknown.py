@@ -1,4 +1,4 @@
-"""Questions that the model cannot answer: it says so, and says what it does not know."""
+"""Questions that the model cannot answer; each answer says what the model does not know or cannot do."""
 
 from redline.datasets.conversations.draw import Draw
 from redline.datasets.conversations.facts import OTHER_COUNTRIES

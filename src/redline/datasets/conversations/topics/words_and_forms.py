@@ -1,4 +1,4 @@
-"""Opposites, plurals, past tenses, and copying what the user says."""
+"""Questions about opposites, plurals and past tenses, and requests to copy or count the words of a text."""
 
 from redline.datasets.conversations.draw import Draw
 from redline.datasets.conversations.names import made_up_word, person
