@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from redline.generation.token_stream import Completion as Completion
     from redline.generation.token_stream import TokenStream as TokenStream
 
-# Imported when first used, so that requests and the scheduler can be used without importing torch.
+# Maps each public name to its module, which is imported when the name is first used: requests and the scheduler can
+# then be used without importing torch.
 _PLACES = {
     "Completion": "token_stream",
     "Engine": "engine",

@@ -1,8 +1,8 @@
-"""The blocks of the paged key-value cache: reference counts, content hashes, and which block is evicted next.
+"""Allocates the blocks of the paged key-value cache: counts references, names blocks by content, and evicts blocks.
 
-A full block is named by a hash of its tokens and of everything before them, so that a request can share the blocks of
-another request with the same beginning. A block that nobody uses keeps its name and its content until it is needed for
-something else; the block that was given back first is evicted first.
+The name of a full block is a hash of its tokens and of all tokens before them, so that requests with the same prefix
+share blocks. A block that no request uses keeps its name and its content until the block is needed for other tokens.
+Among such blocks, the one that was given back first is evicted first.
 """
 
 from array import array
@@ -14,7 +14,10 @@ from redline.errors import RedlineError
 
 
 def root_name(*extras: str) -> bytes:
-    """Returns the name before a text's first block. Texts with other `extras` (a salt, an adapter) share no blocks."""
+    """Returns the name that `block_name` takes as the parent of a text's first block.
+
+    Texts whose `extras` (a salt, an adapter) differ share no blocks.
+    """
     digest = sha256()
     for extra in extras:
         encoded = extra.encode("utf-8", "surrogatepass")
@@ -25,13 +28,13 @@ def root_name(*extras: str) -> bytes:
 def block_name(parent: bytes, tokens: Sequence[int]) -> bytes:
     """Returns the name of the block with these tokens after the block named `parent`.
 
-    SHA-256, because two texts with the same name would be given each other's keys and values.
+    Uses SHA-256, because a hash collision would give one text the keys and values of another.
     """
     return sha256(parent + array("q", tokens).tobytes()).digest()
 
 
 class Blocks:
-    """Blocks 0 to `count - 1`, each with room for `size` tokens."""
+    """Manages the blocks 0 to `count - 1`, each of which holds up to `size` tokens."""
 
     def __init__(self, count: int, size: int) -> None:
         if count < 1 or size < 1:
@@ -41,7 +44,7 @@ class Blocks:
         self._names: list[bytes | None] = [None] * count
         self._by_name: dict[bytes, int] = {}
         self._free = deque(range(count))
-        # Named blocks that nobody uses, the next to be evicted first.
+        # The named blocks that no text uses, in the order in which they will be evicted.
         self._idle: OrderedDict[int, None] = OrderedDict()
 
     @property
@@ -70,11 +73,11 @@ class Blocks:
         return self._by_name.get(name)
 
     def is_idle(self, block: int) -> bool:
-        """Returns whether the block holds named content that nobody uses."""
+        """Returns whether the block has a name and no text uses it."""
         return block in self._idle
 
     def share(self, block: int) -> None:
-        """Counts one more user of a block that `find` returned."""
+        """Increments the reference count of a block that `find` returned."""
         self._references[block] += 1
         self._idle.pop(block, None)
 
@@ -85,10 +88,10 @@ class Blocks:
             self._by_name[name] = block
 
     def give_back(self, blocks: Sequence[int]) -> None:
-        """Counts one user less of each block of a text.
+        """Decrements the reference count of each block of a text.
 
-        The last block becomes idle first and is evicted first, because the first blocks of a text are the likeliest to
-        be shared.
+        Frees the last block first, so that it is evicted first: the first blocks of a text are the most likely to be
+        shared.
         """
         for block in reversed(blocks):
             self._references[block] -= 1
@@ -100,7 +103,7 @@ class Blocks:
                 self._idle[block] = None
 
     def forget(self, blocks: Iterable[int]) -> None:
-        """Removes the names of blocks whose content is not valid, so that nobody shares them from now on."""
+        """Removes the names of blocks whose content is not valid, so that no other request shares them."""
         for block in blocks:
             if self._names[block] is not None:
                 self._unname(block)
@@ -114,7 +117,7 @@ class Blocks:
             del self._by_name[name]
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
-        """Raises AssertionError unless the counts agree with the tables of all running texts."""
+        """Raises AssertionError unless the reference counts agree with the block tables of all running texts."""
         users = [0] * self.count
         for table in tables:
             assert len(set(table)) == len(table), "a table holds a block twice"

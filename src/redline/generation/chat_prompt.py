@@ -1,10 +1,10 @@
 """Turns chat messages into tokens, so that no text of a message ever becomes a special token.
 
-A template writes special tokens such as <|im_end|> around the messages. If a message contains the text of one, the
-tokenizer would take it for the token itself, and a user could end their message and begin the assistant's. Therefore
-such texts are marked with a character that no message contains; the rendered prompt is cut at the marks, and the pieces
-are encoded separately, so that the text is encoded as ordinary characters. A prompt without such texts is encoded in
-one piece, exactly as transformers does.
+A template writes special tokens such as <|im_end|> around the messages. If a message contained the text "<|im_end|>",
+the tokenizer would encode this text as the special token, and a user could end their message and begin the assistant's.
+Therefore a mark, which is a character that no message contains, is inserted into each such text. The rendered prompt is
+split at the marks and the pieces are encoded separately, so that the text is encoded as ordinary characters. A prompt
+whose messages contain no such text is encoded in one piece, exactly as transformers does.
 """
 
 import re
@@ -14,7 +14,7 @@ from typing import Any
 from redline.errors import RedlineError
 from redline.generation.chat_template import ChatTemplate
 
-# Unicode reserves these for a program's internal use, so a text seldom contains even one of them.
+# The noncharacters U+FDD0 to U+FDEF. Unicode reserves them for a program's internal use, so texts rarely contain them.
 _MARKS = tuple(map(chr, range(0xFDD0, 0xFDF0)))
 
 
@@ -25,7 +25,7 @@ class ChatPrompt:
         self._tokenizer, self.template = tokenizer, template
         added = tokenizer.get_added_tokens_decoder().values()
         special = [re.escape(token.content) for token in added if token.special and len(token.content) > 1]
-        # The lookahead finds overlapping texts too.
+        # The lookahead consumes only one character, so overlapping texts of special tokens are found too.
         self._special = re.compile(f"(?=(?:{'|'.join(special)}))(.)", re.DOTALL)
         self._has_special = bool(special)
 

@@ -17,9 +17,9 @@ _TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 def read_chat_template(folder: Path) -> tuple[str, dict[str, str]]:
-    """Returns the template of a model folder, and the texts of the special tokens by the names that templates use.
+    """Returns the template of a model folder, and a dict from names such as `eos_token` to the texts of these tokens.
 
-    The template is in chat_template.jinja, or under `chat_template` in tokenizer_config.json.
+    Reads the template from chat_template.jinja if it exists, otherwise from `chat_template` in tokenizer_config.json.
     """
     path, config_path = folder / "chat_template.jinja", folder / "tokenizer_config.json"
     config = read_json(config_path) if config_path.exists() else {}
@@ -41,9 +41,10 @@ def read_chat_template(folder: Path) -> tuple[str, dict[str, str]]:
 
 
 class ChatTemplate:
-    """A Jinja template and the texts of the special tokens that it writes. It is compiled at its first use.
+    """Renders messages with a Jinja template, which is compiled at its first use.
 
-    Templates come with downloaded models, so they run in Jinja's sandbox.
+    `tokens` are the texts of the special tokens that the template writes. Templates come with downloaded models, so
+    they run in Jinja's sandbox.
 
     >>> template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}<assistant>"
     >>> ChatTemplate(template, {"eos_token": "</s>"}).render([{"role": "user", "content": "Hello"}])
@@ -60,7 +61,7 @@ class ChatTemplate:
 
     @cached_property
     def variables(self) -> set[str]:
-        """The names that the template reads, such as tools; empty if it cannot be parsed."""
+        """The names of the variables that the template reads, such as `tools`. Empty if it cannot be parsed."""
         from jinja2 import TemplateError, meta
 
         with suppress(TemplateError, RecursionError):

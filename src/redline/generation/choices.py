@@ -1,3 +1,3 @@
-"""Names and limits that `--help` shows, in a module of their own, because help imports no large package."""
+"""Defines names that `--help` shows. They have their own module, so that `--help` need not import torch."""
 
 GENERATION_PRECISIONS = ("auto", "fp32", "bf16", "fp16", "int8", "fp8")

@@ -1,8 +1,9 @@
-"""Runs planned steps of a paged model: one call for the new tokens of all rows, then one for sampling.
+"""Runs planned steps of a paged model: calls the model once with the new tokens of all rows, then samples once.
 
-A token that was sampled stays on the device as the next input, so a step can be launched before the last one is read.
-Steps in which every row decodes are captured as CUDA graphs, one for each number of rows and pages that is rounded up
-to a bucket; so are short steps with prompts. Nothing but the sizes of buckets reaches a captured launch as a number.
+Sampled tokens stay on the device as inputs of the next step, so that a step can be launched before the host has read
+the tokens of the step before. Steps in which every row decodes are captured as CUDA graphs, and so are short steps with
+prompts. The numbers of tokens, rows and pages are rounded up to buckets, and each combination of buckets has its own
+graph. A captured launch gets only bucket sizes as Python numbers; all other numbers are in tensors.
 
 T: tokens of a step, R: its rows, N: sampled tokens, W: pages in the table of a row.
 """
@@ -27,18 +28,19 @@ from redline.ops.paged_attention import ALL, PagedRows
 
 Masks = Sequence[bytes | None]
 _ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 160, 192, 224, 256)
-# The tokens and rows of captured steps with prompts. Larger steps hide the time of launching kernels one by one.
+# The numbers of tokens, and of rows, of captured steps with prompts. Larger steps are not captured, because their
+# kernels run longer than the host takes to launch them.
 _TOKEN_BUCKETS = (64, 128, 256, 512, 1024, 2048)
 _MIXED_ROWS = (8, 64, 256)
-# Tables of captured steps have a power of four times this number of pages.
+# A row's table in a captured step has this number of pages times a power of four, up to the longest table.
 _LEAST_WIDTH = 32
 _WARMUPS = 2
-# A row that decodes is split into at most this many parts, and parts have at least this many positions.
+# Attention of a row that decodes is computed in at most `_MOST_SPLITS` parts of at least `_LEAST_SPLIT` positions.
 _MOST_SPLITS, _LEAST_SPLIT = 64, 256
 
 
 class Shape(NamedTuple):
-    """The number of tokens and rows of a step, and of pages in the table of a row."""
+    """The sizes of a step. `width` is the number of pages in the table of each row."""
 
     tokens: int
     rows: int
@@ -48,7 +50,10 @@ class Shape(NamedTuple):
 
 
 class DecoderRunner:
-    """`pages` of `size` tokens, and `rows` rows of up to `context` tokens each."""
+    """Runs steps with up to `rows` rows of up to `context` tokens each, whose keys and values are in `pool`.
+
+    Without a `recorder`, no step is captured as a CUDA graph.
+    """
 
     def __init__(
         self,
@@ -64,7 +69,7 @@ class DecoderRunner:
         self.size = pool.page_size
         self.sampler = Sampler(rows, vocabulary, device)
         self._tables = np.zeros((rows, -(-context // self.size)), dtype=np.int32)
-        # The number of pages of each row that `_tables` holds.
+        # The number of pages that `_tables` holds for each row.
         self._held = [0] * rows
         self._last_R = torch.zeros(rows, dtype=torch.int32, device=device)
         self._split = max(_LEAST_SPLIT, -(-context // _MOST_SPLITS))
@@ -91,14 +96,14 @@ class DecoderRunner:
             return Readback(None, self.device)
         sampled = self.sampler.sample(logits_NV, entries, masks)
         rows_N = self._sent(np.array([entry.row for entry in entries], dtype=np.int32)).long()
-        # After NO_TOKEN, a row gets token 0 as its next input, because the host reads the NO_TOKEN only later.
+        # Replaces NO_TOKEN by token 0, because the next step may be launched before the host reads NO_TOKEN.
         self._last_R[rows_N] = sampled.tokens_N.clamp(min=0).int()
         return Readback(sampled, self.device)
 
     def warm_up(self, rows: int) -> None:
-        """Captures the steps of up to this many rows and short texts, so that no request waits for it."""
+        """Captures the steps of short texts with up to `rows` rows, so that no request waits for a capture."""
         width = min(_LEAST_WIDTH, self._tables.shape[1])
-        # The largest first, because later captures reuse its memory.
+        # Captures the largest step first, because later captures reuse its memory.
         for tokens in reversed(_TOKEN_BUCKETS):
             self._capture(Shape(tokens, _MIXED_ROWS[0], width, False))
         for bucket in reversed([one for one in _ROW_BUCKETS if one < 2 * rows]):
@@ -136,8 +141,8 @@ class DecoderRunner:
     ) -> np.ndarray:
         """Returns all numbers of a step in one array, so that there is one copy to the device.
 
-        A captured step gives the logits after the last token of each row. Its rows of padding have one token if all
-        rows have one, otherwise none; tokens of padding are not stored.
+        A captured step returns logits after the last token of every row. If it is a decode step, a row of padding has
+        one token, otherwise none. Keys and values of padding are not stored (slot −1).
         """
         ids = np.array([row.row for row in rows], dtype=np.int32)
         real, padding = int(counts.sum()), shape.rows - len(rows)
@@ -163,7 +168,7 @@ class DecoderRunner:
         return np.concatenate([np.asarray(part, dtype=np.int32) for part in parts])
 
     def _captured_step(self, shape: "Shape", plan: StepPlan) -> "CapturedStep | None":
-        """Returns the smallest captured step that is large enough, or None if steps like this are not captured."""
+        """Returns the captured step whose buckets fit the shape, or None if such steps are not captured."""
         if self.recorder is None or any(row.drafts for row in plan.rows):
             return None
         row_buckets = _ROW_BUCKETS if plan.is_decode else _MIXED_ROWS
@@ -182,10 +187,10 @@ class DecoderRunner:
         tokens, rows, width, is_decode = shape
 
         def run(inputs: Tensor) -> Tensor:
-            # Which rows have one token, only the device knows.
+            # The graph serves any mix of rows with one token and with more, so the kernels must allow both per row.
             return self._run(inputs, shape, rows, ALL, ALL if is_decode else 0)
 
-        # One row, or rows of one token, after no stored ones; nothing is stored.
+        # Example inputs: rows of one token, or a single long row. Slots of −1 make the kernels store nothing.
         longest = min(tokens, width * self.size)
         inputs = torch.zeros(4 * tokens + 3 * rows + 1 + rows * width, dtype=torch.int32, device=self.device)
         inputs[2 * tokens : 3 * tokens] = -1
@@ -198,7 +203,7 @@ class DecoderRunner:
                 self._logits_RV = logits_RV.new_empty((max(_ROW_BUCKETS[-1], _MIXED_ROWS[-1]), logits_RV.shape[1]))
             self._captured[shape] = CapturedStep(run, inputs, shape, self._logits_RV[:rows], self.recorder)
         except RuntimeError as error:
-            # The usual cause is a lack of memory. Steps can run without the capture.
+            # The usual cause is a lack of memory. Steps also run without CUDA graphs.
             self.recorder = None
             why = f"the capture of a CUDA graph failed: {first_line(error)}"
             warnings.warn(f"tokens are generated slowly, because {why}.", stacklevel=2)
@@ -211,7 +216,7 @@ class DecoderRunner:
 
 
 class CapturedStep:
-    """A step of a shape, some of whose tokens and rows may be padding. The logits are in a buffer that all share."""
+    """A CUDA graph of a step of one shape, which pads tokens and rows. All graphs share the buffer of logits."""
 
     def __init__(
         self,

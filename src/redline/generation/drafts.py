@@ -1,27 +1,28 @@
-"""Speculative decoding by prompt lookup: the tokens that followed the same last words earlier in the text.
+"""Proposes drafts for speculative decoding by prompt lookup.
 
-The engine computes drafts together with the last token, and keeps those that it would have sampled itself. Since the
-noise of a token depends on the seed and the position only, a text is the same with and without drafts.
+Looks for an earlier place in the text with the same tokens as the end of the text, and proposes the tokens that follow
+that place. The engine computes these drafts together with the last token, and keeps those that it samples itself. The
+noise that samples a token depends only on the seed, the position and the token id, so drafts do not change the text.
 """
 
 from redline.generation.sampler import has_penalties
 from redline.generation.sequence import Sequence
 
-# The number of last tokens that are looked up; longer matches are preferred.
+# The numbers of last tokens that are looked up, in the order of preference.
 _LENGTHS = (4, 3, 2)
 
 
 class PromptLookup:
-    """Proposes up to `most` tokens. Keeps an index of each text, to which new tokens are added."""
+    """Proposes up to `most` tokens for a text. Keeps an index of each text, which each call extends."""
 
     def __init__(self, most: int) -> None:
         self.most = most
-        # For each text: the number of indexed tokens, and where the tokens after each short sequence begin.
+        # For each text: the number of indexed tokens, and the position after the last place of each run of tokens.
         self._indexed: dict[Sequence, tuple[int, dict[tuple[int, ...], int]]] = {}
 
     @staticmethod
     def suits(sequence: Sequence) -> bool:
-        """Returns whether tokens may be verified together, which penalties and grammars prevent."""
+        """Returns whether drafts may be verified together. Penalties, grammars and `min_tokens` prevent it."""
         request = sequence.request
         return request.grammar is None and not request.min_tokens and not has_penalties(request.sampling)
 
@@ -43,5 +44,5 @@ class PromptLookup:
         return []
 
     def drop(self, sequence: Sequence) -> None:
-        """Forgets a text that has ended."""
+        """Deletes the index of a text that has ended."""
         self._indexed.pop(sequence, None)

@@ -1,4 +1,4 @@
-"""Embeddings of texts: the model's last hidden states, averaged over the text or taken from its last token."""
+"""Computes embeddings of texts: averages the last hidden states over the text, or takes that of the last token."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -26,7 +26,7 @@ def embed(
         )
     found: list[Any] = [None] * len(prompts)
     batch: list[int] = []
-    # Similar lengths together. Padding comes after a text, so that no token of the text attends to it.
+    # Batches prompts of similar length, to need little padding. Padding follows the prompt, so no token attends to it.
     order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
     for place, index in enumerate(order):
         batch.append(index)

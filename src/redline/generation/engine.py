@@ -1,7 +1,7 @@
 """The inference engine: continuous batching of requests that come and go at any time.
 
-A step has four parts: plan it, launch it, read what the step before it gave, and settle that. On a GPU the host reads
-one step behind, so that the device does not wait for it.
+`Engine.step` plans a step, launches it, reads the tokens of a launched step, and updates the requests with them. On a
+GPU, it reads the tokens of the previous step, so that the device already runs the next one and does not wait.
 """
 
 from collections import deque
@@ -40,9 +40,10 @@ NOT_FINITE = (
 )
 _BLOCK_SIZE = {"cuda": 64, "cpu": 16}
 _TOKEN_BUDGET = {"cuda": 8192, "cpu": 2048}
-# The prompt tokens of a step beside rows that decode: about 10 ms for a model of 1.2B parameters on an H200.
+# The limit of prompt tokens in a step in which other rows decode. On an H200, a model of 1.2B parameters takes about
+# 10 ms for them.
 _PROMPT_COST = {"cuda": 2048, "cpu": 256}
-# The number of launched steps that have not been read. With one, the device does not wait for the host.
+# The number of launched steps that may be unread when `step` returns. With 1, the device does not wait for the host.
 _BEHIND = {"cuda": 1}
 _UNLIMITED = 1 << 62
 _GRAMMAR_TIMEOUT_S = 5.0
@@ -63,13 +64,18 @@ class Engine:
 
     The rungs of `plan` are applied to a copy of the model, or, with `share`, to the model itself. `samples` are example
     prompts for rungs that need real inputs. `vocabulary` is the size of the tokenizer's vocabulary: token ids beyond it
-    are never sampled. The key-value cache has `blocks` blocks of `block_size` tokens (default: as many as rows of whole
-    contexts need, within the share `memory_share` of the memory that is free). A step has up to `token_budget` tokens
-    and `max_rows` rows, and a row up to `chunk` of its prompt.
-    `prompt_cost` limits the prompt tokens of a step in which others decode. `tokenizer` (a `tokenizers.Tokenizer`) is
-    needed for grammars. `drafts` is the number of tokens that prompt lookup proposes at a time. Sessions of models with
-    neural memory are stored in `session_folder`. `graph` sets whether decode steps are captured as CUDA graphs
-    (default: on a GPU). `behind` and `recorder` are for tests.
+    are never sampled.
+
+    The key-value cache has `blocks` blocks of `block_size` tokens. By default, it has enough blocks for `max_rows` rows
+    of the model's whole context, but takes at most the share `memory_share` of the free memory. A step has up to
+    `token_budget` tokens and `max_rows` rows, and computes up to `chunk` prompt tokens of a row. `prompt_cost` limits
+    the prompt tokens of a step in which other rows decode.
+
+    `tokenizer` (a `tokenizers.Tokenizer`) is needed for grammars. `drafts` is the number of tokens that prompt lookup
+    proposes at a time. Sessions of models with neural memory are stored in `session_folder`. A session is deleted if it
+    was not used for `session_age_s` seconds; the least recently used ones are also deleted while all sessions together
+    exceed `session_bytes`. `graph` sets whether steps are captured as CUDA graphs (default: on a GPU).
+    Tests set `behind` (see `_BEHIND`) and `recorder`, which captures graphs.
     """
 
     def __init__(
@@ -126,7 +132,7 @@ class Engine:
             arguments = (self.model, pages, max_rows, context, self.vocabulary, self.device, recorder)
             self._runner: DecoderRunner | StateRunner = DecoderRunner(*arguments)
         else:
-            # A state has a fixed size, so each row is one block without end.
+            # A state has a fixed size, so each row needs one block, whatever its length: the block size is unlimited.
             piece = self.model.piece(chunk)
             pool, limits = Blocks(max_rows, _UNLIMITED), Limits(max_rows, budget, piece or chunk, cost, piece or 1)
             self._runner = StateRunner(self.model, max_rows, self.vocabulary, self.device, recorder, piece)
@@ -142,7 +148,7 @@ class Engine:
 
     @property
     def plan(self) -> Plan:
-        """The applied plan with its rungs' choices, but without CUDA graphs: the engine captures steps itself."""
+        """The applied plan with the options that its rungs chose. It has no CUDA graphs: the engine captures steps."""
         return self.model.plan
 
     @property
@@ -152,7 +158,7 @@ class Engine:
 
     @property
     def setup_s(self) -> float:
-        """The seconds spent so far on the cache and on capturing steps."""
+        """The seconds spent so far on allocating the cache and on capturing steps as CUDA graphs."""
         return self._build_s + self._runner.capture_s
 
     @property
@@ -178,13 +184,13 @@ class Engine:
     def submit(self, request: Request, state: Any = None) -> None:
         """Adds a request. Raises RedlineError if it can never run.
 
-        With `state`, the text continues that state of a model with neural memory, and `take_state` returns the state
-        after it.
+        `state` is a memory state of a model with neural memory: the request continues it, and `take_state` returns the
+        new state after the request has ended.
         """
         self.check(request)
         if request.id in self._compiling:
             raise RedlineError(f"there is already a request with the id {request.id!r}: use a unique id.")
-        # The last output of an aborted request must not be taken for one of this request.
+        # Drops the last output of an aborted request with the same id, so that it is not taken for one of this request.
         self._ended = [output for output in self._ended if output.id != request.id]
         drafts = self._lookup is not None
         waits = drafts or request.grammar is not None or request.session is not None or state is not None
@@ -208,7 +214,7 @@ class Engine:
             self._ended.append(Output(request_id, [], finish=Finish.ABORTED))
 
     def step(self) -> list[Output]:
-        """Runs one step, and returns what the requests gained in the step that was read."""
+        """Launches one step, and returns the outputs of the step that was read, which may be an earlier one."""
         outputs, self._ended = self._ended, []
         outputs += self._compiled()
         plan = self.scheduler.plan()
@@ -218,16 +224,16 @@ class Engine:
             plan, readback = self._in_flight.popleft()
             outputs += self._settle(plan, readback.read())
         elif not plan.rows and self._compiling and not outputs:
-            # Nothing can run before a grammar is compiled.
+            # No request can run before a grammar is compiled, so this waits instead of returning at once.
             wait([one.future for one in self._compiling.values()], _COMPILE_WAIT_S)
         return outputs
 
     def embed(self, prompts: Prompts, pooling: str = "mean") -> list[list[float]]:
-        """Returns a vector of length 1 for each prompt: the mean of its hidden states, or the one of its last token."""
+        """Returns a vector of norm 1 per prompt: the mean of its hidden states, or with "last" the last token's."""
         return embed(self.model, read_prompts(prompts, self.vocabulary), pooling, self.device)
 
     def score(self, prompts: Prompts, top: int = 0) -> list[list[TokenLogprobs]]:
-        """Returns the log-probabilities of the tokens of each prompt but the first, with the `top` most likely ones."""
+        """Returns, per prompt, the log-probability of every token but the first, and the `top` most likely tokens."""
         return score(self.model, read_prompts(prompts, self.vocabulary), top, self.device)
 
     def new_state(self, batch: int = 1) -> Any:
@@ -235,11 +241,11 @@ class Engine:
         return self._states.new_state(batch)
 
     def state(self, request_id: str) -> Any:
-        """Returns a copy of the state after the tokens so far of a request that was submitted with a state."""
+        """Returns a copy of the memory state after the tokens so far of a request that was submitted with a state."""
         return self._states.current(self.scheduler[request_id])
 
     def take_state(self, request_id: str) -> Any:
-        """Returns the state after the text of a request that was submitted with a state and has ended, once."""
+        """Returns the final memory state of an ended request that was submitted with a state, and forgets it."""
         return self._states.take(request_id)
 
     def delete_session(self, salt: str, session: str) -> bool:
@@ -247,12 +253,12 @@ class Engine:
         return self._states.delete(salt, session)
 
     def warm_up(self) -> None:
-        """Captures the most common steps now, so that no request waits for it."""
+        """Captures the most common steps as CUDA graphs now, so that no request waits for a capture."""
         if isinstance(self._runner, DecoderRunner):
             self._runner.warm_up(self.scheduler.limits.max_rows)
 
     def close(self) -> None:
-        """Ends all requests and stops the threads."""
+        """Ends all requests and stops the threads that compile grammars."""
         for request_id in [
             *self._compiling,
             *(one.request.id for one in [*self.scheduler.running, *self.scheduler.waiting]),
@@ -276,7 +282,7 @@ class Engine:
         return context - prompt, Finish.CONTEXT
 
     def _compiled(self) -> list[Output]:
-        """Moves requests whose grammars are compiled to the scheduler, and returns those that failed."""
+        """Moves requests whose grammars are compiled to the scheduler, and returns outputs for those that failed."""
         failed = []
         for request_id, one in list(self._compiling.items()):
             try:
@@ -298,7 +304,7 @@ class Engine:
         return failed
 
     def _launch(self, plan: StepPlan) -> list[Output]:
-        """Launches a step, and returns the requests that ended because their grammar failed."""
+        """Launches a step, and returns outputs for the requests that ended because their grammar failed."""
         masks: list[bytes | None] = []
         failed = []
         for row in plan.rows:
@@ -369,7 +375,7 @@ class Engine:
 
 
 def _with_logprobs(output: Output, entry: int, result: Result) -> Output:
-    """Adds the log-probabilities of an output's tokens, whose first is entry `entry` of the step."""
+    """Returns the output with the log-probabilities of its tokens; its first token is entry `entry` of the step."""
     found = []
     for place, token in enumerate(output.tokens, entry):
         logprob, top = result.logprobs[place]

@@ -24,8 +24,8 @@ from redline.models.decoder.hugging_face import FAMILIES
 # Matches OWNER/NAME (old models such as gpt2 have no owner), optionally followed by @ and a branch, tag or commit.
 _REPOSITORY = re.compile(r"(?P<name>([A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*)(@(?P<revision>[A-Za-z0-9][\w./-]*))?")
 _SHORTEST_COMMIT = 7
-# A complete download has, for each part, a file that matches one of the patterns. Whether such a file can be read is
-# checked when it is loaded.
+# The patterns of the files that a complete download contains: at least one file for each part. Whether a file can be
+# read is checked when it is loaded.
 _PARTS = {
     "config.json": ("config.json",),
     "weights": ("*.safetensors", "*.bin"),
@@ -42,24 +42,24 @@ def _load_memory_model(path: Path, dtype: torch.dtype, device: torch.device, str
     return load_memory_model(path, dtype, device)
 
 
-# Keyed by `model_type` in config.json.
+# Maps the `model_type` of config.json to the function that loads such models.
 LOADERS: dict[str, Loader] = {**dict.fromkeys(FAMILIES, load_decoder), MEMORY_MODEL: _load_memory_model}
 
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A model folder before its weights are read."""
+    """A model folder whose config and tokenizer have been read, but not its weights."""
 
     path: Path
     model_type: str
     tokenizer: Any
-    # The size of the tokenizer's vocabulary, added tokens included; it may differ from the size of the model's.
+    # The size of the tokenizer's vocabulary with added tokens. The model's vocabulary may have a different size.
     tokens: int
     stop_tokens: tuple[int, ...]
 
     @classmethod
     def open(cls, path: str | Path | None) -> "ModelFolder":
-        """Reads everything but the weights, from a folder, a bundled model or one in the Hugging Face cache."""
+        """Finds a model (see `find_model`), and reads everything but its weights."""
         path = find_model(path)
         config = read_config(path)
         model_type = check_architecture(path, config)
@@ -132,7 +132,7 @@ def read_tokenizer(folder: Path) -> Any:
 
 
 def find_stop_tokens(folder: Path, config: dict[str, Any]) -> tuple[int, ...]:
-    """Returns the ids of the stop tokens; generation_config.json overrides config.json, because chat models use it."""
+    """Returns the ids of the stop tokens. generation_config.json, which chat models use, overrides config.json."""
     settings = folder / "generation_config.json"
     found = read_json(settings).get("eos_token_id") if settings.exists() else None
     if found is None:
@@ -144,7 +144,10 @@ def find_stop_tokens(folder: Path, config: dict[str, Any]) -> tuple[int, ...]:
 
 
 def cache_folder() -> Path:
-    """Returns huggingface_hub's cache: HF_HUB_CACHE, else HF_HOME/hub, else huggingface/hub in the user's cache."""
+    """Returns the cache folder of huggingface_hub.
+
+    It is $HF_HUB_CACHE, else $HF_HOME/hub, else huggingface/hub in $XDG_CACHE_HOME (default: ~/.cache).
+    """
     if named := os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE"):
         return Path(named).expanduser()
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"

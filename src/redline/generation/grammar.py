@@ -1,6 +1,7 @@
-"""Structured output: which tokens may come next so that a text matches a schema, a regular expression or a grammar.
+"""Structured output: computes which tokens may come next so that a text matches a schema, a regex or a grammar.
 
-Compiling runs in threads, because it may take long for a hostile schema, and is limited in time and size.
+Grammars are compiled in threads, because compiling a hostile schema may take long. The length of a grammar is limited,
+and the engine limits the time of compiling.
 """
 
 import json
@@ -13,26 +14,26 @@ from redline.generation.request import Grammar
 
 _THREADS = 2
 _LONGEST_CHARACTERS = 200_000
-# Some models would write spaces without end where JSON allows any number of them.
+# Limits whitespace between JSON values, because some models would generate it forever.
 _JSON = {"whitespace_pattern": r"\n? {0,16}"}
 _OBJECT = json.dumps({"type": "object"})
 
 
 class Matcher:
-    """Follows one text."""
+    """Tracks one text, and returns which tokens may continue it."""
 
     def __init__(self, matcher: Any, stop_tokens: Sequence[int]) -> None:
         self._matcher = matcher
         self.stop_tokens = frozenset(stop_tokens)
 
     def mask(self) -> bytes:
-        """Returns one bit for each token of the vocabulary: whether it may come next."""
+        """Returns a bit for each token of the vocabulary, which is 1 if the token may come next."""
         mask: bytes = self._matcher.compute_bitmask()
         self._check()
         return mask
 
     def accept(self, token: int) -> bool:
-        """Appends a token, and returns whether the text is complete and cannot go on."""
+        """Appends a token, and returns whether the text is complete and no token may follow."""
         self._matcher.consume_token(token)
         self._check()
         return self._matcher.is_stopped()

@@ -1,4 +1,4 @@
-"""The engine for callers who have all prompts at once: texts of a batch, or a stream of their tokens."""
+"""An engine for callers who have all prompts at once: returns whole texts, or a stream of tokens."""
 
 from collections.abc import Iterable
 from itertools import count
@@ -45,8 +45,8 @@ class InferenceEngine:
         recorder: GraphCapturer | None = None,
         **options: Any,
     ) -> None:
-        # All prompts are there from the start, so none of them delays another one's next token. The program may need
-        # memory for other things.
+        # `prompt_cost` is unlimited, because no caller waits for single tokens while prompts are computed. The share of
+        # memory is smaller than that of `Engine`, because the calling program may need memory for other purposes.
         given: dict[str, Any] = {"prompt_cost": 1 << 30, "memory_share": _MEMORY_SHARE.get(_device_type(model))}
         given |= {"graph": graph, "chunk": chunk, "recorder": recorder}
         self.engine = Engine(model, plan, share=share, samples=samples, vocabulary=vocabulary, **given | options)
@@ -55,7 +55,7 @@ class InferenceEngine:
 
     @property
     def plan(self) -> Plan:
-        """The applied plan with its rungs' choices, but without CUDA graphs: the engine captures steps itself."""
+        """The applied plan with the options that its rungs chose. It has no CUDA graphs: the engine captures steps."""
         return self.engine.plan
 
     @property
@@ -64,7 +64,7 @@ class InferenceEngine:
 
     @property
     def setup_s(self) -> float:
-        """The seconds spent so far on the cache and on capturing steps."""
+        """The seconds spent so far on allocating the cache and on capturing steps as CUDA graphs."""
         return self.engine.setup_s
 
     def new_state(self, batch: int = 1) -> Any:
@@ -93,7 +93,7 @@ class InferenceEngine:
             self.engine.check(requests[-1])
         states = []
         if state is not None:
-            self.engine.new_state()  # raises if the model has none
+            self.engine.new_state()  # raises if the model has no neural memory
             cache: Any = self.model.new_cache(len(requests), 0)
             cache.restore(state)
             states = [cache.gather([row]).snapshot() for row in range(len(requests))]
@@ -108,7 +108,7 @@ class InferenceEngine:
         stop_tokens: Iterable[int] = (),
         state: Any = None,
     ) -> list[Completion]:
-        """Returns complete texts. Each row gets the text that it would get alone with the seed `seed + row`."""
+        """Returns complete texts. Row r gets the text that it would get alone with the seed `sampling.seed + r`."""
         options: dict[str, Any] = {"max_tokens": max_tokens, "stop_tokens": stop_tokens, "state": state}
         with self.stream(prompts, sampling, **options) as stream:
             for _ in stream:

@@ -22,16 +22,16 @@ class LanguageModel(Protocol):
 
     @property
     def context(self) -> int | None:
-        """The largest number of tokens in a row, prompt and answer together; None if unlimited."""
+        """The largest number of tokens in a row, with prompt and generated tokens together; None if unlimited."""
         ...
 
 
 @runtime_checkable
 class PagedModel(Protocol):
-    """A `LanguageModel` whose keys and values are in pages."""
+    """A `LanguageModel` that stores keys and values in pages."""
 
     def new_pages(self, count: int, size: int) -> PagePool:
-        """Returns `count` pages for `size` tokens each, on the model's device. The pages never move."""
+        """Returns `count` pages for `size` tokens each, on the model's device. Their addresses never change."""
         ...
 
     def flat(self, tokens_T: Tensor, call: FlatCall) -> Tensor:
@@ -76,11 +76,11 @@ class StateModel(Protocol):
         ...
 
     def prepare(self, cache: Any) -> None:
-        """Runs on the host before each step. It is not part of the CUDA graph, so it may branch on values."""
+        """Prepares `step`. Runs on the host before each step, outside the CUDA graph, so it may branch on values."""
         ...
 
     def step(self, tokens_B: Tensor, cache: Any) -> Tensor:
-        """Appends one token to every row and returns logits (B, V) for the next.
+        """Appends one token to every row and returns logits (B, V) for the next token.
 
         The restrictions of `PagedModel.flat` apply.
         """
@@ -89,8 +89,10 @@ class StateModel(Protocol):
 
 @runtime_checkable
 class MemoryModel(Protocol):
-    """A `StateModel` with neural memory: a state of fixed size for texts of any length, which can be stored. Its caches
-    are `StateCache`s."""
+    """A `StateModel` with neural memory, whose state has a fixed size for texts of any length and can be stored.
+
+    Its caches are `StateCache`s.
+    """
 
     def new_state(self, batch: int = 1) -> Any:
         """Returns an empty state for `batch` texts; its `rows([i])` is the state of text i."""
@@ -99,18 +101,18 @@ class MemoryModel(Protocol):
 
 @runtime_checkable
 class PiecewiseModel(Protocol):
-    """A `StateModel` with `StateCache`s, which can prefill in pieces of fixed length, each a CUDA graph launch."""
+    """A `StateModel` with `StateCache`s that can prefill in pieces of fixed length, each by replaying a CUDA graph."""
 
     def piece(self, most: int) -> int:
         """Returns the number of tokens per piece, at most `most`; 0 if `most` is too small for a piece."""
         ...
 
     def until_piece(self, cache: Any) -> int | None:
-        """Returns how many tokens every row must append before a piece can start; None if the rows differ in this."""
+        """Returns how many tokens must be appended before a piece can start; None if this differs between rows."""
         ...
 
     def prepare_piece(self, tokens: int, cache: Any) -> None:
-        """Runs on the host before each piece. It is not part of the CUDA graph."""
+        """Prepares `take_in` for a piece of `tokens` tokens. Runs on the host, outside the CUDA graph."""
         ...
 
     def take_in(self, tokens_BS: Tensor, cache: Any) -> Tensor:

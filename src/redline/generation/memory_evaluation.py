@@ -1,4 +1,4 @@
-"""`redline.evaluate_memory`: the recall of a language model, and the bytes of its state, as its text grows."""
+"""`redline.evaluate_memory`: measures a language model's recall, and the bytes of its state, as the text grows."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ Log = Callable[[str], None]
 
 @dataclass(frozen=True)
 class MemoryEvaluation:
-    """The results: `recall` has a row for each task and length, `loss` one for each range of positions."""
+    """The results: `recall` has a row for each task and length, `loss` has a row for each range of positions."""
 
     model: str
     about: str
@@ -32,7 +32,7 @@ class MemoryEvaluation:
     loss: list[LossRow]
 
     def to_html(self) -> str:
-        """Returns a page with the curves."""
+        """Returns an HTML page with the curves of recall and loss."""
         return render_recall_page(self.model, self.about, self.recall, self.loss)
 
 

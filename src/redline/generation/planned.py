@@ -1,4 +1,4 @@
-"""A language model with a plan applied: the rungs optimize the decode step, and prompts use the same weights.
+"""Applies a plan to a language model: its rungs optimize the decode step, and prompts use the same weights.
 
 The decode step has few shapes, which suits compilers and CUDA graphs. Prompts have any length, so steps with prompts
 run uncompiled, through the same converted or quantized layers.
@@ -38,9 +38,9 @@ class LoadOptions:
 def choose_load_options(machine: Machine, precision: str = "auto", plan: Plan | str | None = None) -> LoadOptions:
     """Returns the dtype and the plan. Raises RedlineError if the precision is unknown or cannot run on this machine.
 
-    `plan` replaces the plan of the precision: a `Plan`, its text, or the path of a .toml file. If it converts the
-    dtype, the weights are loaded in fp32. int8 and fp8 quantize only the weights, because a decoding step spends most
-    of its time on reading weights.
+    `plan` replaces the plan that the precision would select: a `Plan`, its text, or the path of a .toml file. If this
+    plan converts the dtype, the weights are loaded in fp32. int8 and fp8 quantize only the weights, because a decode
+    step spends most of its time on reading weights.
     """
     given = None if plan is None else read_plan(plan)
     chosen = choose_plan("generate", machine, precision, given).plan
@@ -51,14 +51,14 @@ def choose_load_options(machine: Machine, precision: str = "auto", plan: Plan | 
 
 
 class DecodeStep(nn.Module):
-    """A module whose forward is the decode step; without a cache it is a prefill, which rungs run on sample prompts."""
+    """A module whose forward is the decode step. Without `past` it is a prefill, which rungs run on sample prompts."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, tokens: Tensor, past: Any = None) -> Tensor:
-        """Takes tokens with a cache or the pages of their rows, or prompts (B, S) of equal length without a past."""
+        """Takes new tokens with a cache or a `FlatCall` as `past`, or prompts (B, S) of equal length without `past`."""
         model: Any = self.model
         if isinstance(past, FlatCall):
             return model.flat(tokens, past)
@@ -82,7 +82,7 @@ class PlannedModel:
     def of(cls, model: nn.Module, plan: Plan, share: bool, samples: Sequence[Tensor] = ()) -> "PlannedModel":
         """Applies the plan to the model itself if `share`, otherwise to a copy. `samples` are prompts of shape (1, S).
 
-        A plan without rungs changes no weights, so the copy then shares the weights of the model.
+        A plan without rungs changes no weights, so then the copy shares the weights of the original.
         """
         plan = without_graphs(plan)
         if not plan.rungs:
@@ -110,7 +110,7 @@ class PlannedModel:
         return isinstance(self.model, PagedModel)
 
     def flat(self, tokens_T: Tensor, call: FlatCall, is_decode: bool) -> Tensor:
-        """Runs the flat call of a paged model. Only calls of single tokens go through a compiler."""
+        """Runs the flat call of a paged model. Only decode steps run the module that the rungs may have compiled."""
         if is_decode:
             return self.applied(tokens_T, call)
         with entered(self.applied.job.contexts):
@@ -159,7 +159,7 @@ class PlannedModel:
         return self.applied(tokens_B, cache)
 
     def proofs(self) -> dict[str, str]:
-        """Returns what each rung reports that it did; call it after a step has run."""
+        """Returns each rung's report of what it did. Must be called after a step has run."""
         return {str(rung): rung.proof(self.applied.job) for rung in self.plan.rungs}
 
 

@@ -10,16 +10,16 @@ from redline.machine.host_memory import available_host_bytes
 from redline.models.decoder.paged_cache import FlatCall
 from redline.ops.paged_attention import PagedRows
 
-# The share of the free memory that the pages get.
+# The default share of the free memory that the pages may take.
 _SHARE = {"cuda": 0.92, "cpu": 0.25}
 
 
 def choose_blocks(
     model: PlannedModel, size: int, rows: int, token_budget: int, device: torch.device, share: float | None = None
 ) -> int:
-    """Returns the number of pages: what `rows` whole contexts need, or what fits into the memory that is left.
+    """Returns the number of pages that `rows` whole contexts need, or that fit into the free memory if these are fewer.
 
-    On a GPU, the largest step runs first, so that the memory it needs is not counted as free.
+    On a GPU, this first runs the largest step, so that the memory of the step is not counted as free.
     """
     context = model.context
     assert context is not None

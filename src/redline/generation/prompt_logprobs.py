@@ -1,4 +1,4 @@
-"""Log-probabilities of the tokens of given texts, which evaluations compare to choose an answer."""
+"""Computes the log-probabilities of the tokens of given texts. Evaluations compare them to choose an answer."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from redline.errors import RedlineError
 from redline.generation.planned import PlannedModel
 from redline.generation.request import TokenLogprobs
 
-# The positions whose logits exist at the same time.
+# The number of positions whose logits are computed at once, which limits the memory for logits.
 _POSITIONS = 512
 
 
@@ -16,7 +16,7 @@ _POSITIONS = 512
 def score(
     model: PlannedModel, prompts: Sequence[Sequence[int]], top: int, device: torch.device
 ) -> list[list[TokenLogprobs]]:
-    """Returns, for each prompt, the log-probability of every token but the first, each with the `top` most likely."""
+    """Returns, per prompt, the log-probability of every token but the first, and the `top` most likely tokens."""
     return [_score_one(model, prompt, top, device) for prompt in prompts]
 
 

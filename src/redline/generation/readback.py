@@ -1,4 +1,4 @@
-"""What a step sampled, on its way from the device to the host. The device does not wait for the copies."""
+"""Copies the tokens that a step sampled from the device to the host. The device does not wait for the copies."""
 
 from dataclasses import dataclass
 
@@ -10,14 +10,15 @@ from redline.generation.sampler import Sampled
 
 @dataclass(frozen=True)
 class Result:
-    """The tokens of all entries of a step; for some of them the log-probability, and the most likely tokens."""
+    """The tokens of all entries of a step. `logprobs` maps the entries that ask for it to the log-probability of their
+    token, and to the most likely tokens with theirs."""
 
     tokens: list[int]
     logprobs: dict[int, tuple[float, list[tuple[int, float]]]]
 
 
 class Readback:
-    """Starts copies to pinned memory of its own, so that no later step can overwrite them."""
+    """Starts to copy the sampled tensors to its own pinned memory, which no later step overwrites."""
 
     def __init__(self, sampled: Sampled | None, device: torch.device) -> None:
         self._sampled = sampled
@@ -31,7 +32,7 @@ class Readback:
             self._event.record()
 
     def read(self) -> Result:
-        """Waits for the copies."""
+        """Waits until the copies are complete, and returns them as Python numbers."""
         if self._sampled is None:
             return Result([], {})
         if self._event is not None:

@@ -1,4 +1,4 @@
-"""Requests to the engine and what it answers: plain data without torch, which crosses the border between processes."""
+"""Defines requests to the engine and its outputs: plain data without torch, which processes send to each other."""
 
 from enum import StrEnum
 
@@ -22,7 +22,7 @@ class Finish(StrEnum):
 
 
 class Grammar(Struct, frozen=True):
-    """What the text must match. `kind` is json (any JSON object), json_schema, regex or lark."""
+    """What the generated text must match. `kind` is json (any JSON object), json_schema, regex or lark."""
 
     kind: str
     text: str = ""
@@ -69,7 +69,7 @@ class SamplingOptions(Struct, frozen=True):
 class Request(Struct, frozen=True):
     """One text to generate. `id` is unique among the requests that have not ended.
 
-    `min_tokens` keeps stop tokens from being drawn before that many tokens. `logprobs` is the number of alternatives to
+    Stop tokens are not sampled before `min_tokens` tokens. `logprobs` is the number of alternatives to
     report beside the chosen token (None: no log-probabilities). Requests share cached prefixes only with requests of
     the same `salt`. `session` continues a stored state of a model with neural memory, and stores it again at the end.
     `adapter` names a LoRA adapter that the engine has loaded.
@@ -89,7 +89,7 @@ class Request(Struct, frozen=True):
 
 
 class TokenLogprobs(Struct, frozen=True):
-    """The log-probability of a token, and the most likely alternatives with theirs, best first."""
+    """The log-probability of a token, and the most likely tokens with their log-probabilities, best first."""
 
     token: int
     logprob: float

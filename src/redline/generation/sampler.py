@@ -1,6 +1,7 @@
-"""The sampling state of all rows of the engine: the settings on the host, and what penalties count on the device.
+"""Holds the sampling state of all rows of the engine: settings on the host, token counts for penalties on the device.
 
-N: entries of a step (a row has several if drafts are verified), R: rows of the engine, V: vocabulary.
+N: entries of a step (sampled tokens; a row has several if drafts are verified), R: rows of the engine, V: vocabulary,
+M: entries that use a setting, K: alternatives.
 """
 
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ from redline.generation.step_plan import PlannedRow
 
 @dataclass(frozen=True)
 class Sampled:
-    """The tokens of a step (N,), and for the entries `asked` the log-probabilities of the tokens and alternatives."""
+    """The tokens of a step, and for the entries `asked` the log-probabilities of these tokens and of alternatives."""
 
     tokens_N: Tensor
     asked: list[int]
@@ -50,12 +51,13 @@ class Sampler:
         self.vocabulary, self.device, self.rows = vocabulary, device, rows
         self._floats = np.zeros((6, rows), dtype=np.float32)
         self._ints = np.zeros((2, rows), dtype=np.int64)
-        # What penalties need of each row; created when the first request asks for one.
+        # For penalties: the tokens that each row contains, and how often it generated each token. Allocated when the
+        # first request with a penalty is admitted.
         self._seen_RV: Tensor | None = None
         self._counts_RV: Tensor | None = None
 
     def admit(self, row: int, options: SamplingOptions, prompt: Sequence[int], output: Sequence[int]) -> None:
-        """Sets the settings of a row, and counts the tokens that it has so far."""
+        """Stores the settings of a row, and counts the tokens so far of its request if a penalty needs them."""
         temperature = options.temperature if options.temperature >= LEAST_TEMPERATURE else 0.0
         penalties = (options.repetition_penalty, options.presence_penalty, options.frequency_penalty)
         self._floats[:, row] = (temperature, options.top_p, options.min_p, *penalties)
@@ -71,7 +73,7 @@ class Sampler:
         self._counts_RV[row].zero_().index_add_(0, generated, torch.ones_like(generated, dtype=torch.int32))
 
     def sample(self, logits_NV: Tensor, entries: Sequence[PlannedRow], masks: Sequence[bytes | None]) -> Sampled:
-        """Returns the tokens of the entries, which are planned rows, repeated for each of their samples.
+        """Samples a token for each entry. `entries` repeats each planned row once for each token that it samples.
 
         `masks` holds the allowed tokens of each entry as bits, or None if all are allowed.
         """
@@ -142,7 +144,7 @@ class Sampler:
                 if 0 <= token < self.vocabulary:
                     places.append((index, token))
                     values.append(bias)
-            # Entries with drafts are further on by their drafts, but such requests have no drafts.
+            # `entry.generated` does not count drafts before an entry, but requests with `min_tokens` have no drafts.
             if entry.generated < request.min_tokens:
                 banned = [token for token in request.stop_tokens if 0 <= token < self.vocabulary]
                 places += [(index, token) for token in banned]
@@ -165,7 +167,7 @@ class Sampler:
         return Sampled(tokens_N, asked, chosen_M, top_MK, top_tokens_MK)
 
     def _sent(self, numbers: list[int] | np.ndarray) -> Tensor:
-        """Returns the numbers on the device. The host does not wait for running kernels."""
+        """Copies the numbers to the device. The host does not wait for running kernels."""
         tensor = torch.tensor(numbers, dtype=torch.int64) if isinstance(numbers, list) else torch.from_numpy(numbers)
         if self.device.type != "cuda":
             return tensor.to(self.device)

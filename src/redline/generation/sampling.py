@@ -1,9 +1,9 @@
 """Samples one token per row of logits on the device, each row with its own settings.
 
-The settings are tensors with one number per row, and `Form` says which of them any row uses, so that the work for the
-others is skipped. A row's token does not depend on the other rows. The sampled token is the argmax of the logits plus
-Gumbel noise, which needs no synchronization. The noise is a hash of the row's seed, the position and the token, so that
-a text does not depend on CUDA graphs or on the device either.
+The settings are tensors with one number per row. `Form` says which settings are used by any row, so that the work for
+unused settings is skipped. A row's token does not depend on the other rows. The sampled token is the argmax of the
+logits plus Gumbel noise, which needs no synchronization. The noise is a hash of the row's seed, the position and
+the token, so that a text depends neither on CUDA graphs nor on the device.
 
 N: rows, V: vocabulary, M: rows that use a setting.
 """
@@ -24,7 +24,7 @@ NO_TOKEN = -1
 
 
 class Numbers(NamedTuple):
-    """The settings of each row. `keys_N` are the seeds, hashed by `seed_key`; `drawn_N` counts the tokens before."""
+    """The settings of each row. `keys_N` are the seeds, hashed by `seed_key`; `drawn_N` counts earlier tokens."""
 
     temperature_N: Tensor
     top_k_N: Tensor
@@ -35,7 +35,7 @@ class Numbers(NamedTuple):
 
 
 class Penalties(NamedTuple):
-    """Penalties of `rows_M`, the tokens that each of them has seen, and how often it generated each token."""
+    """The penalties of the rows `rows_M`, the tokens that each row contains, and how often it generated each token."""
 
     rows_M: Tensor
     repetition_M: Tensor
@@ -47,9 +47,9 @@ class Penalties(NamedTuple):
 
 @dataclass(frozen=True)
 class Form:
-    """The largest top_k, and whether any row that draws (has a temperature) has a top_p or a min_p.
+    """The settings that rows with a temperature use: the largest top_k, and whether any has a top_p or a min_p.
 
-    `cut_M` are the rows that have a top_k or a top_p, for which the logits are sorted.
+    `cut_M` are the rows that have a top_k or a top_p: only their logits are searched or sorted.
     """
 
     top_k: int = 0
@@ -92,7 +92,7 @@ def choose(logits_NV: Tensor, numbers: Numbers, form: Form) -> Tensor:
 
 
 def cut(logits_NV: Tensor, numbers: Numbers, form: Form) -> Tensor:
-    """Returns the logits with −∞ for tokens that top_k, top_p or min_p leave out."""
+    """Returns the logits with −∞ for tokens that top_k, top_p or min_p exclude."""
     if form.cut_M is not None:
         logits_NV = logits_NV.index_copy(0, form.cut_M, _cut_sorted(logits_NV[form.cut_M], numbers, form, form.cut_M))
     if form.by_min_p:
@@ -125,5 +125,5 @@ def _mixed_number(number: int) -> int:
 
 
 def seed_key(seed: int) -> int:
-    """Returns the 32-bit number that stands for a seed."""
+    """Returns a 32-bit hash of a seed, as `sample` needs it."""
     return _mixed_number(_mixed_number(seed & _32_BITS) + ((seed >> 32) & _32_BITS))

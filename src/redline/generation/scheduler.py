@@ -1,13 +1,13 @@
-"""The scheduler: which tokens of which requests the next step computes. Plain Python without torch.
+"""Chooses which tokens of which requests the next step computes. Plain Python without torch.
 
-There is one rule. A sequence has `computed` and `total` tokens, and a step hands out a budget of tokens until computed
-has caught up with total. Decoding (one token is missing), chunks of long prompts, prefixes found in the cache and the
-resumption after a preemption are all this rule.
+A sequence has `total` tokens, of which `computed` have been computed. Each step distributes a budget of tokens over the
+sequences that have uncomputed tokens. This one rule covers decoding (one token is uncomputed), chunks of long prompts,
+prefixes found in the cache (which count as computed), and preemption (which sets `computed` to 0).
 
-Sequences that decode come first, then prompts in order of arrival. While anybody decodes, the prompt tokens of a step
-are limited by their cost, so that a long prompt does not delay everybody's next token. If the cache is full, the
-sequence with the fewest computed tokens loses its blocks and is computed again later. The oldest sequence is never
-preempted, so there is always one that makes progress.
+Sequences that decode come first, then prompts in order of arrival. While any sequence decodes, the prompt tokens of a
+step are limited by their cost, so that a long prompt does not delay the next tokens of the others. If the cache is
+full, the sequence with the fewest computed tokens loses its blocks and is computed again later. The oldest sequence is
+never preempted, so at least one sequence always makes progress.
 """
 
 from bisect import insort
@@ -21,11 +21,11 @@ from redline.generation.request import EngineStats, Finish
 from redline.generation.sequence import Sequence
 from redline.generation.step_plan import PlannedRow, StepPlan
 
-# A prompt token at position p costs as much as 1 + p / _CONTEXT_COST tokens at position 0: for a model of 1.2B
-# parameters the weights take 1.95 GFLOP a token, and attention 0.13 MFLOP for each token before it.
+# A prompt token at position p costs as much as 1 + p / _CONTEXT_COST tokens at position 0. In a model of 1.2B
+# parameters, a token takes 1.95 GFLOP for the weights, and 0.13 MFLOP of attention for each earlier token.
 _CONTEXT_COST = 15_000
 _LEAST_CHUNK = 128
-# The share of the blocks that must stay free when a sequence is admitted beside others, which will need some soon.
+# The share of the blocks that must stay free when a sequence is admitted while others run, which will need more blocks.
 _RESERVE = 0.01
 
 Draft = Callable[[Sequence], list[int]]
@@ -33,9 +33,11 @@ Draft = Callable[[Sequence], list[int]]
 
 @dataclass(frozen=True)
 class Limits:
-    """`token_budget` limits a step, `chunk` the tokens of one row in it, and `prompt_cost` its prompt tokens beside
-    decoding rows, in tokens at position 0. If possible, a chunk ends at a multiple of `multiple` tokens
-    after the sequence's `lead`."""
+    """The limits of a step: up to `token_budget` tokens in up to `max_rows` rows, with up to `chunk` tokens of a row.
+
+    If a row decodes, `prompt_cost` limits the cost of the step's prompt tokens, in units of a token at position 0. If
+    possible, a chunk ends a multiple of `multiple` tokens after the first `lead` tokens of its sequence.
+    """
 
     max_rows: int
     token_budget: int
@@ -55,14 +57,14 @@ class Limits:
 
 
 class Scheduler:
-    """Plans steps, and settles what they sampled. `draft` proposes tokens that may follow a sequence's known tokens."""
+    """Plans steps, and adds the sampled tokens to sequences. `draft` proposes tokens that may follow a sequence."""
 
     def __init__(self, blocks: Blocks, limits: Limits, draft: Draft | None = None) -> None:
         self.blocks, self.limits = blocks, limits
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self._draft = draft
-        # A heap: the lowest rows are used first, so that rows beyond the busiest moment need no memory.
+        # A heap of the free rows. The lowest row is used first, so that rows that are never needed take no memory.
         self._rows = list(range(limits.max_rows))
         self._sequences: dict[str, Sequence] = {}
         self.counted = dict.fromkeys(
@@ -87,7 +89,7 @@ class Scheduler:
         insort(self.waiting, sequence, key=lambda one: one.arrival)
 
     def check_fits(self, tokens: int) -> None:
-        """Raises if the cache has not enough blocks for a text of this many tokens."""
+        """Raises RedlineError if a text of this many tokens needs more blocks than the cache has."""
         if self.blocks.needed(tokens) > self.blocks.count:
             raise RedlineError(
                 f"the request may grow to {tokens} tokens, and the key-value cache has room for "
@@ -95,9 +97,10 @@ class Scheduler:
             )
 
     def abort(self, request_id: str, reason: Finish = Finish.ABORTED) -> None:
-        """Ends a sequence. A step that was launched for it may still write to its blocks.
+        """Ends a sequence and releases its blocks.
 
-        They can be reused at once, because steps run in order: the next owner writes later.
+        A launched step may still write to these blocks. Yet they can be reused at once, because steps run in order, and
+        the next sequence that gets them writes in a later step.
         """
         sequence = self._sequences[request_id]
         self._end(sequence, reason)
@@ -110,7 +113,7 @@ class Scheduler:
         decodes = any(one.rest == 1 for one in ready)
         for sequence in ready:
             if sequence.row < 0:
-                continue  # it was preempted for a sequence before it
+                continue  # it was preempted for a sequence that was planned before it
             count = self._count(sequence, budget, cost if decodes else None)
             if count < 1:
                 continue
@@ -139,7 +142,7 @@ class Scheduler:
         return plan
 
     def settle(self, row: PlannedRow, tokens: list[int]) -> list[int]:
-        """Takes the tokens that a step sampled for a row, and returns those that the text gained.
+        """Adds the tokens that a step sampled for a row to its sequence, and returns those that were added.
 
         Sets `finish` of the sequence if it ended.
         """
@@ -171,7 +174,7 @@ class Scheduler:
         """Returns how many of the missing tokens the sequence may compute in this step."""
         count = min(sequence.rest, budget, self.limits.chunk)
         if cost is not None and sequence.rest > 1:
-            # The first prompt gets a few tokens whatever they cost, so that it does not starve.
+            # The first prompt of a step gets up to `_LEAST_CHUNK` tokens at any cost, so that it always progresses.
             least = _LEAST_CHUNK if cost == self.limits.prompt_cost else 0
             count = min(count, max(least, int(cost / _cost(sequence.computed, 1))))
         beyond = (sequence.computed + count - sequence.lead) % self.limits.multiple
@@ -179,13 +182,13 @@ class Scheduler:
         return border - sequence.computed if sequence.computed < border and count < sequence.rest else count
 
     def _reserve(self, sequence: Sequence, count: int, planned: dict[Sequence, PlannedRow]) -> bool:
-        """Takes blocks for the next `count` tokens, and preempts others for them if none are left.
+        """Takes blocks for the next `count` tokens of a sequence, and preempts sequences if too few blocks are left.
 
         Returns False if the sequence was preempted itself.
         """
         missing = self.blocks.needed(sequence.computed + count) - len(sequence.blocks)
         while self.blocks.available < missing:
-            # `running` is in order of arrival, and the first is never preempted.
+            # `running` is in order of arrival, and its first sequence is never preempted.
             victim = min(self.running[1:], key=lambda one: (one.computed, -one.arrival))
             planned.pop(victim, None)
             self._preempt(victim)
@@ -199,7 +202,7 @@ class Scheduler:
         drafts: list[int] = []
         if self._draft is not None and sequence.rest == 1 and not sequence.pending:
             room = min(budget, sequence.limit - sequence.generated - 1, self.limits.chunk - 1)
-            # Nobody is preempted for a guess.
+            # Drafts use only blocks that are available: no sequence is preempted for them.
             slots = (len(sequence.blocks) + self.blocks.available) * self.blocks.size - sequence.computed - 1
             drafts = self._draft(sequence)[: max(0, min(room, slots))]
             missing = self.blocks.needed(sequence.computed + 1 + len(drafts)) - len(sequence.blocks)
@@ -212,7 +215,8 @@ class Scheduler:
     def _commit(self, row: PlannedRow) -> PlannedRow:
         """Counts the tokens of a row as computed, and names the blocks that they fill.
 
-        A block may be shared from now on: a step writes the keys of all its rows before it reads any.
+        Named blocks can be shared at once, even by rows of the same step, because a step writes the keys and values of
+        all its rows before it reads any.
         """
         sequence = row.sequence
         sequence.computed += row.count
@@ -226,10 +230,10 @@ class Scheduler:
         return row
 
     def _admit(self, sequence: Sequence) -> bool:
-        """Gives a waiting sequence a row and the cached blocks of its beginning, if all its known tokens fit."""
+        """Gives a waiting sequence a row and the cached blocks of its prefix. Returns False if there is no room."""
         if not self._rows or sequence.pending:
             return False
-        # At least one token is computed, because the logits after it are needed.
+        # The last token is never taken from the cache, because it must be computed for its logits.
         hits = []
         for name in sequence.block_names(len(sequence.tokens) - 1, self.blocks.size):
             block = self.blocks.find(name)

@@ -1,4 +1,4 @@
-"""The progress of one request in the scheduler: which of its tokens are known, computed and still to come."""
+"""The progress of one request in the scheduler: which of its tokens are known, computed and missing."""
 
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
@@ -9,11 +9,12 @@ from redline.generation.request import Finish, Request
 
 @dataclass(eq=False)
 class Sequence:
-    """A request in the engine. `tokens` are the known ones: the prompt, and what was generated and read.
+    """A request in the engine. `tokens` are the tokens that the host knows: the prompt and the generated ones it read.
 
-    `pending` counts tokens that a launched step samples and that the host has not read. `computed` counts tokens whose
+    `pending` counts tokens that launched steps sample and that the host has not read. `computed` counts tokens whose
     keys and values are in the cache when all launched steps have run. A text that reaches `limit` generated tokens ends
-    with `limit_reason`. With `waits`, a step needs the value of the last token on the host, for example for a grammar.
+    with `limit_reason`. With `waits`, the host must read the last token before the next step is planned, for example
+    because of a grammar. `lead` is the number of first tokens after which captured pieces of the prompt can start.
     """
 
     request: Request
@@ -30,12 +31,12 @@ class Sequence:
     blocks: list[int] = field(default_factory=list)
     names: list[bytes] = field(default_factory=list)
     drafts: list[int] = field(default_factory=list)
-    # The number of blocks whose names the pool knows.
+    # The number of blocks of this sequence that have been named in the pool, so that they can be shared.
     named: int = 0
     # The number of prompt tokens that were in the cache when the request was first admitted.
     cached: int = 0
     was_admitted: bool = False
-    # The number of computed tokens that a preemption lost.
+    # The number of computed tokens that the last preemption discarded.
     lost: int = 0
     finish: Finish | None = None
 
@@ -55,7 +56,7 @@ class Sequence:
 
     @property
     def generated(self) -> int:
-        """The number of tokens that have been sampled, read or not."""
+        """The number of tokens that launched steps sample, whether the host has read them or not."""
         return self.total - len(self.request.prompt)
 
     @property
@@ -64,11 +65,11 @@ class Sequence:
 
     @property
     def is_blocked(self) -> bool:
-        """Returns whether no step can be planned before another launched step has been read."""
+        """Whether a launched step must be read before the next step of this sequence can be planned."""
         return self.generated >= self.limit or (self.waits and self.pending > 0)
 
     def block_names(self, tokens: int, size: int) -> list[bytes]:
-        """Returns the names of the full blocks among the first `tokens` known tokens. Each is computed once."""
+        """Returns the names of the full blocks among the first `tokens` known tokens. Caches the names."""
         full = min(tokens, len(self.tokens)) // size
         for index in range(len(self.names), full):
             parent = self.names[-1] if self.names else self._root

@@ -1,7 +1,7 @@
-"""The states of requests that continue a state of a model with neural memory, and store it at the end.
+"""Manages the states of requests that continue a state of a model with neural memory, and stores them at the end.
 
-The state is a caller's, or that of a session in a folder. Such requests never run ahead of what the host has read, so
-the state of their row is that of their known tokens, possibly without the last one.
+The caller gives the state, or names a session whose state is in a file. A step of such a request is launched only after
+the host has read its last token. The state of its row therefore contains the known tokens, possibly without the last.
 """
 
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ _NO_FOLDER = "this engine stores no sessions: give it a folder for them (`redlin
 
 
 class SessionStates:
-    """`runner` runs the requests; sessions need a `folder`."""
+    """Loads and stores the states of requests that `runner` runs. Sessions need a `folder`."""
 
     def __init__(
         self, model: PlannedModel, runner: Any, folder: str | Path | None, most_bytes: int, most_age_s: float
@@ -29,7 +29,8 @@ class SessionStates:
         if folder is not None:
             self._memory_model()
             self._store = SessionStore(Path(folder), most_bytes, most_age_s)
-        # The state before each request, None for an empty one, and the states after texts of callers that gave one.
+        # `_before`: the initial state of each request (None: empty). `_after`: the final states of ended requests whose
+        # callers gave a state.
         self._before: dict[Sequence, Any] = {}
         self._after: dict[str, Any] = {}
         self._in_use: set[tuple[str, str]] = set()
@@ -38,7 +39,7 @@ class SessionStates:
         return self._memory_model().new_state(batch)
 
     def open(self, sequence: Sequence, state: Any) -> None:
-        """Loads the state that the request continues."""
+        """Loads the state that the request continues, if any, and marks its session as in use."""
         session = sequence.request.session
         if session is None and state is None:
             return
@@ -57,25 +58,25 @@ class SessionStates:
         self._in_use.add(key)
 
     def _align(self, sequence: Sequence) -> None:
-        """Lets the chunks of the prompt begin where a captured piece can. Raises if the state cannot be continued."""
+        """Sets `lead`, so that chunks start where captured pieces can. Raises if the state does not fit the model."""
         if self._before[sequence] is not None:
             cache: Any = self._model.new_cache(1, 0)
             cache.restore(self._before[sequence])
             sequence.lead = self._model.until_piece(cache) or 0
 
     def admit(self, sequences: Iterable[Sequence]) -> None:
-        """Remembers which requests start in the next step, so that the runner sets their states."""
+        """Passes the initial states of requests that start in the next step to the runner."""
         if isinstance(self._runner, StateRunner):
             self._runner.starting = {one.row: self._before[one] for one in sequences if one in self._before}
 
     def current(self, sequence: Sequence) -> Any:
-        """Returns a copy of the state after the known tokens of a request; before it runs, the one it was given."""
+        """Returns a copy of the state after the known tokens of a request, or its initial state if it has no row."""
         if sequence.row < 0:
             return self._before[sequence]
         return self._runner.state_after(sequence.row, sequence.tokens[sequence.computed :])
 
     def finish(self, sequence: Sequence, row: int) -> None:
-        """Stores the state of a request that has ended, whose row has not been given to another one yet."""
+        """Stores the state of a request that has ended. Must be called before its row is given to another request."""
         if sequence not in self._before:
             return
         state = self._runner.state_after(row, sequence.tokens[sequence.computed :])
@@ -87,7 +88,7 @@ class SessionStates:
             self._store.save(salt, session, state)
 
     def close(self, sequence: Sequence) -> None:
-        """Forgets a request; its session stays as it was."""
+        """Forgets a request without storing its state, so its session keeps the earlier one."""
         if sequence in self._before:
             del self._before[sequence]
             self._in_use.discard((sequence.request.salt, sequence.request.session or ""))

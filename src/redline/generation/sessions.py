@@ -1,7 +1,7 @@
-"""Stored states of conversations with a model that has neural memory, one file for each session.
+"""Stores the states of conversations with a model that has neural memory, one file for each session.
 
-A session belongs to a salt (an API key): file names are hashes of both, so that no name of a session is a path. The
-files of sessions that were not used for longest are deleted when all files together exceed a limit.
+A session belongs to a salt (an API key). Folder and file names are hashes of the salt and of the session's name, so
+that a name cannot contain a path. When all files together exceed a limit, the least recently used ones are deleted.
 """
 
 import time
@@ -37,7 +37,7 @@ class SessionStore:
         return state
 
     def save(self, salt: str, session: str, state: Any) -> None:
-        """Writes the file as a whole or not at all."""
+        """Writes the state to the session's file, as a whole or not at all, then deletes expired sessions."""
         path = self._path(salt, session)
         try:
             path.parent.mkdir(exist_ok=True)
@@ -47,14 +47,14 @@ class SessionStore:
         self.expire(keep=path)
 
     def delete(self, salt: str, session: str) -> bool:
-        """Returns whether there was such a session."""
+        """Deletes a session, and returns whether it existed."""
         path = self._path(salt, session)
         existed = path.exists()
         path.unlink(missing_ok=True)
         return existed
 
     def expire(self, keep: Path | None = None) -> None:
-        """Deletes files that are too old, then those not used for longest until the rest fits."""
+        """Deletes files that are too old, then the least recently used ones until the rest fits, but not `keep`."""
         found = []
         for path in self.folder.glob(f"*/*{_SUFFIX}"):
             try:

@@ -1,8 +1,8 @@
-"""Runs planned steps of a state model: each row has one state of fixed size, whatever the length of its text.
+"""Runs planned steps of a state model, in which each row has a state of fixed size, whatever the length of its text.
 
-Rows that decode are gathered into a cache of their own, which stays in use while the same rows decode; then it is
-scattered back. On a GPU its step is captured as a CUDA graph, one for each number of rows that is rounded up to a
-bucket. Pieces of long prompts that have the right length are captured too.
+The states of the rows that decode are gathered into a separate cache, which is used as long as the same rows decode and
+is then scattered back. On a GPU, the decode step is captured as a CUDA graph: the number of rows is rounded up to a
+bucket, and each bucket has its own graph. Prompt chunks of one fixed length (pieces) are captured too.
 """
 
 import warnings
@@ -23,12 +23,12 @@ from redline.machine.cuda_graphs import GraphCapturer
 
 Masks = Sequence[bytes | None]
 _WARMUPS = 2
-# Capturing takes as long as four pieces; prompts of fewer pieces than this are prefilled without a capture.
+# Capturing a piece takes as long as computing four. A prompt with fewer pieces than this does not cause a capture.
 _MIN_PIECES = 8
 
 
 class StateRunner:
-    """`rows` rows. `piece` is the number of tokens of a chunk that is captured, or 0."""
+    """Runs steps with up to `rows` rows. `piece` is the number of tokens of a captured prompt chunk; 0: none."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class StateRunner:
     ) -> None:
         self.model, self.device, self.recorder = model, device, recorder
         self.sampler = Sampler(rows, vocabulary, device)
-        # Grows with the highest row that was used.
+        # The states of all rows. It grows when a higher row is used.
         self.pool: Any = model.new_cache(1, 0)
         self._capacity = 1
         self._empty: Any = model.new_cache(1, 0)
@@ -50,7 +50,7 @@ class StateRunner:
         self._piece: PromptPiece | None = None
         self._captured: dict[int, _CapturedStep] = {}
         self.capture_s = 0.0
-        # The states of rows that start in the next step and do not start empty.
+        # Maps the rows that start in the next step to their initial states. Other new rows start with an empty state.
         self.starting: dict[int, Any] = {}
         # The rows that decode, and the cache that holds their states.
         self._active: list[int] = []
@@ -112,7 +112,7 @@ class StateRunner:
         return part.snapshot()
 
     def _flush(self) -> None:
-        """Copies the states of the rows that decode back, because others are about to decode."""
+        """Copies the states of the rows that decode back to the pool, before the pool is used or other rows decode."""
         if self._active:
             self.pool.scatter(self._active, self._active_cache)
             self._active = []
@@ -123,7 +123,7 @@ class StateRunner:
         captured = self._captured_step(bucket) if self.recorder is not None else None
         if wanted != self._active:
             self._flush()
-            # Rows of padding are copies of the first row.
+            # The padding consists of copies of the first row.
             padding = 0 if captured is None else bucket - len(wanted)
             gathered = self.pool.gather([*wanted, *wanted[:1] * padding])
             if captured is not None:
@@ -145,7 +145,7 @@ class StateRunner:
     def _captured_step(self, bucket: int) -> "_CapturedStep | None":
         if bucket not in self._captured:
             assert self.recorder is not None
-            # The new cache must not be one that decodes.
+            # Makes `_decode` gather the states of its rows into the new cache.
             self._flush()
             begun = perf_counter()
             try:
@@ -170,7 +170,7 @@ class StateRunner:
         return logits_BV
 
     def _is_piece(self, row: PlannedRow) -> bool:
-        """Returns whether the row takes in a whole piece through the capture, and captures one if that pays."""
+        """Returns whether the row's tokens are a captured piece. Captures one first if the prompt is long enough."""
         if row.count != self._piece_tokens or self.model.until_piece(self.pool.gather([row.row])) != 0:
             return False
         rest = row.sequence.total - row.start
@@ -189,11 +189,11 @@ class StateRunner:
         self._piece.cache.scatter([0], self.pool.gather([row.row]))
         logits_BV = self._piece.take_in(self._tokens([row.input_tokens()]))
         self.pool.scatter([row.row], self._piece.cache)
-        # The next piece overwrites the buffer.
+        # Copies the logits, because the next piece overwrites the buffer.
         return logits_BV.clone()
 
     def _fail(self, error: RuntimeError) -> None:
-        """Goes on without CUDA graphs after a failed capture, whose usual cause is a lack of memory."""
+        """Disables CUDA graphs with a warning after a failed capture, whose usual cause is a lack of memory."""
         self.recorder, self._piece_tokens = None, 0
         why = f"the capture of a CUDA graph failed: {first_line(error)}"
         warnings.warn(f"prompts and tokens are processed slowly, because {why}.", stacklevel=2)
@@ -205,7 +205,7 @@ class StateRunner:
 
 
 class _CapturedStep:
-    """The decode step of `rows` rows, whose states are in `cache`."""
+    """A CUDA graph of the decode step of `rows` rows, whose states are in `cache`."""
 
     def __init__(
         self, model: PlannedModel, cache: Any, rows: int, recorder: GraphCapturer, device: torch.device
@@ -223,7 +223,7 @@ class _CapturedStep:
         self._replay: Callable[[], None] = recorder.capture(lambda: self._logits_BV.copy_(step()))[1]
 
     def run(self, tokens_B: Tensor) -> Tensor:
-        """Returns the logits, in a buffer that the next call overwrites."""
+        """Runs the step, and returns the logits in a buffer that the next call overwrites."""
         self._tokens_B[: len(tokens_B)].copy_(tokens_B)
         self._replay()
         return self._logits_BV

@@ -1,4 +1,4 @@
-"""`redline.evaluate_talk`: how many held-out questions a chat model answers exactly right, by topic."""
+"""`redline.evaluate_talk`: counts the held-out questions that a chat model answers exactly right, by topic."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from redline.generation.chat_prompt import ChatPrompt
 from redline.generation.chat_template import ChatTemplate
 from redline.generation.text_generator import TextGenerator
 
-# No answer to a held-out question is longer.
+# No correct answer to a held-out question is longer.
 _MAX_TOKENS = 224
 
 
 @dataclass(frozen=True)
 class TalkEvaluation:
-    """The results: a row for each topic, the row of all of them, and every question with its answer."""
+    """The results: `rows` has a row for each topic, `total` is the row over all topics, `answered` has every answer."""
 
     model: str
     rows: list[TalkRow]
@@ -26,7 +26,7 @@ class TalkEvaluation:
 
     @property
     def is_meaningful(self) -> bool:
-        """Whether the control failed, as it must."""
+        """Whether the control, which must fail, failed; otherwise the scores mean nothing."""
         return is_meaningful(self.total)
 
 

@@ -93,7 +93,7 @@ class TextGenerator:
 
     @cached_property
     def batch_engine(self) -> InferenceEngine | StaticBatchEngine:
-        """The engine for prompts that are given together: on a GPU the one whose speed has been measured there."""
+        """The engine for prompts that are given together. On a GPU, it is the one whose speed was measured there."""
         if self.device.type != "cuda":
             return self.engine
         plan, vocabulary = self._load_options.plan, self.folder.tokens
@@ -194,8 +194,8 @@ class TextGenerator:
         """Generates the text of every line of a JSONL file, and returns the number of new results.
 
         A line is a text, an object with `prompt` or `messages` and options, or a request in OpenAI's batch format;
-        `options` are the defaults. The results are appended to `out` in the same order. If `out` exists, the run goes
-        on after the results in it. `report` is told how many of all lines are done.
+        `options` are the defaults. The results are appended to `out` in the same order. If `out` exists, the run
+        continues after its results. `report` is called with the number of completed lines and of all lines.
         """
         check_can_write_file(Path(out))
         sampling, max_tokens = _split(options)
@@ -283,7 +283,7 @@ class GeneratedStream:
         return self._stream.step_s
 
     def finish(self) -> str:
-        """Ends the text here: writes the memory file, and returns the rest that was held back as incomplete."""
+        """Ends the text: writes the memory file, and returns the text that was held back as an incomplete character."""
         if self._finished:
             return ""
         self._finished = True

@@ -1,8 +1,8 @@
-"""Incremental detokenization: whole characters only, with spaces as the tokenizer places them.
+"""Detokenizes incrementally: returns only whole characters, with spaces where the tokenizer places them.
 
-A token may hold only some of a character's bytes, or begin with a space or not, depending on the token before it. So
-the last few tokens are decoded together, and only the new part of their text is returned. An incomplete character at
-the end is held back, because the next token may complete it.
+A token may contain only some bytes of a character, and whether its text begins with a space may depend on the token
+before it. So the last few tokens are decoded together, and only the new part of their text is returned. An incomplete
+character at the end is held back, because the next token may complete it.
 """
 
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ class TextStream:
         return new
 
     def _restart(self, tokens: list[int]) -> None:
-        """Replaces the kept tokens by `tokens`, whose complete characters count as returned."""
+        """Replaces the kept tokens by `tokens`. Their complete characters count as returned."""
         text = self._decode(tokens)
         pending = _pending(text)
         # `_whole` is the number of tokens whose text was complete at the restart; `_given` is the number of characters

@@ -1,4 +1,4 @@
-"""Streams the tokens of a few prompts in lockstep, and collects them into completions."""
+"""Streams the tokens of several prompts, one token per row at a time, and collects them into completions."""
 
 import time
 from collections import deque
@@ -13,8 +13,9 @@ from redline.generation.request import Finish, Output, Request
 
 @dataclass
 class Completion:
-    """The tokens of one row without the stop token. `reason` says why the row ended, as `Finish` does; None while it
-    continues.
+    """The tokens of one row without the stop token.
+
+    `reason` is the value of `Finish` that says why the row ended, or None while the row continues.
 
     `state` is the memory state after the tokens, if `generate` was given a state.
     """
@@ -26,7 +27,7 @@ class Completion:
 
 @dataclass
 class _Row:
-    """What the engine has given to a row beyond what the stream has returned."""
+    """The tokens of a row that the engine has generated and the stream has not yet returned, and how the row ended."""
 
     tokens: deque[int] = field(default_factory=deque)
     finish: Finish | None = None
@@ -34,7 +35,7 @@ class _Row:
 
 
 class Outputs:
-    """Steps an engine and hands out what each request gained, so that several streams can share the engine."""
+    """Steps an engine, and adds the outputs to the rows of their requests, so that streams can share the engine."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -71,7 +72,7 @@ class TokenStream:
         self.prefill_s = 0.0
         self.step_s: list[float] = []
         self._outputs, self._requests = outputs, requests
-        # The memory state of each row: the given one, and after its end the final one.
+        # The memory state of each row: the state it was given, or its final state after it has ended.
         self._states = list(states)
         self._running: dict[int, _Row] = {}
         self._tokens = self._run()

@@ -1,11 +1,11 @@
-"""Finds the language models that come with Redline, so that a chat works with nothing downloaded."""
+"""Finds the language models that come with Redline, so that chat works without a download."""
 
 from pathlib import Path
 
 from redline.errors import ModelError
 
 WEIGHTS = Path(__file__).parent / "weights"
-# The model that is used where none is named.
+# The model that is used if the caller names none.
 DEFAULT = "talk-small"
 
 
@@ -15,7 +15,7 @@ def bundled_language_models() -> dict[str, Path]:
 
 
 def bundled_language_model(name: str = DEFAULT) -> Path:
-    """Returns the folder of a bundled language model; raises ModelError if this installation has none of that name."""
+    """Returns the folder of a bundled language model. Raises ModelError if there is no model of that name."""
     found = bundled_language_models()
     if name not in found:
         there = f"the bundled models are {', '.join(found)}" if found else "no language model comes with this version"

@@ -1,4 +1,4 @@
-"""The paged key-value cache of a decoder: pages of a fixed number of tokens, which rows share and give back.
+"""The paged key-value cache of a decoder. A page holds a fixed number of tokens, and rows can share pages.
 
 T: new tokens of all rows, N: pages, P: tokens in a page, G: key and value heads, D: head dimension, M: tokens after
 which logits are wanted.
@@ -28,7 +28,7 @@ class PagePool:
         def pages() -> Tensor:
             if device.type != "cpu":
                 return torch.zeros(shape, dtype=dtype, device=device)
-            # NumPy gets zeros from the system, which provides the memory only when it is first written.
+            # Uses NumPy, because the system provides the memory of its zeros only when they are first overwritten.
             buffer = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
             return torch.from_numpy(buffer).view(dtype).view(shape)
 
@@ -48,7 +48,7 @@ class PagePool:
 
 @dataclass(frozen=True, eq=False)
 class FlatCall:
-    """What a call for flat tokens needs beside the tokens: their positions, the rows, and where logits are wanted."""
+    """The arguments of `flat` besides the tokens: positions, the tokens that need logits, rows, and pages."""
 
     positions_T: Tensor
     sampled_M: Tensor
@@ -58,7 +58,7 @@ class FlatCall:
 
 @dataclass(frozen=True, eq=False)
 class PagedPast:
-    """Attention of the new tokens of many rows, flattened into one sequence, over the pages of a layer."""
+    """Computes attention of the new tokens of many rows, flattened into one sequence, over the pages of a layer."""
 
     keys_NPGD: Tensor
     values_NPGD: Tensor

@@ -1,7 +1,7 @@
 """Writes the keys and values of new tokens to the pages of their rows, and computes causal attention over the pages.
 
-A row may have one new token (decoding) or many (a prompt, or a chunk of one), after any number of stored ones. The
-pages of a row are listed in its table, so rows can share pages.
+A row may have one new token (decoding) or many (a prompt, or a chunk of a prompt), after any number of stored tokens.
+The pages of a row are listed in its table, so rows can share pages.
 
 T: new tokens of all rows, H: query heads, G: key and value heads, D: head dimension, N: pages, P: tokens in a page,
 R: rows, E: R + 1, W: pages in the table of a row.
@@ -31,7 +31,7 @@ def paged_attention(
     window: int | None = None,
     implementation: str = "auto",
 ) -> Tensor:
-    """Returns (T, H, D). A token sees the `window` tokens up to itself, or all without a window.
+    """Returns (T, H, D). A token attends to the last `window` tokens including itself; without a window, to all.
 
     The values in `rows` are not checked, because that would synchronize with the device.
     """

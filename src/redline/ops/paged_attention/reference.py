@@ -1,7 +1,7 @@
-"""Reference of causal attention of the new tokens of many rows over pages of keys and values.
+"""Reference implementation of causal attention of the new tokens of many rows over pages of keys and values.
 
 T: new tokens of all rows, one row after the other, H: query heads, G: key and value heads, D: head dimension, N: pages,
-P: tokens in a page, R: rows, E: R + 1, W: pages in the table of a row. Computed in fp32 (fp64 for fp64 input).
+P: tokens in a page, R: rows, E: R + 1, W: pages in the table of a row. It computes in fp32 (fp64 for fp64 input).
 """
 
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Stands for the number of rows, so that a compiled call with all rows alike does not depend on it.
+# Stands for the number of rows in `singles` and `prompts`, so that compiled code is not specialized to this number.
 ALL = -1
 
 
@@ -18,13 +18,14 @@ ALL = -1
 class PagedRows:
     """Where the new tokens of each row are, and where its keys and values are stored.
 
-    Row r has the new tokens `starts_E[r]` to `starts_E[r + 1] - 1`; later tokens are padding, whose output may have any
-    value. It has `lengths_R[r]` tokens before them. The token at position p of the row is stored in page
-    `tables_RW[r, p // P]` at place p mod P. `slots_T` is P · page + place for each new token, −1 for padding.
+    Row r has the new tokens `starts_E[r]` to `starts_E[r + 1] - 1`, after `lengths_R[r]` stored tokens. Tokens after
+    those of the last row are padding, whose output may have any value. The token at position p of row r is stored in
+    page `tables_RW[r, p // P]` at place p mod P. `slots_T` is P · page + place for each new token, −1 for padding.
 
-    Only the first `singles` rows may have one new token, and only rows from `prompts` on may have another number of
-    them; this bounds the work of the kernels (`ALL`: every row). `split` is the number of positions that one program of
-    the kernels reads for a row with one new token. It must not depend on the batch: a row's result then does not.
+    Only the first `singles` rows may have one new token, and only rows from `prompts` on may have another number of new
+    tokens (`ALL` stands for the number of rows); this bounds the work of the kernels. `split` is the number of
+    positions that one program of the kernels reads for a row with one new token. It must not depend on the batch, so
+    that a row's result does not depend on the batch either.
     """
 
     slots_T: Tensor
@@ -34,9 +35,9 @@ class PagedRows:
     singles: int = 0
     prompts: int = 0
     split: int = 256
-    # Whether a call with these rows was checked; calls with the same rows differ only in the layer.
+    # Whether the arguments of a call with these rows were checked. Later calls differ only in the layer.
     is_checked: bool = field(default=False, repr=False)
-    # What an implementation computes once for all layers.
+    # Data that an implementation computes from the rows in the first layer, and uses in all layers.
     prepared: Any = field(default=None, repr=False)
 
 

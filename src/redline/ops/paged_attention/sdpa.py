@@ -1,7 +1,7 @@
-"""Paged attention with PyTorch's fused attention, for CPUs.
+"""Computes paged attention on CPUs with PyTorch's `scaled_dot_product_attention`.
 
-Rows with one new token are computed together, in groups of similar length, and rows with more one by one. The keys and
-values of a group are copied out of the pages, because the fused attention reads contiguous ones.
+Rows with one new token are computed together, in groups of similar length; rows with more are computed one by one. The
+keys and values are first copied out of the pages, because that function does not read pages.
 
 The shapes are those of `reference.py`; B: rows of a group, C: positions, S: new tokens of a row.
 """
@@ -17,10 +17,10 @@ from redline.ops.paged_attention.reference import PagedRows
 
 @dataclass(eq=False)
 class _Singles:
-    """Rows with one new token, `tokens_B`, and their pages. `places` positions are read for each row.
+    """A group of rows with one new token, `tokens_B`, and their pages. `places` positions are read for each row.
 
-    `empty_E` are the places without a token, and `ago_BC` is the distance of each place from the new token. The masks
-    are kept by window.
+    `empty_E` are the places without a token, and `ago_BC` is the distance of each place from the new token. `masks`
+    caches the mask for each window.
     """
 
     tokens_B: Tensor
@@ -31,7 +31,7 @@ class _Singles:
     masks: dict[int | None, Tensor]
 
     def mask(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
-        """Returns the numbers that are added to the scores, (B, 1, 1, C); None if every place is seen."""
+        """Returns the mask (B, 1, 1, C) that is added to the scores, or None if the token attends to every place."""
         if len(self.tokens_B) == 1 and window is None:
             return None
         if window not in self.masks:
@@ -52,7 +52,7 @@ class _Singles:
 
 @dataclass(frozen=True, eq=False)
 class _Prompt:
-    """A row with the new tokens from `begin` to `end - 1`, after which it has `whole` tokens."""
+    """A row with the new tokens from `begin` to `end - 1`. `whole` counts its stored and new tokens."""
 
     begin: int
     end: int
@@ -114,7 +114,7 @@ def _opaque(
     tables: Tensor,
     window: int,
 ) -> Tensor:
-    """Hides the branches on the lengths of rows from compilers."""
+    """Runs `paged_attention` as a custom op, which compilers do not trace, because it branches on row lengths."""
     return paged_attention(q, k, v, keys, values, PagedRows(slots, starts, lengths, tables), window or None)
 
 
@@ -146,7 +146,7 @@ def _prepare(rows: PagedRows, size: int) -> _Prepared:
     for row, length in enumerate(lengths):
         begin, end = starts[row], starts[row + 1]
         if end - begin == 1:
-            # A group holds rows of up to twice the pages of its shortest.
+            # In a group, the longest row has less than twice the pages of the shortest.
             by_pages.setdefault((length // size + 1).bit_length(), []).append(row)
         elif end > begin:
             whole = length + end - begin
@@ -158,7 +158,7 @@ def _prepare(rows: PagedRows, size: int) -> _Prepared:
         tokens_B = torch.tensor([starts[row] for row in members])
         pages_X = rows.tables_RW[members, :width].flatten().long()
         empty_E = (ago_BC < 0).flatten().nonzero()[:, 0]
-        # A single row needs no padding.
+        # A group of one row reads only the row's own positions.
         places = lengths[members[0]] + 1 if len(members) == 1 else width * size
         singles.append(_Singles(tokens_B, pages_X, places, empty_E, ago_BC[:, :places], {}))
     real = (rows.slots_T >= 0).nonzero()[:, 0]

@@ -1,9 +1,10 @@
-"""Paged attention with Triton kernels.
+"""Computes paged attention with Triton kernels.
 
-One kernel writes the new keys and values into the pages, the next ones read the pages. For rows with one new token, a
-program computes the query heads that share one key head, over a split of fixed length; a last kernel merges the splits
-in order. For other rows, a program computes a tile of new tokens over all their positions. Neither the splits nor the
-tiles depend on the other rows. The number of programs depends on shapes only, so that a launch can be captured.
+The first kernel writes the new keys and values into the pages, and the next kernels read the pages. The positions of a
+row with one new token are cut into splits of fixed length: a program computes the query heads that share one key head
+over one split, and another kernel merges the splits in order. For a row with more new tokens, a program computes a tile
+of them over all their positions. Neither the splits nor the tiles of a row depend on the other rows. The number of
+programs depends only on shapes, so that a launch can be captured in a CUDA graph.
 
 The shapes are those of `reference.py`.
 """
@@ -21,7 +22,7 @@ from redline.ops.paged_attention.reference import ALL, PagedRows
 
 @dataclass(frozen=True)
 class Tiles:
-    """Queries times heads and positions in a block, and warps and stages of a program."""
+    """Launch settings: `queries` is tokens times query heads of a program, `block` the positions it reads at a time."""
 
     queries: int
     block: int
@@ -69,7 +70,8 @@ def attend_kernel(
         row = tile
         first = 0
     else:
-        # Row r of these has the tiles from (first token // QUERIES) + r on: finds the last row that starts by `tile`.
+        # The tiles of row r start at tile (first token // QUERIES) + r. Searches the last row that starts at or before
+        # `tile`.
         base = tl.load(starts + first_row)
         low = tl.full((), 0, tl.int32)
         high = low + rows
@@ -95,7 +97,7 @@ def attend_kernel(
         begin, end = 0, whole
     if WINDOWED:
         begin = tl.maximum(begin, tl.maximum(length + first - window + 1, 0) // BLOCK_C * BLOCK_C)
-    # Rows with one new token belong to the programs with splits, whatever else is in the step.
+    # Rows with one new token are always computed by the launch with QUERIES == 1, whatever else is in the step.
     if (first < count) & ((count == 1) == (QUERIES == 1)):
         q_mask = in_m[:, None] & in_d[None, :]
         queries = tl.load(q + token[:, None] * q_row + head[:, None] * q_head + d[None, :], mask=q_mask, other=0.0)
@@ -125,13 +127,13 @@ def attend_kernel(
             peak = new_peak
         to = token * heads + head
         if SPLITS == 1:
-            # Padding attends to nothing, so its total is 0.
+            # Padded queries attend to no position, so their total is 0 and must not be a divisor.
             result = mixed / tl.where(total > 0, total, 1.0)[:, None]
             tl.store(out + to[:, None] * DIM + d[None, :], result.to(out.dtype.element_ty), mask=q_mask)
         else:
             slot = to * SPLITS + part
             tl.store(peaks + slot, peak, mask=in_m)
-            # The merge reads nothing else of a split without positions.
+            # For a split without positions, the merge kernel reads only the peak.
             if begin < end:
                 tl.store(partial + slot[:, None] * DIM + d[None, :], mixed, mask=q_mask)
                 tl.store(sums + slot, total, mask=in_m)
@@ -169,7 +171,7 @@ def _paged_attention(
     out = torch.empty((tokens, heads, dim), dtype=q.dtype, device=q.device)
     tensors = (q, keys, values, starts, lengths, tables, out)
     if singles:
-        # A split begins with a whole block.
+        # Rounds up to whole blocks, so that every split begins at a block.
         split = -(-split // SINGLE.block) * SINGLE.block
         splits = max(1, -(-tables.shape[1] * size // split))
         partial = peaks = sums = out
@@ -180,11 +182,11 @@ def _paged_attention(
             )
         _attend(SINGLE, (1, splits), (0, singles, singles), tensors, (partial, peaks, sums), split, window)
         if splits > 1:
-            # Also writes to rows that have more tokens; the last kernel overwrites that.
+            # This also writes to tokens of rows with more tokens; the last kernel overwrites them.
             merged = {"SPLITS": splits, "BLOCK_S": kernel.padded(splits), "DIM": dim, "BLOCK_D": kernel.padded(dim)}
             kernel.launch(merge_kernel, (singles * heads,), partial, peaks, sums, out, **merged, num_warps=_MERGE_WARPS)
     if rows > prompts:
-        # With one query a tile, the tiles would be those of rows with one token.
+        # At least 2, because the kernel takes QUERIES == 1 as the launch for rows with one token.
         queries = max(2, PROMPT.queries // (heads // groups))
         tiles = (tokens - prompts) // queries + rows - prompts
         _attend(PROMPT, (queries, 1), (prompts, rows - prompts, tiles), tensors, (out, out, out), 1, window)
@@ -200,7 +202,7 @@ def _attend(
     split: int,
     window: int,
 ) -> None:
-    """Launches tiles with `shape` queries and splits; `part` is the first row, the number of rows, and of tiles."""
+    """Launches the kernel. `shape` is (queries, splits); `part` is (first row, number of rows, number of tiles)."""
     (queries, splits), (first_row, rows, tiles) = shape, part
     q, keys, tables = tensors[0], tensors[1], tensors[5]
     (_, heads, dim), (_, size, groups, _) = q.shape, keys.shape
@@ -213,7 +215,7 @@ def _attend(
         "DIM": dim,
         "WINDOWED": window > 0,
         "BLOCK_M": kernel.padded(queries * group_size),
-        # Half a block of wide rows, so that the stages fit into the shared memory of every GPU.
+        # Halves the block for wide heads, so that all stages fit into the shared memory of every GPU.
         "BLOCK_C": tile.block if q.element_size() * dim <= _WIDEST_ROW_BYTES else tile.block // 2,
         "BLOCK_D": kernel.padded(dim),
         "PRECISION": "ieee",

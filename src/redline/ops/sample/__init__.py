@@ -1,6 +1,6 @@
-"""Draws a token from each row of logits, with noise that depends on a key, a position and the token only.
+"""Samples a token from each row of logits, with noise that depends only on a key, a position and the token id.
 
-So a text depends on its seed alone, not on the other rows, and the draw needs no synchronization.
+Therefore the sampled token does not depend on the other rows, and sampling needs no synchronization with the device.
 
 N: rows, V: vocabulary.
 """
@@ -19,7 +19,7 @@ __all__ = ["mixed", "noise", "sample"]
 def sample(
     logits_NV: Tensor, temperature_N: Tensor, keys_N: Tensor, drawn_N: Tensor, implementation: str = "auto"
 ) -> Tensor:
-    """Returns tokens (N,) as int64: the most likely one in rows with a temperature of 0, a draw in the others.
+    """Returns tokens (N,) as int64: the most likely token for rows with a temperature of 0, a sample for the others.
 
     `keys_N` are 32-bit numbers that stand for seeds, and `drawn_N` counts the tokens that were drawn before. A row
     whose logits contain NaN or +∞ or are all −∞ gets −1.

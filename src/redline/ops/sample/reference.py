@@ -1,4 +1,4 @@
-"""Reference of drawing a token from each row of logits, with noise that is a hash of a key, a position and the token.
+"""Reference implementation of `sample`: noise is a hash of a key, a position and the token id.
 
 N: rows, V: vocabulary.
 """
@@ -10,8 +10,10 @@ _32_BITS = 0xFFFFFFFF
 
 
 def sample(logits_NV: Tensor, temperature_N: Tensor, keys_N: Tensor, drawn_N: Tensor) -> Tensor:
-    """Computed in fp32. The token with the largest sum of logit / temperature and Gumbel noise is a draw from the
-    softmax."""
+    """Computes `sample` in fp32.
+
+    The token with the largest sum of logit / temperature and Gumbel noise is a sample of the softmax distribution.
+    """
     draws_N1 = (temperature_N > 0)[:, None]
     logits_NV = logits_NV.float()
     chosen_NV = logits_NV
@@ -26,7 +28,7 @@ def sample(logits_NV: Tensor, temperature_N: Tensor, keys_N: Tensor, drawn_N: Te
 
 
 def noise(keys_N: Tensor, drawn_N: Tensor, vocabulary: int) -> Tensor:
-    """Returns Gumbel noise (N, V)."""
+    """Returns Gumbel noise (N, V) for each token of the vocabulary, after `drawn_N` earlier tokens."""
     place_N1 = mixed(keys_N + mixed(drawn_N))[:, None]
     bits = mixed(place_N1 + mixed(torch.arange(vocabulary, device=keys_N.device)))
     # Adding 0.5 keeps the value away from 0 and 1 in fp32, so that both logarithms are finite.

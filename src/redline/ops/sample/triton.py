@@ -1,7 +1,8 @@
-"""Drawing tokens with Triton kernels, which read the logits once and store no noise.
+"""Samples tokens with Triton kernels, which read the logits once and store no noise.
 
-A program finds the best token of one part of a row's vocabulary, and a second kernel the best of the parts. The hash is
-computed in 32-bit arithmetic, which gives the same bits as the reference.
+Each program of the first kernel finds the token with the largest sum of logit and noise in one part of a row's
+vocabulary; the second kernel finds the best of the parts. The hash is computed in 32-bit arithmetic, which gives the
+same bits as the reference.
 
 N: rows, V: vocabulary.
 """
@@ -42,7 +43,7 @@ def best_of_part_kernel(
         bits = mixed(place + mixed(token.to(tl.uint32)))
         uniform = ((bits >> 9).to(tl.float32) + 0.5) / 8388608.0
         logit = logit / heat - tl.log(-tl.log(uniform))
-    # NaN counts as larger than everything, so that it is found.
+    # A part with NaN gets the value +∞, so that the second kernel returns −1 for the row.
     broken = tl.max((inside & (logit != logit)).to(tl.int32), 0)
     logit = tl.where(logit != logit, float("-inf"), logit)
     value = tl.max(logit, 0)
