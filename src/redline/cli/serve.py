@@ -1,4 +1,4 @@
-"""`redline serve`: an OpenAI-compatible server for a language model."""
+"""Implements `redline serve`, which starts an OpenAI-compatible server for a language model."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def _example(server: Server) -> str:
 
 @contextmanager
 def _signals(drain: Callable[[], object]) -> Iterator[None]:
-    """Calls `drain` at SIGTERM and Ctrl-C; a second one ends the running requests at once."""
+    """Calls `drain` at each SIGTERM and Ctrl-C while the block runs. A second call ends running requests at once."""
 
     def handle(number: int, frame: FrameType | None) -> None:
         drain()

@@ -1,4 +1,4 @@
-"""An OpenAI-compatible inference server, and the batch processor: both on the engine of `redline.generation`."""
+"""Provides an OpenAI-compatible inference server and a batch processor. Both use the engine of `redline.generation`."""
 
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
@@ -9,7 +9,8 @@ if _TYPE_CHECKING:
     from redline.serving.limits import Limits as Limits
     from redline.serving.server import Server as Server
 
-# The module of each name. The engine process imports this package, and needs none of them.
+# Maps each exported name to its module. A module is imported when its name is first used, because the engine process
+# imports this package but needs none of these modules.
 _PLACES = {"BatchProcessor": "batch_processor", "Limits": "limits", "Server": "server"}
 
 __all__ = ["BatchProcessor", "Limits", "Server"]

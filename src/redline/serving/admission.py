@@ -1,7 +1,8 @@
-"""Admission control: who waits, who is refused with 429, and when to try again.
+"""Admission control: decides whether a request waits or is refused with 429, and when a refused client should retry.
 
-A queue without a bound lets every request wait longer than its client does. So the requests that wait for their first
-token are bounded, and the tokens of their prompts as well, and each API key can have a rate and a concurrency.
+In an unbounded queue, an overloaded server would let every request wait until its client has given up. Therefore the
+number of requests that wait for their first token and the number of their prompt tokens are bounded. In addition, each
+API key can have a limit on its requests per minute and on its concurrent requests.
 """
 
 import math
@@ -20,7 +21,7 @@ _NEWEST = 0.1
 
 @dataclass
 class _Usage:
-    """What one caller uses: the tokens of its rate limit, and its running requests."""
+    """Counts what one caller uses. At the time `at_s`, its rate limit allowed it to send `credit` more requests."""
 
     credit: float
     at_s: float
@@ -28,7 +29,10 @@ class _Usage:
 
 
 class Ticket:
-    """The place of one HTTP request in the queue and then among the running requests. Always `close` it."""
+    """Counts an admitted HTTP request as waiting until its first token, and as running until `close`.
+
+    The caller must always call `close`.
+    """
 
     def __init__(self, admission: "Admission", usage: _Usage, requests: int) -> None:
         self._admission, self._usage = admission, usage
@@ -44,7 +48,7 @@ class Ticket:
         self._admission.waiting_tokens += tokens
 
     def first_token(self) -> None:
-        """Ends the wait in the queue; may be called repeatedly."""
+        """Removes the request from the queue, because it has its first token. May be called repeatedly."""
         if self._waits:
             self._waits = False
             self._admission.leave_queue(self._requests, self._tokens, self._admission.now_s() - self._begun_s)
@@ -61,7 +65,7 @@ class Ticket:
 
 
 class Admission:
-    """Counts the requests of a server, all in one event loop."""
+    """Admits or refuses the requests of a server. All methods must be called in one event loop."""
 
     def __init__(self, limits: Limits, now_s: Callable[[], float] = time.monotonic) -> None:
         self._limits, self.now_s = limits, now_s
@@ -97,7 +101,7 @@ class Admission:
 
     @property
     def retry_after_s(self) -> int:
-        """How long requests waited recently, in whole seconds."""
+        """The value of the header Retry-After: the average recent wait in the queue, in whole seconds."""
         return min(_LONGEST_RETRY_S, max(1, math.ceil(self._mean_wait_s)))
 
     def _usage(self, caller: Caller) -> _Usage:

@@ -1,11 +1,14 @@
-"""The requests of the OpenAI API, with vLLM's extra fields. A null counts as a field that was not sent."""
+"""Defines the request bodies of the OpenAI API, with the additional fields of vLLM and of this server.
+
+A field that is null is treated as absent.
+"""
 
 from typing import Any, Literal
 
 from msgspec import Struct
 
 JsonObject = dict[str, Any]
-# One text, a list of texts, one list of token ids, or a list of such lists.
+# The type of `prompt` and `input`: one text, a list of texts, one list of token ids, or a list of such lists.
 Texts = str | list[str | int | list[int]]
 
 
@@ -26,7 +29,7 @@ class ResponseFormat(Struct, frozen=True):
 
 
 class StructuredOutputs(Struct, frozen=True):
-    """vLLM's field: exactly one of these."""
+    """The value of vLLM's field `structured_outputs`. Exactly one of its fields must be set."""
 
     json: JsonObject | str | None = None
     regex: str | None = None
@@ -36,7 +39,7 @@ class StructuredOutputs(Struct, frozen=True):
 
 
 class SamplingFields(Struct, frozen=True, kw_only=True):
-    """The fields that chat and text completions share."""
+    """Defines the fields that chat completions and text completions share."""
 
     model: str | None = None
     max_tokens: int | None = None
@@ -156,7 +159,8 @@ class DetokenizeRequest(Struct, frozen=True, kw_only=True):
     model: str | None = None
 
 
-# Features of the OpenAI API that this server does not have. Ignoring them would change the answer silently.
+# Maps each field that this server does not support to its name in the error message. A request with such a field is
+# refused, because ignoring the field would silently change the answer.
 UNSUPPORTED = {
     "audio": "audio output",
     "functions": "functions (use tools)",

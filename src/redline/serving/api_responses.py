@@ -1,4 +1,7 @@
-"""The responses of the OpenAI API. Fields that are UNSET are left out; None becomes null, as the clients expect it."""
+"""Defines the responses of the OpenAI API.
+
+A field that is UNSET is omitted. A field that is None is sent as null, because clients expect some fields to be null.
+"""
 
 from typing import Any
 
@@ -47,7 +50,7 @@ class CalledFunction(Struct, frozen=True):
 
 
 class ToolCall(Struct, frozen=True):
-    """In a stream, `index` counts the calls; a complete message leaves it out."""
+    """Describes a tool call. `index` is the number of the call in a stream; a complete message omits it."""
 
     id: str
     function: CalledFunction
@@ -56,7 +59,7 @@ class ToolCall(Struct, frozen=True):
 
 
 class ChatMessage(Struct, frozen=True):
-    """The message of a response, and the delta of a chunk."""
+    """Is the message of a complete response, or the delta of a streamed chunk."""
 
     role: str | Unset = UNSET
     content: str | None | Unset = UNSET
@@ -113,7 +116,7 @@ class TextChoice(Struct, frozen=True):
 
 
 class TextCompletion(Struct, frozen=True):
-    """A text completion, and a chunk of a stream of them."""
+    """Is a complete response, or a chunk of a streamed one."""
 
     id: str
     created: int

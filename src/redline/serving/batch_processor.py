@@ -1,4 +1,4 @@
-"""Runs prompts of several threads as batches on one engine in this process."""
+"""Generates texts for prompts that several threads submit, in batches on one engine in this process."""
 
 import itertools
 import time
@@ -21,7 +21,7 @@ from redline.serving.model_engine import load_engine
 
 @dataclass
 class _Job:
-    """One prompt on its way."""
+    """Holds one prompt from `submit` until its text is complete."""
 
     request: Request
     text: ChoiceText
@@ -35,9 +35,10 @@ class BatchProcessor:
     """Generates texts for prompts that arrive at any time; a context manager, usable from any thread.
 
     Up to `max_batch_size` texts are generated together. With `dynamic_batching`, a prompt joins the running batch at
-    the next step, so that none waits for others. Without it, a batch starts when it is full or when its oldest prompt
-    has waited for `timeout_ms`, and runs to its end. `options` are those of the engine: device, precision, plan. An
-    `engine` that was built elsewhere replaces the one of the folder; it is closed with the processor.
+    the next step that has room for it. Without `dynamic_batching`, a batch starts when it is full or when its oldest
+    prompt has waited for `timeout_ms`, and no prompt joins it until all its texts are complete. `options` are those of
+    the engine: device, precision, plan. If `engine` is given, it is used instead of a new engine for the folder, and
+    `close` closes it.
     """
 
     def __init__(
@@ -117,7 +118,10 @@ class BatchProcessor:
         self._engine.close()
 
     def _step(self) -> bool:
-        """Starts the prompts whose turn it is, and runs one step; returns whether to go on."""
+        """Waits for a prompt if none runs, starts the prompts that are due, and runs one step of the engine.
+
+        Returns False if the processor is closing, otherwise True.
+        """
         with self._changed:
             while not self._is_closing and not self._running and not (ready := self._ready_count()):
                 self._changed.wait(self._until_timeout())
@@ -132,14 +136,14 @@ class BatchProcessor:
         return True
 
     def _ready_count(self) -> int:
-        """Returns how many of the waiting prompts start now."""
+        """Returns the number of waiting prompts that must start now."""
         if self._is_dynamic:
             return min(len(self._waiting), max(0, self._most - len(self._running)))
         is_due = len(self._waiting) >= self._most or (self._until_timeout() or 1.0) <= 0
         return min(len(self._waiting), self._most) if is_due and not self._running else 0
 
     def _until_timeout(self) -> float | None:
-        """Returns the seconds until the oldest waiting prompt starts in any case; None if nothing waits."""
+        """Returns the seconds until the timeout of the oldest waiting prompt, or None if no prompt waits."""
         if not self._waiting:
             return None
         return self._waiting[0].arrived_s + self._timeout_s - time.monotonic()
@@ -168,6 +172,6 @@ class BatchProcessor:
         if piece.finish_reason is None:
             return
         del self._running[output.id]
-        if output.finish is None:  # a stop string, after which the engine would go on
+        if output.finish is None:  # a stop string ended the text, but the engine would continue it
             self._engine.abort(output.id)
         job.future.set_result(GeneratedText("".join(job.pieces), job.tokens, output.finish or Finish.STOP))

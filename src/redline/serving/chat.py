@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions."""
+"""Answers POST /v1/chat/completions."""
 
 import secrets
 import time
@@ -36,7 +36,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
 
 
 class _Chat:
-    """One request for chat completions."""
+    """Answers one request for chat completions."""
 
     def __init__(self, services: Services, body: ChatRequest) -> None:
         self._services, self._body = services, body
@@ -118,7 +118,10 @@ class _Chat:
         return stream.response
 
     def _chunks(self, index: int, piece: Piece, begun: list[bool]) -> list[ChatChunk]:
-        """Returns the chunks of a piece: the role before the first, content or calls, and the reason of the end."""
+        """Returns the chunks of a piece, in this order: role, content, tool calls, finish reason.
+
+        Only the first piece of a choice has a role, and only the last one has a finish reason.
+        """
         chunks = []
         if not begun[index]:
             begun[index] = True
@@ -147,7 +150,7 @@ class _Chat:
         return bool(self._body.stream_options and self._body.stream_options.include_usage)
 
     def _chunk(self, choices: list[ChunkChoice], ended: Generation | None = None) -> ChatChunk:
-        """Returns a chunk. With `ended`, it is the last one, which has the usage."""
+        """Returns a chunk. `ended` is given only for the last chunk, which contains the usage."""
         usage = UNSET if not self._has_usage else None if ended is None else ended.usage
         model = self._services.model
         return ChatChunk(self._id, self._created, model.name, choices, model.fingerprint, usage)

@@ -1,4 +1,7 @@
-"""The text of one choice: tokens become characters, stop strings end it, log-probabilities follow their characters."""
+"""Builds the text of one choice: decodes its tokens, and ends the text at a stop string.
+
+The log-probabilities of tokens are returned together with the text of these tokens.
+"""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,13 +10,16 @@ from redline.generation.request import Finish, Output, TokenLogprobs
 from redline.generation.text_stream import TextStream
 from redline.serving.stop_strings import StopStrings
 
-# The values of finish_reason.
+# Maps the reasons of the engine to the values of `finish_reason` in the API.
 _REASONS = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.CONTEXT: "length", Finish.ABORTED: "abort"}
 
 
 @dataclass(frozen=True)
 class Piece:
-    """New text of a choice, the log-probabilities of its tokens, and why the text has ended (None: it has not)."""
+    """Holds new text of a choice, and the log-probabilities of its tokens.
+
+    `finish_reason` says why the text has ended; it is None if the text continues.
+    """
 
     text: str
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -50,7 +56,7 @@ class ChoiceText:
     def _piece(self, text: str, finish_reason: str | None) -> Piece:
         self.finish_reason = finish_reason
         if not text and finish_reason is None:
-            # The log-probabilities wait for the text of their tokens.
+            # Keeps the log-probabilities until the text of their tokens is returned.
             return Piece("")
         logprobs, self._logprobs = self._logprobs, []
         return Piece(text, logprobs, finish_reason)

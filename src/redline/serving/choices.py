@@ -1,3 +1,3 @@
-"""Names and limits that `--help` shows, in a module of their own, because help imports no large package."""
+"""Defines values that `--help` shows. They have a separate module, so that `--help` imports no large package."""
 
 SERVER_ENDPOINTS = ("auto", "chat", "completions")

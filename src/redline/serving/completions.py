@@ -1,4 +1,4 @@
-"""POST /v1/completions."""
+"""Answers POST /v1/completions."""
 
 import secrets
 import time
@@ -22,7 +22,7 @@ from redline.serving.services import CALL, SERVICES, Services
 from redline.serving.sse import EventStream
 from redline.serving.structured_output import grammar_of
 
-# The default of the OpenAI API.
+# The default of `max_tokens` in the OpenAI API.
 _MAX_TOKENS = 16
 
 
@@ -33,7 +33,10 @@ async def completions(request: web.Request) -> web.StreamResponse:
 
 
 def split_texts(given: Texts, param: str, most: int) -> list[str] | list[list[int]]:
-    """Returns the texts of a field that holds one text, several, one list of tokens, or several."""
+    """Returns a list of the texts, or of the lists of token ids, of a field that holds one or several of them.
+
+    Raises an ApiError if the field holds none, both kinds, or more than `most`.
+    """
     if isinstance(given, str):
         return [given]
     items: list[Any] = [given] if given and all(isinstance(item, int) for item in given) else given
@@ -48,7 +51,7 @@ def split_texts(given: Texts, param: str, most: int) -> list[str] | list[list[in
 async def encode_texts(
     model: ServedModel, texts: list[str] | list[list[int]], param: str, special_tokens: bool = True
 ) -> list[list[int]]:
-    """Returns the tokens of each text; `special_tokens` adds those that the model expects around a text."""
+    """Returns the tokens of each text. With `special_tokens`, the tokenizer adds those that the model expects."""
     encoded = []
     for text in texts:
         if isinstance(text, str):
@@ -62,7 +65,7 @@ async def encode_texts(
 
 
 class _Completion:
-    """One request for text completions."""
+    """Answers one request for text completions."""
 
     def __init__(self, services: Services, body: CompletionRequest) -> None:
         self._services, self._body = services, body
@@ -78,7 +81,7 @@ class _Completion:
             raise invalid(f"prompts times n must be at most {services.limits.choices}.", "n")
         count = len(self._texts) * self._options.choices
         self._offsets = [0] * count
-        # What comes before the next piece of each choice.
+        # The prompt that the next piece of each choice starts with; empty after the first piece, or without `echo`.
         self._echoes = [Echo()] * count
 
     async def answer(self, request: web.Request) -> web.StreamResponse:

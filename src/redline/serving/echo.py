@@ -1,4 +1,4 @@
-"""The prompt before its completion, for requests with `echo`."""
+"""Prepares the prompt that is returned before its completion if a request sets `echo`."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from redline.serving.services import Services
 
 @dataclass(frozen=True)
 class Echo:
-    """The text of a prompt, and the log-probabilities of its tokens if they were asked for."""
+    """Holds the text of a prompt, and the log-probabilities of its tokens if the request asks for them."""
 
     text: str = ""
     logprobs: TextLogprobs | None = None

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings."""
+"""Answers POST /v1/embeddings."""
 
 import base64
 import struct
@@ -12,12 +12,16 @@ from redline.serving.completions import encode_texts, split_texts
 from redline.serving.errors import context_exceeded, invalid
 from redline.serving.services import CALL, SERVICES
 
-# The engine embeds between two steps, so the texts go to it in small groups.
+# The largest number of tokens that are sent to the engine at once. The engine computes embeddings between two steps of
+# generation, so large groups would delay the running texts.
 _GROUP_TOKENS = 8192
 
 
 async def embeddings(request: web.Request) -> web.StreamResponse:
-    """Embeds texts with the model's last hidden states: their mean, or that of the last token."""
+    """Answers with an embedding of each text.
+
+    `pooling` selects the mean of the model's last hidden states, or the last hidden state of the last token.
+    """
     services = request.app[SERVICES]
     body = services.reader.read(request[CALL].body, EmbeddingRequest)
     model, limits = services.model, services.limits

@@ -1,4 +1,7 @@
-"""The messages between the server and the engine process: msgpack, each after four bytes with its length."""
+"""Defines the messages between the server and the engine process.
+
+Each message is encoded as msgpack, and is preceded by four bytes that contain its length.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +15,10 @@ HEADER_BYTES = 4
 
 
 class Start(Struct, frozen=True, tag=True):
-    """The first message. `factory` (module:function) is the address of a function; see `engine_worker.Factory`."""
+    """Is the first message to the engine process: builds the engine from `options`.
+
+    `factory` is the address (module:function) of the function that builds it; see `engine_worker.Factory`.
+    """
 
     factory: str
     options: dict[str, Any]
@@ -23,7 +29,7 @@ class Submit(Struct, frozen=True, tag=True):
 
 
 class Score(Struct, frozen=True, tag=True):
-    """Asks for the log-probabilities of given tokens, with the `top` most likely ones."""
+    """Asks for the log-probabilities of the tokens of prompts, and of the `top` most likely tokens at each position."""
 
     id: str
     prompts: list[list[int]]
@@ -31,7 +37,7 @@ class Score(Struct, frozen=True, tag=True):
 
 
 class DeleteSession(Struct, frozen=True, tag=True):
-    """Deletes the stored state of a session of the API key with this salt."""
+    """Deletes the stored state of a session. `salt` identifies the API key that the session belongs to."""
 
     id: str
     salt: str
@@ -49,7 +55,7 @@ class Embed(Struct, frozen=True, tag=True):
 
 
 class EngineInfo(Struct, frozen=True):
-    """What the server needs to know of a loaded engine. `context` is None if the model has no limit."""
+    """Describes a loaded engine. `context` is the largest number of tokens of a text, or None if there is no limit."""
 
     context: int | None = None
     vocabulary: int | None = None
@@ -67,14 +73,17 @@ class Ready(Struct, frozen=True, tag=True):
 
 
 class Step(Struct, frozen=True, tag=True):
-    """The outputs of all requests that gained tokens in one step. `stats` is sent a few times a second."""
+    """Contains the outputs of all requests that got new tokens in one step.
+
+    `stats` is None in most messages, because a busy engine sends it only about ten times a second.
+    """
 
     outputs: list[Output]
     stats: EngineStats | None = None
 
 
 class Refused(Struct, frozen=True, tag=True):
-    """The engine can never run this request."""
+    """Says that the engine can never run the request `id`, and why."""
 
     id: str
     message: str
@@ -96,7 +105,7 @@ class SessionDeleted(Struct, frozen=True, tag=True):
 
 
 class Failed(Struct, frozen=True, tag=True):
-    """The engine could not be built, because of the model or an option."""
+    """Says that the engine could not be built because of the model or an option."""
 
     message: str
 
@@ -110,7 +119,7 @@ _to_server = msgspec.msgpack.Decoder(ToServer)
 
 
 def pack(message: ToEngine | ToServer) -> bytes:
-    """Returns a message with its length before it."""
+    """Returns the encoded message, preceded by its length."""
     body = _encoder.encode(message)
     return len(body).to_bytes(HEADER_BYTES, "little") + body
 
@@ -124,7 +133,7 @@ def read_for_server(body: bytes) -> ToServer:
 
 
 class EngineInbox:
-    """Splits the received bytes into messages to the engine; incomplete messages wait for the rest."""
+    """Splits received bytes into messages to the engine. Keeps an incomplete message until the rest of it arrives."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()

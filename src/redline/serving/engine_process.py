@@ -1,6 +1,6 @@
-"""The server's side of the engine process: sends it requests, and routes its outputs to those who asked.
+"""Runs the engine process: sends requests to it, and passes its outputs to the handlers of these requests.
 
-An engine that is silent for too long while requests run is killed, and restarted.
+An engine that sends nothing for too long while requests run is killed and restarted.
 """
 
 import asyncio
@@ -50,7 +50,8 @@ log = logging.getLogger("redline.serving")
 class EngineProcess(SupervisedProcess):
     """Runs the engine that `factory` (module:function) builds from `options`, in a process of its own.
 
-    All methods run in one event loop. `silence_s` is how long the engine may compute one step.
+    All methods run in one event loop. The engine is killed if it sends nothing for `silence_s` seconds while requests
+    run, so one step may not take longer.
     """
 
     def __init__(
@@ -71,7 +72,10 @@ class EngineProcess(SupervisedProcess):
         self._heard_s = 0.0
 
     def submit(self, requests: list[Request]) -> Mailbox:
-        """Starts requests whose outputs arrive in one mailbox. The caller calls `release` when it has taken them."""
+        """Sends requests to the engine, and returns the mailbox that receives the outputs of all of them.
+
+        The caller must call `release` when it has taken the outputs, or does not need them any more.
+        """
         self._expect_answers()
         has_grammar = any(request.grammar is not None for request in requests)
         mailbox = Mailbox(tuple(request.id for request in requests), has_grammar)
@@ -81,7 +85,7 @@ class EngineProcess(SupervisedProcess):
         return mailbox
 
     def end(self, request_id: str) -> None:
-        """Aborts a request unless it has ended; its further outputs are ignored."""
+        """Aborts a request unless it has ended. Further outputs of the request are ignored."""
         if self._mailboxes.pop(request_id, None) is not None and self._writer is not None:
             self._send(Abort(request_id))
 
@@ -91,11 +95,14 @@ class EngineProcess(SupervisedProcess):
             self.end(request_id)
 
     async def embed(self, prompts: list[list[int]], pooling: str) -> list[list[float]]:
-        """Returns an embedding of each prompt, which the engine computes between two steps."""
+        """Returns an embedding of each prompt. The engine computes them between two steps."""
         return await self._call(lambda request_id: Embed(request_id, prompts, pooling))
 
     async def score(self, prompts: list[list[int]], top: int) -> list[list[TokenLogprobs]]:
-        """Returns the log-probabilities of the tokens of each prompt but the first, with the `top` most likely ones."""
+        """Returns the log-probabilities of all tokens of each prompt except its first token.
+
+        Each entry also contains the `top` most likely tokens at this position.
+        """
         return await self._call(lambda request_id: Score(request_id, prompts, top))
 
     async def delete_session(self, salt: str, session: str) -> bool:
@@ -122,7 +129,7 @@ class EngineProcess(SupervisedProcess):
         self._writer.write(pack(message))
 
     def _expect_answers(self) -> None:
-        """Starts the time that the engine may be silent, unless it already works on requests."""
+        """Raises an ApiError unless the engine is ready. Restarts the time of its silence if no requests run yet."""
         self.check_ready()
         if not self.requests:
             self._heard_s = self._now_s()
@@ -131,13 +138,13 @@ class EngineProcess(SupervisedProcess):
         return [self._watch()]
 
     async def _run_once(self) -> None:
-        """Runs one engine process to its end; always raises."""
+        """Runs one engine process until it ends, and then raises an error; never returns."""
         paths = os.pathsep.join(path for path in sys.path if path)
         with tempfile.NamedTemporaryFile(prefix="redline-engine-", suffix=".log") as file:
             connection, process = start_module(
                 "redline.serving.engine_worker", environment={**os.environ, "PYTHONPATH": paths}, stderr=file.file
             )
-            # `Child` only ends the process and explains its end: messages go through the event loop.
+            # `Child` is used only to stop the process and to describe its exit code; the event loop handles messages.
             child = Child("the engine process", connection, process, Path(file.name))  # pyrefly: ignore
             self.pid = process.pid
             code: int | None = None
@@ -159,7 +166,7 @@ class EngineProcess(SupervisedProcess):
     async def _end(self, child: Child) -> int | None:
         """Closes the connection, which ends the process, and returns its exit code."""
         if self._writer is not None:
-            # The event loop must forget the socket before `child` closes it.
+            # The event loop must release the socket before `child.stop` closes it.
             self._writer.transport.abort()
             self._writer = None
         return await asyncio.to_thread(child.stop, _END_S)
@@ -218,7 +225,7 @@ class EngineProcess(SupervisedProcess):
                 future.set_exception(error)
 
     async def _watch(self) -> None:
-        """Wakes silent streams, and kills an engine that does not answer."""
+        """Pings the mailboxes regularly, so that silent streams stay open, and kills an engine that does not answer."""
         pinged_s = self._now_s()
         while True:
             await asyncio.sleep(min(1.0, self._silence_s / 4, _PING_EVERY_S / 4))

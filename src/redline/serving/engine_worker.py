@@ -1,7 +1,7 @@
-"""The engine process: builds an engine, takes requests from a socket, and sends the outputs of every step.
+"""Runs in the engine process: builds an engine, takes requests from a socket, and sends the outputs of every step.
 
-The server starts it as `python -m redline.serving.engine_worker FD`. It ends when the server closes the socket, so it
-never outlives the server.
+The server starts the process as `python -m redline.serving.engine_worker FD`, where FD is the file descriptor of the
+socket. The process ends when the server closes the socket, so it never outlives the server.
 """
 
 import os
@@ -43,7 +43,7 @@ _STATS_EVERY_S = 0.1
 
 
 class Engine(Protocol):
-    """The part of `redline.generation.engine.Engine` that serving needs."""
+    """Describes the part of `redline.generation.engine.Engine` that serving needs."""
 
     @property
     def has_work(self) -> bool: ...
@@ -58,12 +58,13 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-# Builds an engine from keyword options and a function `progress` that is told what it does.
+# A function that builds an engine from keyword options. It also takes the keyword `progress`: a function that it calls
+# with a text before each stage of its work.
 Factory = Callable[..., tuple[Engine, EngineInfo]]
 
 
 class _ServerClosed(Exception):
-    """The server has closed its end of the socket."""
+    """Is raised when the server has closed its end of the socket."""
 
 
 class EngineWorker:
@@ -76,7 +77,7 @@ class EngineWorker:
         self._stats_sent_s = 0.0
 
     def run(self) -> int:
-        """Returns the exit code of the process."""
+        """Builds and runs the engine, and returns the exit code of the process."""
         try:
             (start,) = self._receive(wait=True)
             assert isinstance(start, Start)
@@ -108,7 +109,8 @@ class EngineWorker:
             if engine.has_work:
                 self._send_step(engine, engine.step())
             if not engine.has_work:
-                # The numbers that stay while the engine waits for a request must not be those of a busy engine.
+                # The server shows the last statistics that it received. Without this message, an idle engine
+                # would be shown with the statistics of a busy one.
                 self._send(Step([], engine.stats()))
 
     def _handle(self, engine: Engine, message: ToEngine) -> None:
@@ -144,7 +146,7 @@ class EngineWorker:
             raise _ServerClosed from error
 
     def _receive(self, wait: bool) -> list[ToEngine]:
-        """Returns the messages that have arrived; with `wait`, at least one."""
+        """Returns the messages that have arrived. With `wait`, waits until there is at least one."""
         messages: list[ToEngine] = []
         while (wait and not messages) or self._poll.poll(0):
             try:
@@ -167,11 +169,11 @@ def resolve_factory(address: str) -> Factory:
 
 
 def main() -> None:
-    # The server decides when the engine ends, so Ctrl-C in the terminal does not reach it.
+    # Ignores Ctrl-C (SIGINT), because the server decides when the engine ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     code = EngineWorker(socket.socket(fileno=int(sys.argv[1]))).run()
     sys.stderr.flush()
-    # Threads of libraries must not delay the end of the process.
+    # Exits without waiting for threads of libraries, which could delay the end of the process.
     os._exit(code)
 
 

@@ -1,4 +1,4 @@
-"""Errors of the API in OpenAI's form."""
+"""Defines the errors of the API, which are sent in the format of the OpenAI API."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from redline.errors import RedlineError
 
 
 class ApiError(RedlineError):
-    """An error with its HTTP status. `retry_after_s` is sent as the header Retry-After."""
+    """Is answered with the given HTTP status. `retry_after_s` is sent as the header Retry-After."""
 
     def __init__(
         self,

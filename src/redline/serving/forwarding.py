@@ -1,4 +1,7 @@
-"""Answers requests by another server: the same keys, limits and metrics, and its events as they come."""
+"""Forwards requests to another server, such as vLLM's, and passes on its answers.
+
+API keys, limits and metrics work as with Redline's own engine. Events of a stream are passed on as they arrive.
+"""
 
 import asyncio
 import time
@@ -16,7 +19,8 @@ from redline.serving.sse import EventStream
 from redline.serving.upstream_process import UpstreamProcess
 
 _PING_S = 15.0
-# The prompt's tokens are estimated, because only the other server knows its images and its template.
+# The number of prompt tokens is estimated from the size of the body, because only the other server applies the chat
+# template and processes images.
 _BYTES_PER_TOKEN = 4
 
 
@@ -38,7 +42,7 @@ async def forward(request: web.Request) -> web.StreamResponse:
 
 
 class _Forwarded:
-    """One forwarded request."""
+    """Forwards one request, and measures its latencies."""
 
     def __init__(self, services: Services, ticket: Ticket, request: web.Request, body: dict[str, Any]) -> None:
         assert isinstance(services.backend, UpstreamProcess)
@@ -74,7 +78,7 @@ class _Forwarded:
         return web.Response(body=reading.result(), status=response.status, content_type=response.content_type)
 
     async def _events(self, response: aiohttp.ClientResponse, ended: asyncio.Future[None]) -> AsyncIterator[bytes]:
-        """Yields the bytes of the events as they come, and a comment after each silent period."""
+        """Yields the bytes of the events as they arrive, and a comment after every `_PING_S` seconds without data."""
         while True:
             reading = asyncio.ensure_future(response.content.readany())
             try:
@@ -105,7 +109,10 @@ class _Forwarded:
 
 
 async def _first_of(reading: "asyncio.Future[Any]", ended: asyncio.Future[None], timeout_s: float | None) -> bool:
-    """Waits for data; returns whether it has come. Raises the error of `ended` if that comes first."""
+    """Waits until `reading` is done or the timeout has passed, and returns whether `reading` is done.
+
+    Raises the error of `ended` if `ended` is done.
+    """
     await asyncio.wait((reading, ended), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     if ended.done():
         reading.cancel()

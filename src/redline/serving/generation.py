@@ -1,4 +1,4 @@
-"""The texts of one HTTP request: submits its choices to the engine, and turns the outputs into pieces of text."""
+"""Generates the texts of one HTTP request: submits its choices to the engine, and turns outputs into pieces of text."""
 
 import re
 import time
@@ -17,14 +17,14 @@ from redline.serving.keys import Caller
 from redline.serving.sampling_fields import choices_of, sampling_of, stops_of
 from redline.serving.services import Services
 
-# The number of generated tokens of a model without a context limit, if the request has none.
+# The largest number of new tokens if neither the request has max_tokens nor the model has a context limit.
 _ENDLESS_TOKENS = 4096
 SESSION = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
 @dataclass(frozen=True)
 class TextOptions:
-    """The options of a request that do not depend on its prompts."""
+    """Holds the options of a request that do not depend on its prompts."""
 
     sampling: SamplingOptions
     stops: tuple[str, ...]
@@ -39,7 +39,7 @@ class TextOptions:
     def of(
         cls, services: Services, fields: SamplingFields, logprobs: int | None, grammar: Grammar | None
     ) -> "TextOptions":
-        """Checks the fields. Raises an ApiError that names the invalid one."""
+        """Returns the options of a request. Raises an ApiError that names the field if one is invalid."""
         model, limits = services.model, services.limits
         model.check_name(fields.model)
         ended_by = frozenset() if fields.ignore_eos else model.stop_tokens
@@ -66,7 +66,7 @@ class TextOptions:
     def requests(
         self, services: Services, request_id: str, caller: Caller, prompts: Sequence[list[int]], max_tokens: int | None
     ) -> list[Request]:
-        """Returns a request for each choice of each prompt, in the order of their indices."""
+        """Returns an engine request for each choice of each prompt, in the order of their indices in the response."""
         made = []
         for prompt in prompts:
             limit = _limit(prompt, max_tokens, services.model.context)
@@ -98,7 +98,7 @@ def check_tokens(tokens: Sequence[int], vocabulary: int, param: str) -> None:
 
 
 def _limit(prompt: list[int], max_tokens: int | None, context: int | None) -> int:
-    """Returns the largest number of new tokens."""
+    """Returns the largest number of new tokens. Raises an ApiError if max_tokens is invalid or exceeds the context."""
     if max_tokens is not None and max_tokens < 1:
         raise invalid(f"max_tokens must be at least 1, not {max_tokens}.", "max_tokens")
     if context is None:
@@ -108,17 +108,17 @@ def _limit(prompt: list[int], max_tokens: int | None, context: int | None) -> in
     return max_tokens or context - len(prompt)
 
 
-# The new pieces of a request's choices, with their numbers.
+# Yields lists of new pieces, each with the index of its choice.
 Pieces = AsyncGenerator[list[tuple[int, Piece]], None]
 
 
 class Generation:
-    """Runs the requests of one HTTP request, and measures them."""
+    """Runs the engine requests of one HTTP request, and records their latencies and sizes as metrics."""
 
     def __init__(
         self, services: Services, ticket: Ticket, requests: list[Request], stops: tuple[str, ...], choices: int
     ) -> None:
-        """`choices` is the number of requests with the same prompt; they follow each other."""
+        """`choices` is the number of consecutive requests that have the same prompt."""
         self._services, self._ticket, self._requests = services, ticket, requests
         self._choices_of_each = choices
         self._begun_s = time.perf_counter()
@@ -127,20 +127,22 @@ class Generation:
 
     @property
     def prompt_tokens(self) -> int:
-        """The tokens of each prompt, counted once for all its choices."""
+        """The number of tokens of all prompts. Each prompt is counted once, not once per choice."""
         return sum(len(request.prompt) for request in self._requests[:: self._choices_of_each])
 
     @property
     def usage(self) -> Usage:
         generated = sum(choice.tokens for choice in self.choices)
-        # The further choices of a prompt find it in the cache because of the first.
+        # Only the first choice of each prompt counts: the others find the prompt in the cache because the first one
+        # stored it there.
         cached = sum(choice.cached_tokens for choice in self.choices[:: self._choices_of_each])
         return usage_of(self.prompt_tokens, generated, cached)
 
     async def pieces(self) -> Pieces:
-        """Yields the new pieces with the numbers of their choices until all have ended; an empty list is a ping.
+        """Yields lists of new pieces, each with the index of its choice, until all choices have ended.
 
-        Close the iterator, so that an early end aborts the requests in the engine.
+        An empty list is a ping: nothing has arrived for some time. The caller must close the iterator, because this
+        aborts the requests that have not ended.
         """
         metrics, engine = self._services.metrics, self._services.engine
         mailbox = engine.submit(self._requests)
@@ -159,7 +161,7 @@ class Generation:
                     pieces[place] = _joined(pieces[place], piece) if place in pieces else piece
                     if piece.finish_reason is not None:
                         running -= 1
-                        # A stop string ends a text that the engine would continue.
+                        # If a stop string has ended the text, the engine would still continue it.
                         engine.end(output.id)
                         metrics.finished(piece.finish_reason)
                 if pieces:

@@ -1,4 +1,4 @@
-"""The endpoints that generate nothing: models, tokens, health, metrics and the version."""
+"""Answers the endpoints that generate no text: models, sessions, tokenization, health, metrics and version."""
 
 import msgspec
 from aiohttp import web
@@ -17,13 +17,13 @@ async def models(request: web.Request) -> web.Response:
 
 
 async def model(request: web.Request) -> web.Response:
-    """Returns the one model; its name may contain slashes."""
+    """Describes the served model. Answers 404 for any other name. The name in the path may contain slashes."""
     request.app[SERVICES].model.check_name(request.match_info["name"])
     return _json(_card(request))
 
 
 async def health(request: web.Request) -> web.Response:
-    """200 if a request can run now, otherwise 503: while loading, draining, or restarting after a crash."""
+    """Answers 200 if a request can run now, and 503 while the server loads, drains, or restarts after a crash."""
     services = request.app[SERVICES]
     try:
         services.check_ready()
@@ -41,7 +41,7 @@ async def version(request: web.Request) -> web.Response:
 
 
 async def delete_session(request: web.Request) -> web.Response:
-    """Deletes the stored session of the caller's API key."""
+    """Deletes a stored session of the caller's API key. Answers 404 if this key has no such session."""
     services, session = request.app[SERVICES], request.match_info["session"]
     services.check_ready()
     if not SESSION.fullmatch(session) or not await services.engine.delete_session(request[CALL].caller.salt, session):

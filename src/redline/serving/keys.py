@@ -1,4 +1,4 @@
-"""API keys: several, from a file or the environment, compared in constant time."""
+"""Reads API keys from an option, a file and the environment, and compares them in constant time."""
 
 import hashlib
 import hmac
@@ -17,7 +17,7 @@ _LINE = re.compile(r"(?:(?P<name>[\w.@-]{1,64})\s*=\s*)?(?P<key>\S+)")
 
 @dataclass(frozen=True)
 class Caller:
-    """Who sent a request. `salt` keeps the cached prefixes and the sessions of different keys apart."""
+    """Identifies the API key of a request. `salt` separates the cached prefixes and the sessions of different keys."""
 
     name: str
     salt: str
@@ -28,13 +28,13 @@ ANYONE = Caller("anyone", "")
 
 @dataclass(frozen=True)
 class Keys:
-    """The keys of a server; without keys, everyone may call it."""
+    """Holds the API keys of a server. A server without keys accepts requests from everyone who can reach it."""
 
     callers: dict[bytes, Caller] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, named: dict[str, str]) -> "Keys":
-        """Returns the API keys of clients; `named` maps the name of a client to its key."""
+        """Returns the checked API keys. `named` maps the name of each client to its key."""
         callers = {}
         for name, key in named.items():
             if len(key) < SHORTEST_KEY:
@@ -48,7 +48,10 @@ class Keys:
         return cls(callers)
 
     def find(self, key: str | None) -> Caller | None:
-        """Returns the caller with this key. The time does not depend on which key matches, or how much of it."""
+        """Returns the caller with this key, None if the key is unknown, or ANYONE if the server has no keys.
+
+        The run time does not depend on which key matches, or on how many of its characters match.
+        """
         if not self.callers:
             return ANYONE
         digest = _digest(key or "")
@@ -60,7 +63,7 @@ class Keys:
 
 
 def read_keys(key: str | None = None, file: Path | None = None) -> Keys:
-    """Returns the keys of the option, the file and REDLINE_API_KEYS (separated by commas), all together.
+    """Returns all keys: that of the option, those of the file, and those of REDLINE_API_KEYS (separated by commas).
 
     A file has one key per line, or NAME = KEY; blank lines and lines that start with # are ignored.
     """
@@ -100,5 +103,5 @@ def _read_file(path: Path) -> dict[str, str]:
 
 
 def _digest(key: str) -> bytes:
-    # Comparing digests hides the length of the keys as well.
+    # Keys are compared as digests of equal length, so that the time does not reveal the length of a key.
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()

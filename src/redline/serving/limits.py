@@ -1,4 +1,4 @@
-"""What a server accepts: one frozen dataclass, so that every limit is visible in one place."""
+"""Defines all limits of a server in one place."""
 
 from dataclasses import dataclass
 
@@ -7,11 +7,11 @@ from redline.errors import RedlineError
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of a server. Requests beyond them get the status 400, 413 or 429 with an explanation.
+    """Holds the limits of a server. Requests beyond them get the status 400, 408, 413 or 429 with an error message.
 
-    `queue_requests` and `queue_tokens` bound the requests that wait for their first token, and the tokens of their
-    prompts. `rate_per_minute` and `concurrency` hold for each API key; 0 switches them off. `stall_s` is how long a
-    client may refuse to read a stream before it is closed.
+    `queue_requests` limits the number of requests that wait for their first token, and `queue_tokens` the number of
+    their prompt tokens. `rate_per_minute` and `concurrency` apply to each API key separately; 0 means no limit. A
+    stream is closed if its client reads nothing for `stall_s` seconds.
     """
 
     body_bytes: int = 32 << 20

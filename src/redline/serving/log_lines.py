@@ -1,4 +1,4 @@
-"""Log lines of a server: sentences for people, or one JSON object a line for programs, with a line per request."""
+"""Formats the log of a server: as plain text, or as one JSON object per line, then also with a line per request."""
 
 import logging
 import sys
@@ -8,13 +8,13 @@ from contextlib import contextmanager
 
 import msgspec
 
-# Records of this logger are JSON already.
+# The messages of this logger are already JSON objects.
 _READY_MADE = "redline.serving.requests"
 _LOGGERS = ("redline.serving", "redline.web")
 
 
 class JsonLines(logging.Formatter):
-    """Formats records as JSON objects; a record of a request is one already."""
+    """Formats log records as JSON objects. The messages of the request logger are already JSON objects."""
 
     def format(self, record: logging.LogRecord) -> str:
         text = record.getMessage()
@@ -28,7 +28,7 @@ class JsonLines(logging.Formatter):
 
 @contextmanager
 def written_log(as_json: bool) -> Iterator[None]:
-    """Writes the server's log to stderr in the block. Requests are logged as JSON only."""
+    """Writes the server's log to stderr while the block runs. Requests are logged only with `as_json`."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if as_json else logging.Formatter("%(message)s"))
     loggers = [logging.getLogger(name) for name in _LOGGERS]

@@ -1,10 +1,11 @@
-"""Log-probabilities of tokens in the forms of the chat API and of the older text API."""
+"""Converts log-probabilities to the formats of the chat completions API and of the older completions API."""
 
 from redline.generation.request import TokenLogprobs
 from redline.serving.api_responses import ChatLogprobs, TextLogprobs, TokenLogprob, TopLogprob
 from redline.serving.token_texts import TokenTexts
 
-# JSON has no infinity; this is the value of vLLM for tokens that cannot be drawn.
+# Replaces the log-probability of tokens that cannot be sampled (minus infinity), because JSON has no infinity. vLLM
+# uses the same value.
 _LEAST = -9999.0
 
 
@@ -20,7 +21,7 @@ def chat_logprobs(found: list[TokenLogprobs], texts: TokenTexts) -> ChatLogprobs
 
 
 def text_logprobs(found: list[TokenLogprobs], texts: TokenTexts, offset: int) -> TextLogprobs:
-    """`offset` is the number of characters before the first token."""
+    """Returns the format of the completions API. `offset` is the number of characters before the first token."""
     tokens = [texts.text_of(entry.token) for entry in found]
     offsets = []
     for token in tokens:
@@ -30,13 +31,13 @@ def text_logprobs(found: list[TokenLogprobs], texts: TokenTexts, offset: int) ->
     top: list[dict[str, float] | None] = []
     for entry in found:
         likely = {texts.text_of(token): max(value, _LEAST) for token, value in entry.top}
-        # The chosen token is always listed, as in vLLM.
+        # The chosen token is listed even if it is not one of the most likely tokens, as in vLLM.
         top.append(likely | {texts.text_of(entry.token): max(entry.logprob, _LEAST)})
     return TextLogprobs(tokens, chosen, top, offsets)
 
 
 def prompt_logprobs(prompt: list[int], found: list[TokenLogprobs], texts: TokenTexts) -> TextLogprobs:
-    """Returns the log-probabilities of a prompt; its first token has none."""
+    """Returns the log-probabilities of a prompt. The first token has none, because no token precedes it."""
     first = texts.text_of(prompt[0])
     rest = text_logprobs(found, texts, len(first))
     return joined_logprobs(TextLogprobs([first], [None], [None], [0]), rest)

@@ -1,4 +1,4 @@
-"""Collects the outputs of a request until its handler takes them.
+"""Collects the outputs of the engine for one HTTP request until its handler takes them.
 
 A handler that is slower than the engine takes the outputs of several steps at once, so the server sends fewer and
 larger chunks under load instead of falling behind.
@@ -11,9 +11,9 @@ from redline.serving.errors import ApiError
 
 
 class Mailbox:
-    """Takes outputs from the event loop's other tasks. `take` returns an empty list after a ping.
+    """Passes outputs from the task that reads from the engine to the task that handles the HTTP request.
 
-    With `has_grammar`, an error of the engine is taken for one of the grammar, which the client wrote.
+    With `has_grammar`, an engine error is reported as an invalid grammar, because the client wrote the grammar.
     """
 
     def __init__(self, ids: tuple[str, ...], has_grammar: bool) -> None:
@@ -40,7 +40,10 @@ class Mailbox:
         self.is_silent = True
 
     async def take(self) -> list[Output]:
-        """Returns the outputs since the last call, and waits if there are none. Raises the error of `fail`."""
+        """Waits for outputs, and returns all since the last call, or an empty list after a ping.
+
+        Raises the error of `fail` once there are no more outputs.
+        """
         await self._arrived.wait()
         self._arrived.clear()
         taken, self._outputs = self._outputs, []

@@ -1,4 +1,7 @@
-"""Prometheus metrics, with the names of vLLM and the prefix `redline:`. Buckets begin at 1 ms."""
+"""Collects Prometheus metrics, which have the names of vLLM's metrics with the prefix `redline:`.
+
+The histograms of durations have buckets from 1 ms.
+"""
 
 from collections.abc import Callable, Iterator
 
@@ -15,7 +18,7 @@ _TOKENS = tuple(float(2**power) for power in range(0, 21))
 
 
 class Metrics:
-    """The metrics of one server, in a registry of their own."""
+    """Holds the metrics of one server in a separate registry."""
 
     def __init__(self, model: str) -> None:
         self.registry = CollectorRegistry()
@@ -50,7 +53,7 @@ class Metrics:
         self._refused.labels(self._model, str(status)).inc()
 
     def watch(self, read: Callable[[], "ServerState"]) -> None:
-        """Adds the metrics that are read when they are asked for."""
+        """Adds metrics of the current state, for which `read` is called each time that metrics are requested."""
         self.registry.register(_StateCollector(read, self._model))
 
     def render(self) -> bytes:
@@ -62,7 +65,7 @@ class Metrics:
 
 
 class ServerState:
-    """Numbers of the server and its engine at one time."""
+    """Holds the state of the server and its engine at one time. `stats` is None if the engine has sent none."""
 
     def __init__(self, stats: EngineStats | None, waiting: int, running: int, restarts: int) -> None:
         self.stats, self.waiting, self.running, self.restarts = stats, waiting, running, restarts
@@ -75,7 +78,7 @@ class _StateCollector(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         state = self._read()
         stats = state.stats
-        # Another server's numbers are those of the requests that it is answering.
+        # Without statistics, as when another server generates the texts, the HTTP requests are counted instead.
         running = stats.running if stats else max(0, state.running - state.waiting)
         waiting = stats.waiting if stats else state.waiting
         usage = stats.blocks_used / stats.blocks if stats and stats.blocks else 0.0

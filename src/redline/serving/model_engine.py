@@ -1,4 +1,4 @@
-"""Builds the engine of a model folder; runs in the engine process."""
+"""Builds the engine of a model folder. The server calls this in the engine process, because it imports torch."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +22,7 @@ def load_engine(
     strict: bool = False,
     **options: Any,
 ) -> tuple[Engine, EngineInfo]:
-    """Returns the engine of a model folder, and what the server must know of it.
+    """Returns the engine of a model folder, and a description of the engine for the server.
 
     `options` are those of `Engine`, such as max_rows.
     """
@@ -39,7 +39,7 @@ def load_engine(
 
 
 def _context(engine: Engine) -> int | None:
-    """Returns the largest number of tokens of a text: the model's limit, or what the key-value cache has room for."""
+    """Returns the largest number of tokens of a text: the model's limit, or the size of a paged KV cache if smaller."""
     if not engine.model.is_paged:
         return engine.model.context
     blocks = engine.scheduler.blocks

@@ -14,12 +14,13 @@ Read = TypeVar("Read")
 log = logging.getLogger("redline.serving")
 _PLACE = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<place>[^`]*)`)?", re.DOTALL)
 _FIELD = re.compile(r"Object missing required field `(?P<name>\w+)`")
-# An unknown field is reported once; the names that were reported are bounded, because clients choose them.
+# The number of unknown field names that are remembered, so that each name is logged only once. It is limited because
+# clients choose the names.
 _MOST_NAMES = 100
 
 
 class BodyReader:
-    """Reads bodies within the limits. Unknown fields are ignored, with one warning for each name."""
+    """Reads request bodies and checks their limits. Ignores unknown fields, with one warning for each name."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -40,7 +41,7 @@ class BodyReader:
         return given
 
     def read(self, body: bytes, kind: type[Read]) -> Read:
-        """Returns the request, or raises an ApiError that names the invalid field."""
+        """Returns the request as a struct of type `kind`. Raises an ApiError that names the field if one is invalid."""
         given = self.read_object(body)
         for name, feature in UNSUPPORTED.items():
             if given.get(name):
@@ -52,7 +53,7 @@ class BodyReader:
             raise _explain(error) from error
 
     def _check_depth(self, values: dict[str, Any]) -> None:
-        """Raises if values are nested too deeply, without recursion."""
+        """Raises an ApiError if values are nested too deeply. Uses no recursion, which deep nesting could overflow."""
         level: list[Any] = [values]
         for _ in range(self._limits.nesting):
             nested: list[Any] = []

@@ -1,4 +1,4 @@
-"""The HTTP application: routes, and the checks that every request passes."""
+"""Builds the HTTP application: its routes, and the checks that every request must pass."""
 
 import asyncio
 import logging
@@ -29,12 +29,12 @@ log = logging.getLogger("redline.serving")
 requests_log = logging.getLogger("redline.serving.requests")
 _REQUEST_ID = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
 _JSON_TYPE = re.compile(r"application/([\w.-]+\+)?json")
-# nginx's status of a request whose client has gone.
+# The status that is logged if the client has closed the connection before the response. nginx uses the same one.
 _CLIENT_CLOSED = 499
 
 
 def new_app(services: Services, host: str, release: Callable[[web.Request], None]) -> web.Application:
-    """Returns the application. `release` is called when a request has been read, and ends its connection's deadline."""
+    """Returns the application. It calls `release` when it has read a request, to remove the connection's deadline."""
     checks = _Checks(services, host, release)
     app = web.Application(
         client_max_size=services.limits.body_bytes, middlewares=[checks.errors, checks.access, checks.body]
@@ -65,7 +65,11 @@ async def _add_headers(request: web.Request, response: web.StreamResponse) -> No
 
 @dataclass
 class _Checks:
-    """The middlewares, outermost first: errors in OpenAI's form, access, the body within its limits."""
+    """Contains the middlewares, outermost first.
+
+    `errors` answers errors in the format of the OpenAI API, `access` checks the Host and Origin headers and the API
+    key, and `body` reads the body within its limits.
+    """
 
     services: Services
     host: str
@@ -73,7 +77,7 @@ class _Checks:
     open_paths: frozenset[str] = frozenset({"/health"})
 
     def __post_init__(self) -> None:
-        # The keys are checked here; `Access` checks where a request comes from.
+        # `Access` is used only for the Host and Origin headers; the middleware `access` checks the API keys.
         self._access = Access("127.0.0.1")
 
     @web.middleware
@@ -86,7 +90,7 @@ class _Checks:
             response = await self._answer(request, handler)
             status = response.status
             if self.services.keys.callers and request[CALL].caller is ANYONE:
-                # Only callers with a key may keep a connection open.
+                # If the server has keys, only callers with a key may keep a connection open.
                 response.force_close()
             return response
         finally:
@@ -103,7 +107,8 @@ class _Checks:
         except web.HTTPException as error:
             return self._error(_of_http(request, error))
         except ConnectionError as error:
-            # aiohttp would log an error; a client that leaves is none, and usually cancels the handler.
+            # A client that closes its connection usually cancels the handler. Do the same here, because aiohttp would
+            # log any other exception as an error.
             raise asyncio.CancelledError from error
         except Exception:
             log.exception("a request failed: %s %s", request.method, request.path)
@@ -121,7 +126,8 @@ class _Checks:
     @web.middleware
     async def access(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         host, origin = request.headers.get("Host"), request.headers.get("Origin")
-        # Without a key, a web site could reach this server through the browser of somebody on this machine.
+        # Without a key, a web site could use a browser on this machine to reach this server by DNS rebinding. Checking
+        # the Host header prevents this.
         is_open = not self.services.keys.callers and is_loopback(self.host)
         if is_open and (why_not := self._access.why_not_host(host)):
             raise ApiError(403, f"Refused: {why_not}", kind="permission_error", code="host_not_allowed")

@@ -1,4 +1,4 @@
-"""Turns the sampling fields of a request into the engine's options, with the model's own defaults."""
+"""Converts the sampling fields of a request to the engine's options. Absent fields get the model's defaults."""
 
 import secrets
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ _DEFAULTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 @dataclass(frozen=True)
 class SamplingDefaults:
-    """The values of fields that a request leaves out: those of generation_config.json, else those of OpenAI."""
+    """Holds the values of absent fields: those of generation_config.json, otherwise those of the OpenAI API."""
 
     values: dict[str, float] = field(default_factory=dict)
 
@@ -32,11 +32,11 @@ class SamplingDefaults:
 
 
 def sampling_of(fields: SamplingFields, defaults: SamplingDefaults) -> SamplingOptions:
-    """Returns the options of the first choice; choice i has the seed `seed + i`. Without a seed, draws one."""
+    """Returns the options of choice 0; choice i uses `seed + i`. Chooses a random seed if the request has none."""
     named = (*_DEFAULTED, "presence_penalty", "frequency_penalty")
     given = {name: value for name in named if (value := getattr(fields, name)) is not None}
     values = defaults.values | given
-    if given.get("top_k") == -1:  # vLLM's way to switch it off
+    if given.get("top_k") == -1:  # disables top_k, as in vLLM
         values["top_k"] = 0
     try:
         return _options(values, _biases(fields.logit_bias or {}), _seed(fields.seed))
@@ -46,7 +46,7 @@ def sampling_of(fields: SamplingFields, defaults: SamplingDefaults) -> SamplingO
 
 
 def _options(values: dict[str, float], biases: dict[int, float] | None = None, seed: int = 0) -> SamplingOptions:
-    # Larger numbers do not fit the engine's integers; this one stands for all tokens already.
+    # Limits top_k, because larger numbers do not fit in the engine's integers. No vocabulary is larger than this limit.
     top_k = min(int(values.get("top_k", 0)), 1 << 31)
     return SamplingOptions(**{**values, "top_k": top_k}, logit_bias=biases or {}, seed=seed)  # pyrefly: ignore
 
@@ -59,12 +59,12 @@ def _biases(given: dict[str, float]) -> dict[int, float]:
 
 
 def _seed(given: int | None) -> int:
-    # Clients also send negative seeds.
+    # Clients also send negative seeds; the modulo makes them non-negative.
     return secrets.randbits(62) if given is None else given % (1 << 62)
 
 
 def stops_of(fields: SamplingFields, limits: Limits) -> tuple[str, ...]:
-    """Returns the stop strings."""
+    """Returns the distinct stop strings that are not empty. Raises an ApiError if they exceed the limits."""
     stops = [fields.stop] if isinstance(fields.stop, str) else fields.stop or []
     if len(stops) > limits.stops:
         raise invalid(f"stop takes at most {limits.stops} texts, not {len(stops)}.", "stop")
@@ -74,7 +74,7 @@ def stops_of(fields: SamplingFields, limits: Limits) -> tuple[str, ...]:
 
 
 def choices_of(fields: SamplingFields, limits: Limits) -> int:
-    """Returns the number of texts that are asked for (n)."""
+    """Returns the number of texts that the request asks for per prompt (the field n)."""
     count = 1 if fields.n is None else fields.n
     if not 1 <= count <= limits.choices:
         raise invalid(f"n must be from 1 to {limits.choices}, not {count}.", "n")

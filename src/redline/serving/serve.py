@@ -1,4 +1,4 @@
-"""`redline.serve` starts a server for the model in a folder."""
+"""Implements `redline.serve`, which starts a server for the model in a folder."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +12,7 @@ from redline.serving.server import EngineSource, Server, UpstreamSource
 from redline.serving.upstream_process import vllm_command
 
 ENGINES = ("redline", "vllm")
-# Importing the module of the factory would import torch, which only the engine process needs.
+# The factory is a string, because importing its module would import torch, which only the engine process needs.
 MODEL_ENGINE = "redline.serving.model_engine:load_engine"
 
 
@@ -31,13 +31,14 @@ def serve(
     on_progress: Callable[[str], object] = lambda text: None,
     **options: Any,
 ) -> Server:
-    """Starts an OpenAI-compatible server, and returns it once the model is loaded.
+    """Starts an OpenAI-compatible server, and returns it when the model is loaded.
 
-    The server runs until `close`, or the end of a `with` block; its `url` is the address. `port` 0 selects a free port.
-    Keys come from `api_key`, the file `api_keys` (one per line, or NAME = KEY) and REDLINE_API_KEYS; without a key,
-    only programs on this machine are served. `name` is the model's name in the API (default: that of its folder).
-    `options` are those of the engine, such as device, precision, plan and max_rows. With `engine="vllm"`, vLLM
-    generates the texts: `vllm_python` is the interpreter that has it, and `vllm_options` are passed to its server.
+    The server runs until `close` is called or its `with` block ends. Its attribute `url` is its address. `port` 0
+    selects a free port. API keys are read from `api_key`, from the file `api_keys` (one per line, or NAME = KEY) and
+    from the variable REDLINE_API_KEYS. Without a key, the server can listen only on a loopback address. `name` is the
+    model's name in the API (default: the name of its folder). `options` are those of the engine, such as device,
+    precision, plan and max_rows. With `engine="vllm"`, vLLM generates the texts: `vllm_python` is the interpreter that
+    has vLLM, and `vllm_options` are passed to vLLM's server.
 
     For example::
 
@@ -64,5 +65,5 @@ def serve(
 
 
 def _name_of(model: str | Path, folder: Path) -> str:
-    """Returns the name of a model in the Hugging Face cache as it was given, otherwise that of its folder."""
+    """Returns the given name if the model is in the Hugging Face cache, otherwise the name of the model's folder."""
     return str(model) if Path(model) != folder else folder.resolve().name

@@ -1,4 +1,7 @@
-"""The model as the server sees it: its name, tokenizer, chat template, stop tokens and defaults. It has no weights."""
+"""Holds what the server needs of the model: its name, tokenizer, chat template, stop tokens and sampling defaults.
+
+The weights are only in the engine process.
+"""
 
 import asyncio
 import hashlib
@@ -23,13 +26,17 @@ from redline.serving.sampling_fields import SamplingDefaults
 from redline.serving.token_texts import TokenTexts
 
 Value = TypeVar("Value")
-# Shorter texts are encoded in the event loop, because a thread would take longer than the work.
+# Shorter texts are encoded in the event loop, because passing them to a thread would take longer than encoding them.
 _SHORT_CHARACTERS = 4096
 _THREADS = 4
 
 
 class ServedModel:
-    """Encodes prompts for the engine. Long texts are encoded in threads: the tokenizer releases Python's lock."""
+    """Encodes prompts for the engine, and decodes tokens.
+
+    Long texts are encoded in threads, so that the event loop is not blocked: the tokenizer releases the global
+    interpreter lock (GIL).
+    """
 
     def __init__(self, folder: ModelFolder, name: str | None = None) -> None:
         self.path, self.tokenizer, self.tokens = folder.path, folder.tokenizer, folder.tokens
@@ -56,7 +63,7 @@ class ServedModel:
         return cls(ModelFolder.open(path), name)
 
     def set_plan(self, plan: str, context: int | None) -> None:
-        """Takes over what the loaded engine knows."""
+        """Sets the fingerprint from the plan of the loaded engine, and the context length if the engine has a limit."""
         digest = hashlib.sha256(f"{VERSION}|{plan}|{self.path.resolve()}".encode()).hexdigest()
         self.fingerprint = f"fp_{digest[:12]}"
         self.context = context or self.context
@@ -77,7 +84,7 @@ class ServedModel:
             raise ApiError(404, message, param="model", code="model_not_found")
 
     async def encode(self, text: str, special_tokens: bool = True) -> list[int]:
-        """Returns the tokens of a text. As in transformers, the names of special tokens in it become these tokens."""
+        """Returns the tokens of a text. As in transformers, the text of a special token is encoded as that token."""
         work = partial(self.tokenizer.encode, text, add_special_tokens=special_tokens)
         tokens = (await self._run(work, len(text))).ids
         if not tokens:
@@ -87,7 +94,7 @@ class ServedModel:
     async def encode_chat(
         self, messages: list[ChatMessage], tools: list[Tool] | None, variables: dict[str, Any] | None
     ) -> list[int]:
-        """Returns the tokens of the prompt that asks for the next message."""
+        """Returns the tokens of the chat prompt, after which the model writes the next message."""
         prompt = self.chat_prompt
         given = [_plain_message(message) for message in messages]
         described = [msgspec.to_builtins(tool) for tool in tools or []] or None
@@ -112,7 +119,7 @@ class ServedModel:
 
 
 def _plain_message(message: ChatMessage) -> dict[str, Any]:
-    """Returns a message as templates expect it: content as one text, arguments of tool calls as objects."""
+    """Returns a message as chat templates expect it: with one text as content, and tool arguments as objects."""
     content = message.content
     if isinstance(content, list):
         for number, part in enumerate(content):

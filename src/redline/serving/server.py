@@ -1,4 +1,4 @@
-"""A running server: the web server in a thread, the engine in a process, and the way both end."""
+"""Runs the web server in a thread and the engine in a process, and shuts both down."""
 
 import asyncio
 import threading
@@ -23,15 +23,16 @@ from redline.web.server import WebServer
 
 Progress = Callable[[str], object]
 _BACKLOG = 1024
-# How often draining looks whether the last request has ended.
+# The interval at which draining checks whether the last request has ended.
 _LOOK_S = 0.05
 
 
 @dataclass(frozen=True)
 class EngineSource:
-    """How to build the engine in its process: an importable function (module:function), and its options.
+    """Describes how the engine process builds its engine: it calls `factory` with `options`.
 
-    `silence_s` is how long one step may take before the process is restarted.
+    `factory` is the address of an importable function (module:function). The process is restarted if one step takes
+    longer than `silence_s`.
     """
 
     factory: str
@@ -44,7 +45,10 @@ class EngineSource:
 
 @dataclass(frozen=True)
 class UpstreamSource:
-    """Another server as the engine. `command` returns the command line that starts it on a port with a key."""
+    """Describes another server that generates the texts.
+
+    `command` returns the command line that starts the other server on a given port with a given API key.
+    """
 
     name: str
     command: Command
@@ -54,7 +58,7 @@ class UpstreamSource:
 
 
 class Server:
-    """Serves a model until it is closed; a context manager. `url` is its address.
+    """Serves a model at the address `url` until `close` is called. It is also a context manager.
 
     The web server runs in a thread, and the engine in a process of its own.
     """
@@ -84,7 +88,7 @@ class Server:
         self.port = int(self._listener.getsockname()[1])
         self.urls = urls("http", host, self.port, "", None)
         app = new_app(self.services, host, lambda request: self._web.release(request))
-        # Connections that send nothing must not take the places of all others, so fewer of them are kept.
+        # At most half of the connections may be pending, so that connections without a request cannot use up the limit.
         pending = max(1, self.limits.connections // 2)
         limits_of_connections = ConnectionLimits(pending, pending, self.limits.request_s, self.limits.connections)
         self._web = WebServer(
@@ -108,13 +112,13 @@ class Server:
 
     @property
     def engine_pid(self) -> int | None:
-        """The id of the engine process."""
+        """The process ID of the engine process."""
         return self._engine.pid
 
     def start(self) -> "Server":
         """Starts the server if it is not running yet, and waits until the model is loaded.
 
-        While it loads, /health answers 503.
+        While the model is being loaded, /health answers 503.
         """
         if self._is_started:
             return self
@@ -131,20 +135,21 @@ class Server:
         return self
 
     def drain(self) -> None:
-        """Refuses new requests, gives running ones `limits.drain_s` to end, and then closes the server.
+        """Refuses new requests, waits up to `limits.drain_s` seconds for running ones, and then closes the server.
 
-        Returns at once. A second call ends the running requests at once. May be called from a signal handler.
+        The call itself does not wait. A second call ends the running requests immediately. May be called from a signal
+        handler.
         """
         loop = self._web.loop
         if loop is not None and not loop.is_closed():
             loop.call_soon_threadsafe(self._begin_drain)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Waits until the server has ended; returns whether it has."""
+        """Waits until the server has ended or the timeout has passed. Returns whether the server has ended."""
         return self._ended.wait(timeout_s)
 
     def close(self) -> None:
-        """Ends running requests with an error and stops; may be called repeatedly."""
+        """Ends running requests with an error, and stops the server. May be called repeatedly."""
         self._web.close()
         self._model.close()
         self._ended.set()
@@ -176,7 +181,7 @@ class Server:
             self._error = error
         finally:
             await self._engine.close()
-            # The handlers send their last events before the connections are closed.
+            # Gives the handlers up to one second to send their last events before the connections are closed.
             deadline_s = asyncio.get_running_loop().time() + 1.0
             while self.services.admission.running and asyncio.get_running_loop().time() < deadline_s:
                 await asyncio.sleep(_LOOK_S)

@@ -1,4 +1,4 @@
-"""What the handlers of a server share."""
+"""Defines the objects that the request handlers of a server share."""
 
 from dataclasses import dataclass, field
 
@@ -17,7 +17,10 @@ from redline.serving.supervised_process import SupervisedProcess
 
 @dataclass
 class Services:
-    """`draining` is set when the server ends: running requests are answered, and new ones refused."""
+    """Holds what all request handlers of a server use.
+
+    `draining` is set when the server shuts down: running requests are still answered, but new ones are refused.
+    """
 
     model: ServedModel
     backend: SupervisedProcess
@@ -36,12 +39,12 @@ class Services:
 
     @property
     def engine(self) -> EngineProcess:
-        """Redline's own engine. Requests that another server answers do not need it."""
+        """Redline's own engine. Must not be used if another server generates the texts."""
         assert isinstance(self.backend, EngineProcess)
         return self.backend
 
     def admit(self, caller: Caller, requests: int) -> Ticket:
-        """Returns the ticket of a request, or raises 429 or 503."""
+        """Returns the ticket of a request that asks for `requests` texts. Raises 429 or 503 if it is refused."""
         self.check_ready()
         return self.admission.admit(caller, requests)
 
@@ -58,7 +61,10 @@ class Services:
 
 @dataclass
 class Call:
-    """What the checks found out about a request. `id` is what the client sent as X-Request-Id, or a new one."""
+    """Holds what the middlewares read from a request.
+
+    `id` is the header X-Request-Id of the request, or a random one if the header is missing or invalid.
+    """
 
     id: str
     caller: Caller = ANYONE

@@ -17,7 +17,7 @@ _HEADERS = {
 
 
 def read_page() -> dict[str, tuple[bytes, str]]:
-    """Returns the content and the type of each file by path; index.html is at `/`. Empty if there is no page."""
+    """Returns a dict from URL path to content and media type. index.html is at `/`. Empty if no page is installed."""
     folder = files("redline.serving") / "page"
     found: dict[str, tuple[bytes, str]] = {}
     if folder.is_dir():
@@ -30,7 +30,7 @@ def read_page() -> dict[str, tuple[bytes, str]]:
 
 
 def add_page(app: web.Application) -> frozenset[str]:
-    """Adds the page's files to an application, and returns their paths, which need no API key."""
+    """Adds the page's files to an application, and returns their URL paths, which need no API key."""
     page = read_page()
     for path, (content, kind) in page.items():
 

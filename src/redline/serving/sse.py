@@ -1,4 +1,4 @@
-"""A stream of server-sent events that never ends without saying why."""
+"""Sends server-sent events. A stream that fails ends with an event that contains the error."""
 
 import asyncio
 
@@ -8,18 +8,21 @@ from aiohttp import web
 from redline.serving.errors import ApiError
 
 _encode = msgspec.json.Encoder().encode
-# With more unsent bytes, a write waits until the client has read some. This is asyncio's default.
+# A write waits for the client if there would be at least this many unsent bytes. The value is asyncio's default limit.
 _BUFFERED_BYTES = 1 << 16
 _HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
-    # Proxies such as nginx would otherwise collect the events.
+    # Without this header, proxies such as nginx would buffer the events.
     "X-Accel-Buffering": "no",
 }
 
 
 class EventStream:
-    """Sends JSON values as events. The response starts with the first event, so an earlier error can have a status."""
+    """Sends JSON values as events.
+
+    The response starts with the first event, so that an error before it can be answered with an HTTP error status.
+    """
 
     def __init__(self, request: web.Request, stall_s: float) -> None:
         self._request, self._stall_s = request, stall_s

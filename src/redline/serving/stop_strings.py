@@ -2,7 +2,9 @@
 
 
 class StopStrings:
-    """Holds back the longest end of the text that may begin a stop string, until the next piece decides.
+    """Returns the text before the first stop string, piece by piece.
+
+    The end of the text is held back as long as it may be the beginning of a stop string.
 
     >>> stops = StopStrings(("END",))
     >>> stops.push("the E"), stops.push("N"), stops.push("x"), stops.push(" END of")
@@ -13,14 +15,14 @@ class StopStrings:
 
     def __init__(self, stops: tuple[str, ...]) -> None:
         self._stops = stops
-        # Each prefix of each stop string that is not the whole of it.
+        # All prefixes of the stop strings, except the complete stop strings.
         self._beginnings = {stop[:end] for stop in stops for end in range(1, len(stop))}
         self._longest = max(map(len, stops), default=0)
         self._held = ""
         self.found: str | None = None
 
     def push(self, piece: str) -> str:
-        """Returns the text that is certain to be before any stop string."""
+        """Adds a piece, and returns the text that cannot be a part of a stop string any more."""
         if self.found is not None or not self._stops:
             return piece if self.found is None else ""
         text = self._held + piece
@@ -34,7 +36,7 @@ class StopStrings:
         return text[: len(text) - held]
 
     def finish(self) -> str:
-        """Returns the text that was held back: the text has ended without a stop string."""
+        """Returns the text that was held back. Call this when the text has ended without a stop string."""
         held, self._held = self._held, ""
         return held
 

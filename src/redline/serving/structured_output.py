@@ -1,4 +1,4 @@
-"""Structured output: turns response_format, structured_outputs and the guided_* fields into one grammar."""
+"""Converts the fields for structured output (response_format, structured_outputs, guided_*) to one grammar."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from redline.serving.limits import Limits
 
 
 def grammar_of(fields: SamplingFields, limits: Limits) -> Grammar | None:
-    """Returns what the text must match, or None. Raises an ApiError if several grammars are given."""
+    """Returns the grammar that the text must match, or None. Raises an ApiError if several grammars are given."""
     found: dict[str, Grammar] = {}
     if fields.response_format is not None:
         grammar = _response_format(fields)

@@ -1,4 +1,4 @@
-"""A process that the server needs: started, watched, and restarted after a crash with growing delays."""
+"""Starts and watches a process that the server needs, and restarts it after a crash with growing delays."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ from redline.serving.engine_messages import EngineInfo
 from redline.serving.errors import ApiError, engine_died, unavailable
 
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.2, 30.0
-# A process that ran this long before it crashed is restarted without a longer delay.
+# If a process ran longer than this before it crashed, the delay before its restart is the first delay again.
 _STABLE_S = 60.0
 _LOG_LINES = 20
 log = logging.getLogger("redline.serving")
@@ -31,8 +31,8 @@ class ProcessState(Enum):
 class SupervisedProcess(ABC):
     """Keeps one process running. All methods run in one event loop.
 
-    A crash ends all running requests with an error, and requests are refused until the process is ready again, so no
-    connection hangs.
+    After a crash, all running requests end with an error, and new ones are refused until the process is ready again.
+    So no client waits for a process that has crashed.
     """
 
     def __init__(self, on_progress: Callable[[str], object]) -> None:
@@ -56,20 +56,20 @@ class SupervisedProcess(ABC):
 
     @abstractmethod
     async def _run_once(self) -> None:
-        """Runs one process to its end, and calls `_is_ready` when it is ready; always raises."""
+        """Runs one process until it ends, and then raises an error. Calls `_is_ready` when the process is ready."""
 
     def _background(self) -> list[Coroutine[Any, Any, None]]:
-        """Returns further work that lasts as long as the process is kept running."""
+        """Returns further coroutines, which run until `close` is called."""
         return []
 
     async def start(self) -> None:
-        """Starts the process and waits until it is ready. Raises RedlineError if it ends before."""
+        """Starts the process, and waits until it is ready. Raises RedlineError if the process ends before that."""
         self._first_result = asyncio.get_running_loop().create_future()
         self._tasks = [asyncio.create_task(work) for work in (self._supervise(), *self._background())]
         await self._first_result
 
     async def close(self) -> None:
-        """Ends the process, and all requests with an error."""
+        """Stops the process, and ends all running requests with an error."""
         self.state = ProcessState.CLOSED
         for task in self._tasks:
             task.cancel()
@@ -89,7 +89,7 @@ class SupervisedProcess(ABC):
             self._first_result.set_result(None)
 
     def _has_ended(self) -> None:
-        """Ends the running requests, and refuses further ones until the process is ready again."""
+        """Ends the running requests with an error, and refuses new ones until the process is ready again."""
         if self.state is not ProcessState.CLOSED:
             self.state = ProcessState.RESTARTING
             self.fail_all(engine_died())
@@ -115,7 +115,7 @@ class SupervisedProcess(ABC):
 
     @staticmethod
     def _log_tail(path: Path) -> None:
-        """Logs the last lines that the process wrote."""
+        """Logs the last lines of the file to which the process wrote its output."""
         if last_line(path):
             lines = path.read_text(errors="replace").splitlines()[-_LOG_LINES:]
             log.error("the last lines of the engine's log:\n%s", "\n".join(lines))

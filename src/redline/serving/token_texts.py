@@ -1,4 +1,4 @@
-"""The text and the bytes of single tokens, for log-probabilities."""
+"""Returns the text and the bytes of single tokens, which are a part of log-probabilities in responses."""
 
 import re
 from functools import lru_cache
@@ -8,7 +8,10 @@ _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class TokenTexts:
-    """Looks up tokens of a `tokenizers.Tokenizer`. A token may hold only some bytes of a character."""
+    """Looks up the tokens of a `tokenizers.Tokenizer`.
+
+    A token may contain only some of the bytes of a character; its text then contains replacement characters (U+FFFD).
+    """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -31,7 +34,10 @@ class TokenTexts:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Returns the bytes that the letters of a byte-level vocabulary stand for: printable bytes stand for themselves."""
+    """Returns a dict from the characters of a byte-level vocabulary to the bytes that they represent.
+
+    Printable bytes are represented by their own characters, and the others by the characters from U+0100 on.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}

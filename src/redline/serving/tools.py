@@ -1,8 +1,9 @@
-"""Tools: the grammar of a required call, and the calls in a generated text.
+"""Builds the grammar of a required tool call, and finds the tool calls in a generated text.
 
-With tool_choice "required" or a named function, a grammar makes the text one call whose arguments follow the tool's
-JSON schema. With "auto", the model writes text and calls in the form of its template: JSON between <tool_call> tags
-(Qwen, Hermes), or a text that is one JSON object with a name and arguments or parameters (Llama 3).
+If tool_choice is "required" or a named function, a grammar forces the text to be one call whose arguments match the
+tool's JSON schema. If tool_choice is "auto", the model writes text and calls in the format of its chat template: JSON
+between <tool_call> tags (Qwen, Hermes), or a text that is one JSON object with a name and arguments or parameters
+(Llama 3).
 """
 
 import json
@@ -23,7 +24,11 @@ _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 
 @dataclass(frozen=True)
 class ToolChoice:
-    """The tools of a request. `forced` are those of which one must be called; without them, the model decides."""
+    """Holds the tools of a request.
+
+    The model must call one of the tools in `forced`; if `forced` is empty, the model decides whether to call a tool.
+    `tagged` says that the chat template uses <tool_call> tags.
+    """
 
     offered: tuple[Tool, ...] = ()
     forced: tuple[Tool, ...] = ()
@@ -52,7 +57,7 @@ class ToolChoice:
 
     @property
     def grammar(self) -> Grammar | None:
-        """The grammar of a forced call."""
+        """The grammar of a forced call, or None if no call is forced."""
         if not self.forced:
             return None
         calls = [
@@ -67,7 +72,7 @@ class ToolChoice:
             }
             for tool in self.forced
         ]
-        # Definitions are looked up from the root of a schema, so they move there.
+        # A reference such as #/$defs/NAME is resolved from the root of the schema, so the definitions are moved there.
         definitions: dict[str, Any] = {}
         for tool in self.forced:
             definitions |= (tool.function.parameters or {}).get("$defs", {})
@@ -75,7 +80,7 @@ class ToolChoice:
         return Grammar("json_schema", json.dumps(schema | ({"$defs": definitions} if definitions else {})))
 
     def reader(self) -> "ToolReader | None":
-        """Returns what finds the calls in one text, or None if no tool can be called."""
+        """Returns a reader that finds the calls in one text, or None if no tool can be called."""
         if not self.offered:
             return None
         return ToolReader({tool.function.name for tool in self.offered}, bool(self.forced), self.tagged)
@@ -83,7 +88,7 @@ class ToolChoice:
 
 @dataclass
 class ToolReader:
-    """Separates the content of a text from its tool calls while it is generated."""
+    """Separates the content of a text from its tool calls while the text is being generated."""
 
     names: set[str]
     forced: bool
@@ -94,12 +99,15 @@ class ToolReader:
     _is_plain: bool = False
 
     def push(self, piece: str, is_last: bool) -> tuple[str, list[ToolCall]]:
-        """Returns the new content and the calls that are complete. Text that may become a call is held back."""
+        """Adds a piece, and returns the new content and the newly completed calls.
+
+        Text that may become a call is held back.
+        """
         self._text += piece
         return self._read_tags(is_last) if self.tagged and not self.forced else self._read_object(is_last)
 
     def _read_object(self, is_last: bool) -> tuple[str, list[ToolCall]]:
-        """Reads a text that is one call, or no call at all."""
+        """Reads a text that is either one call or only content."""
         if not self._is_plain and (self.forced or self._text.lstrip()[:1] in ("", "{")):
             if not is_last:
                 return "", []
@@ -128,7 +136,7 @@ class ToolReader:
             else:
                 content += _OPEN + inside + found
             self._text, self._in_call = rest, False
-        # The line breaks around calls are not content.
+        # White space around calls is not content.
         return ("" if self.calls and not content.strip() else content), calls
 
     def _call(self, text: str) -> ToolCall | None:
@@ -146,5 +154,5 @@ class ToolReader:
 
 
 def _begun(text: str) -> int:
-    """Returns how many characters at the end of a text may begin a tag."""
+    """Returns the number of characters at the end of a text that may be the beginning of an opening tag."""
     return next((size for size in range(len(_OPEN) - 1, 0, -1) if text.endswith(_OPEN[:size])), 0)

@@ -1,7 +1,7 @@
-"""Another OpenAI-compatible server, such as vLLM's, as a process behind this one.
+"""Runs another OpenAI-compatible server, such as vLLM's, as a child process that generates the texts.
 
-It listens on a free port of the loopback address, with a key that only this process knows, so that the limits, keys and
-metrics of this server cannot be bypassed.
+The other server listens on a free port of the loopback address and requires a key that only this process knows.
+Therefore clients cannot bypass the limits, keys and metrics of this server.
 """
 
 import asyncio
@@ -27,12 +27,13 @@ from redline.serving.supervised_process import SupervisedProcess
 _POLL_S = 0.2
 _LOOK_EVERY_S, _HEALTH_S, _MOST_FAILURES = 2.0, 10.0, 3
 _END_S = 10.0
-# Receives the port and the key; returns the command line and the variables that are added to the environment.
+# A function that receives the port and the key of the other server, and returns its command line and the environment
+# variables to add.
 Command = Callable[[int, str], tuple[list[str], dict[str, str]]]
 
 
 def vllm_command(folder: Path, name: str, python: str | None, arguments: tuple[str, ...]) -> Command:
-    """Returns the command that starts vLLM's server with a model folder; `python` is the interpreter that has vLLM."""
+    """Returns a `Command` that starts vLLM's server for a model folder; `python` is the interpreter that has vLLM."""
 
     def command(port: int, key: str) -> tuple[list[str], dict[str, str]]:
         words = [python or sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
@@ -64,7 +65,10 @@ class UpstreamProcess(SupervisedProcess):
                 answer.set_exception(error)
 
     def open_answer(self) -> asyncio.Future[None]:
-        """Returns a future that fails when the request must end; pass it to `close_answer` at the end."""
+        """Registers a running request, and returns a future that gets an exception if the request must end early.
+
+        The caller must pass the future to `close_answer` when the request has ended.
+        """
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._answers.add(answer)
         return answer
@@ -74,7 +78,7 @@ class UpstreamProcess(SupervisedProcess):
         answer.cancel()
 
     def post(self, path: str, body: bytes) -> "aiohttp.client._RequestContextManager":
-        """Sends a request; use the result as an async context manager that yields the response."""
+        """Sends a request. Returns an async context manager that yields the response."""
         self.check_ready()
         assert self._session is not None
         return self._session.post(f"{self._url}{path}", data=body, headers={"Content-Type": "application/json"})
@@ -119,7 +123,7 @@ class UpstreamProcess(SupervisedProcess):
                 ours.close()
                 raise RedlineError(f"{self._name} cannot be started: {words[0]}: {error.strerror}.") from error
         self.pid = process.pid
-        # `Child` only ends the process and explains its end; it closes the socket, which nothing uses.
+        # `Child` is used only to stop the process and to describe its exit code. It requires a socket, which is unused.
         return Child(self._name, ours, process, path)  # pyrefly: ignore
 
     async def _answers_before_its_end(self, child: Child) -> bool:
@@ -131,7 +135,10 @@ class UpstreamProcess(SupervisedProcess):
         return False
 
     async def _watch(self, child: Child) -> None:
-        """Returns when the process has ended, or is not healthy any more: vLLM's server can outlive its engine."""
+        """Returns when the process has ended or is not healthy any more.
+
+        Watching only the process is not enough, because vLLM's server can outlive its engine.
+        """
         assert child.process is not None
         looked_s, failures = self._now_s(), 0
         while child.process.poll() is None and failures < _MOST_FAILURES:

@@ -1,1 +1,1 @@
-"""What several applications share on the web: access control, connection limits, request logs, streams of events."""
+"""Provides what all web servers of Redline share: access control, connection limits, request logs, event streams."""

@@ -1,6 +1,7 @@
-"""Accepts connections with one deadline each, and closes the oldest when too many are pending.
+"""Accepts connections with a deadline for each, and closes the oldest pending one when too many are pending.
 
-By itself, aiohttp waits for a request without a timeout and accepts any number of connections.
+A connection is pending until its request has been read and accepted. The limits are necessary because aiohttp itself
+waits for a request without a timeout and accepts any number of connections.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ _RETRY_S = 0.5
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """`pending` connections may wait for their request to be read, `pending_per_address` of them from one address.
+    """Limits the pending connections to `pending` in total, and to `pending_per_address` from one address.
 
     A connection that is still pending after `deadline_s` is closed. New connections are refused while `open_at_once`
     are open.
@@ -29,7 +30,7 @@ class ConnectionLimits:
 
 
 class Connections(Protocol):
-    """The part of aiohttp's `Server` that an `Acceptor` needs."""
+    """Describes the part of aiohttp's `Server` that an `Acceptor` needs."""
 
     @property
     def connections(self) -> Collection[Any]: ...
@@ -38,7 +39,7 @@ class Connections(Protocol):
 
 
 class Acceptor:
-    """Accepts connections in one event loop. `server` creates the protocol that serves a connection."""
+    """Accepts connections in one event loop. Calling `server` creates the protocol that serves a connection."""
 
     def __init__(self, server: Connections, limits: ConnectionLimits) -> None:
         self._server, self._limits = server, limits
@@ -64,7 +65,7 @@ class Acceptor:
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
                 if (oldest := self._pending.add(task, str(address[0]))) is not None:
-                    # Cancelled later, because a task that is cancelled before it starts would not close its connection.
+                    # Cancels later, because a task that is cancelled before it starts would not close its connection.
                     loop.call_soon(oldest.cancel)
         finally:
             await asyncio.sleep(0)
@@ -76,7 +77,7 @@ class Acceptor:
         most, connections = self._limits.open_at_once, self._server.connections
         if len(connections) < most:
             return False
-        # Connections that were just closed to make room are still listed.
+        # Counts only open connections, because those that were just closed to make room are still listed.
         return sum(one.transport is not None and not one.transport.is_closing() for one in connections) >= most
 
     def release(self, transport: asyncio.Transport | None) -> None:
@@ -85,7 +86,7 @@ class Acceptor:
             self._released[transport].set()
 
     def release_if_sent(self, transport: asyncio.Transport | None) -> None:
-        """Removes the deadline if the whole answer was sent; otherwise the client must read it before the deadline."""
+        """Removes the deadline if the whole answer was sent. Otherwise the client must read the rest before it."""
         if transport is not None and not transport.get_write_buffer_size():
             self.release(transport)
 
@@ -112,10 +113,10 @@ class Acceptor:
 
 
 class PendingConnections:
-    """The connections whose requests have not yet been read and accepted, each identified by an object of any type.
+    """Tracks the connections whose requests have not yet been read and accepted.
 
-    When too many are pending, in total or from one address, the oldest one must be closed: a viewer sends its request
-    at once, so the oldest is the most likely to be idle.
+    Each connection is identified by an object of any type. When too many are pending, in total or from one address,
+    the oldest one must be closed: clients send their requests at once, so the oldest is the most likely to be idle.
     """
 
     def __init__(self, limit: int, limit_per_address: int) -> None:

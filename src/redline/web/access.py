@@ -1,8 +1,8 @@
-"""Access control of the web servers: a key, compared in constant time, and checks of the Host and Origin headers.
+"""Controls access to the web servers: compares keys in constant time, and checks the Host and Origin headers.
 
 Any web site can make a browser send requests to 127.0.0.1. Therefore the Host header must name this machine, which
-prevents DNS rebinding, and a WebSocket is opened only for the origin that served the page. An address that other
-machines can reach needs a key as well.
+prevents DNS rebinding, and a WebSocket is opened only for the origin that served the page. A server that other
+machines can reach requires a key as well.
 """
 
 import errno
@@ -32,7 +32,7 @@ def is_loopback(host: str) -> bool:
 
 
 def urls(scheme: str, host: str, port: int, path: str, key: str | None) -> tuple[str, ...]:
-    """Returns the URLs of a server that listens on this host; they include the key."""
+    """Returns the URLs of a server that listens on this host. They contain the key if there is one."""
     query = f"?key={quote(key, safe='')}" if key is not None else ""
     hosts = (f"[{shown}]" if ":" in shown else shown for shown in reachable_hosts(host))
     return tuple(f"{scheme}://{shown}:{port}{path}{query}" for shown in hosts)
@@ -56,7 +56,7 @@ def reachable_hosts(host: str) -> tuple[str, ...]:
 
 
 def listen(host: str, port: int, backlog: int = 128) -> socket.socket:
-    """Opens a socket that listens on the port; 0 selects a free port."""
+    """Opens a socket that listens on the host and port. Port 0 selects a free port."""
     if not 0 <= port < 65_536:
         raise RedlineError(f"invalid port {port}: it must be from 0 to 65535.")
     try:
@@ -72,7 +72,7 @@ def listen(host: str, port: int, backlog: int = 128) -> socket.socket:
 
 @dataclass(frozen=True)
 class Access:
-    """Checks requests. `names` are further allowed host names, such as that of a proxy in front of the page.
+    """Checks requests. `names` are additional allowed host names, such as that of a proxy in front of the server.
 
     `token` is the value of the cookie that replaces the key, so that the key does not stay in the address bar.
     """
@@ -90,7 +90,7 @@ class Access:
             )
         if self.key is not None and len(self.key) < SHORTEST_KEY:
             raise RedlineError(f"the key must have at least {SHORTEST_KEY} characters, not {len(self.key)}.")
-        # Python decodes command-line bytes that are not UTF-8 to surrogates.
+        # A surrogate means that the key was not UTF-8: Python decodes other bytes of the command line to surrogates.
         if self.key is not None and any("\ud800" <= letter <= "\udfff" for letter in self.key):
             raise RedlineError("the key is not valid UTF-8: use letters, digits and punctuation.")
 
@@ -119,7 +119,7 @@ class Access:
         address = _address(name)
         if is_loopback(self.host):
             return is_loopback(name) or name in self._host_names()
-        # A numeric address is always allowed, because DNS cannot redirect it.
+        # A numeric address is always allowed, because DNS rebinding requires a host name.
         return address is not None or name in {*self._host_names(), "localhost"}
 
     def _host_names(self) -> set[str]:
@@ -128,7 +128,7 @@ class Access:
 
 
 def _same(given: str | None, right: str) -> bool:
-    # Undecodable bytes in a header become surrogates, which must not raise here.
+    # Header bytes that are not UTF-8 are decoded to surrogates, which a strict encoding would reject with an exception.
     return given is not None and hmac.compare_digest(given.encode("utf-8", "surrogatepass"), right.encode("utf-8"))
 
 

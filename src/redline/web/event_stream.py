@@ -1,20 +1,20 @@
-"""Parses server-sent events, the form in which OpenAI-compatible servers stream answers."""
+"""Parses server-sent events, the format in which OpenAI-compatible servers stream answers."""
 
 from typing import NamedTuple
 
-# A longer line is not a chunk of an answer: the parser must not collect an endless one.
+# Longer lines are refused, so that the parser does not buffer an endless line. Chunks of answers are shorter.
 _LONGEST_LINE_BYTES = 16 << 20
 
 
 class Event(NamedTuple):
-    """`name` is empty for most events; servers name those that report an error."""
+    """Holds one event. `name` is empty for most events, because servers name only those that report an error."""
 
     name: str
     data: bytes
 
 
 class EventParser:
-    """Collects bytes as they arrive and returns each event when its blank line has arrived.
+    """Collects bytes as they arrive, and returns each event when the blank line that ends it has arrived.
 
     >>> parser = EventParser()
     >>> parser.push(b'data: {"a": 1}\\n\\n: a comment\\n\\nda')
@@ -29,7 +29,7 @@ class EventParser:
         self._data: list[bytes] = []
 
     def push(self, data: bytes) -> list[Event]:
-        """Raises ValueError if a line is longer than any chunk of an answer."""
+        """Adds bytes, and returns the events that are now complete. Raises ValueError if a line is too long."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > _LONGEST_LINE_BYTES:
             raise ValueError("a line of the event stream is too long")

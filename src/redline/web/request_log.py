@@ -1,4 +1,4 @@
-"""Keeps malformed requests from flooding the log."""
+"""Limits how often malformed requests are logged."""
 
 import logging
 import time
@@ -12,7 +12,7 @@ LOG_EVERY_S = 10.0
 class RequestLogFilter(logging.Filter):
     """Shortens log records of malformed requests to one line, and passes at most one per ten seconds.
 
-    Otherwise clients could flood the disk or the terminal.
+    Without this filter, clients could fill the disk or the terminal with log lines.
     """
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:

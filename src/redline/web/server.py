@@ -1,7 +1,7 @@
-"""A web server in a separate thread, so that neither the network nor a client delays the rest of the program.
+"""Runs a web server in a separate thread, so that neither the network nor a client delays the rest of the program.
 
-Each connection has one deadline for its TLS handshake and its first request. Without keep-alive, the deadline also
-includes the answer, and a connection serves one request.
+Each connection has one deadline for its TLS handshake and its first request. Without keep-alive, the answer must
+also be sent before this deadline, and a connection serves only one request.
 """
 
 import asyncio
@@ -70,7 +70,7 @@ class WebServer:
         self._listener.close()
 
     def release(self, request: web.Request) -> None:
-        """Removes the deadline of a connection that stays open, for a page, a viewer or an accepted request."""
+        """Removes the deadline of the request's connection, which then stays open, for example for a video stream."""
         self._acceptor.release(request.transport)
 
     def _run(self) -> None:
