@@ -1,4 +1,4 @@
-"""What the chat needs of a model: answers that stream, with the speed at which they came."""
+"""The interface between the chat and a model: streamed answers, with the speed at which they arrived."""
 
 import time
 from collections.abc import Generator, Iterator, Sequence
@@ -7,7 +7,8 @@ from typing import Protocol, TypedDict
 
 from redline.chat.conversation import Message
 
-# A server reports one reason for two cases: the answer has the most tokens that were asked for, or the context is full.
+# The reason of an ending if it is unknown which limit ended the answer, because servers report "length" in two cases:
+# the answer has reached the requested maximum number of tokens, or the model's context is full.
 LENGTH_OR_CONTEXT = "length or context"
 
 
@@ -25,7 +26,7 @@ class AnswerOptions(TypedDict, total=False):
 
 @dataclass
 class Ending:
-    """What is known when an answer has ended. `tokens` is None if nobody counted them."""
+    """How an answer ended: its number of tokens (None if unknown), and the reason why it ended."""
 
     tokens: int | None = None
     reason: str = ""

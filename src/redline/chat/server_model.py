@@ -27,7 +27,10 @@ class _NotThere(RedlineError):
 
 
 class ServerModel:
-    """Without a name, the model is the first that the server lists. Raises if it lists others than that of the name."""
+    """A model of a server by its name. Without a name, uses the first model that the server lists.
+
+    Raises RedlineError if the server lists models, but none of this name.
+    """
 
     def __init__(self, url: str, name: str | None, options: AnswerOptions, key: str | None) -> None:
         self.url = parse_server_url(url)

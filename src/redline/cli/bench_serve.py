@@ -194,8 +194,9 @@ async def _run(
                 found = run_level_in_processes(processes, target, prompts, load, extent, first, show)
             else:
                 found = await run_level(target, prompts, load, extent, first, show)
-            # Later levels have other prompts, which the server's prefix cache does not hold yet. After a level with a
-            # time limit, this may leave out numbers, because its processes count apart.
+            # The prompts of the next level have new numbers, so that the server's prefix cache does not hold them yet.
+            # Some numbers may stay unused if several processes ran a level with a time limit, because each process
+            # counts its own requests.
             first = max((outcome.number + 1 for outcome in found), default=first)
             if not result.levels:
                 # Imported after a measurement, because it needs torch.
@@ -203,7 +204,7 @@ async def _run(
 
                 result = replace(result, about=describe_client(command_line(sys.argv)) | about)
             result = result.plus(summarize(load, found, limits), found)
-            # Saved after each level, so that an interrupted run keeps those that are complete.
+            # Saved after each level, so that an interrupted run keeps its complete levels.
             if save is not None:
                 result.save(save)
     return result

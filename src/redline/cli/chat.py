@@ -66,7 +66,8 @@ def chat(
     """
     from redline.chat.conversation import Conversation
 
-    # Read before the model, which may take minutes.
+    # A saved conversation is read first, so that an error in its file appears before the model is read, which may
+    # take minutes.
     conversation = Conversation() if load is None else Conversation.load(load)
     if system is not None:
         conversation.system = system
@@ -78,7 +79,8 @@ def chat(
     given = {"max_tokens": max_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     given |= {"repetition_penalty": repetition_penalty, "seed": seed}
     options: Any = {name: value for name, value in given.items() if value is not None}
-    # Before stdin is read, because a question in the place of MODEL leaves stdin without one.
+    # The server is asked for the model before stdin is read. If the user wrote the question in the place of MODEL, this
+    # reports the error at once, instead of waiting for a question on stdin.
     answerer = None if server is None else _of_server(server, model, options, api_key_file)
     if question is not None and _has_piped_text():
         note("the text on stdin is ignored, because a QUESTION is given.", "yellow")
@@ -126,7 +128,7 @@ def _has_piped_text() -> bool:
             return kind.st_size > os.lseek(handle, 0, os.SEEK_CUR)
         return stat.S_ISFIFO(kind.st_mode) and _waiting(handle) > 0
     except (AttributeError, ImportError, OSError, ValueError):
-        # No stdin, one that is not a file, or a system that does not tell.
+        # There is no stdin, stdin is not a file of the system, or the system cannot say how much text is waiting.
         return False
 
 

@@ -50,7 +50,7 @@ def _resize(image: Tensor, rows: tuple[int, float], columns: tuple[int, float]) 
         raise RedlineError(f"bicubic resizing supports floats and bytes, not {image.dtype}.")
     if image.ndim < 2 or not image.shape[-1] or not image.shape[-2]:
         raise RedlineError(f"cannot resize an image of shape {tuple(image.shape)}.")
-    # Matlab resizes the side with the smaller factor first, rows before columns.
+    # As in Matlab, the side with the smaller factor is resized first. If both factors are equal, the height is first.
     for scale, side, length in sorted([(rows[1], -2, rows[0]), (columns[1], -1, columns[0])]):
         image = _resize_side(image, side, length, scale)
     return image

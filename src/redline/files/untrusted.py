@@ -57,7 +57,8 @@ def reading(
 ) -> Iterator[None]:
     """Raises `error` if the file cannot be opened or its content is malformed.
 
-    `what` names the kind of file for the message, such as "plan"; `also` are exceptions of a library that reads it.
+    `what` names the kind of file for the message, such as "plan". The exceptions in `also` count as malformed content
+    too, for example those of the library that parses the file.
     """
     try:
         yield
@@ -201,7 +202,10 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def is_finite(value: Any) -> bool:
-    """Returns False for infinities, NaN and integers beyond 64 bits, which msgspec accepts; also inside collections."""
+    """Returns whether a value contains no infinity, NaN or integer beyond 64 bits, also inside collections.
+
+    msgspec accepts such numbers.
+    """
     if isinstance(value, float):
         return math.isfinite(value)
     if isinstance(value, (list, tuple, dict)):

@@ -1,8 +1,8 @@
 """Files of prompts and results for offline batches, one JSON value per line.
 
 A line is a text, an object with `prompt` or `messages` and options, or a request in OpenAI's batch format
-(`custom_id`, `url`, `body`). A result has the form that belongs to its line. A file next to the results records the
-settings that they were made with.
+(`custom_id`, `url`, `body`). The result of a line in OpenAI's format has OpenAI's format too. A file next to the
+results records the settings that they were made with.
 """
 
 import json
@@ -21,7 +21,7 @@ from redline.generation.request import Grammar, SamplingOptions
 _URLS = ("/v1/chat/completions", "/v1/completions")
 _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 _WHOLE = ("top_k", "seed")
-# Fields of OpenAI's requests that change the answer and that batches do not have.
+# Fields of OpenAI's requests that batches refuse: they would change the answer, and batches do not support them.
 _REFUSED = ("tools", "functions", "logprobs", "top_logprobs", "audio", "suffix", "best_of", "echo")
 # The fields of a line that does not have OpenAI's format.
 _FIELDS = frozenset(
@@ -32,7 +32,7 @@ _FIELDS = frozenset(
 
 @dataclass(frozen=True)
 class Job:
-    """One line: its number from 1, its name, and what to generate. `url` is empty unless it has OpenAI's format."""
+    """One line: its number from 1, its name, and what to generate. Only a line in OpenAI's format has a `url`."""
 
     number: int
     name: str
@@ -42,7 +42,7 @@ class Job:
 
 @dataclass
 class Answer:
-    """The text of a job, or why there is none."""
+    """The text that was generated for a job, or in `error` the reason why the job has no text."""
 
     text: str = ""
     reason: str = ""
@@ -53,7 +53,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class JobOptions:
-    """The options of a job: its own, and the defaults of the batch for the others."""
+    """The options of a job. Options that the job does not set have the defaults of the batch."""
 
     max_tokens: int
     sampling: SamplingOptions
@@ -66,7 +66,8 @@ class JobOptions:
 def check_jobs(path: Path) -> int:
     """Returns the number of jobs in a file. Raises RedlineError with the number and the field of a line that is wrong.
 
-    The body of a request in OpenAI's format is not checked: as from a server, its errors are results.
+    Does not check the body of a request in OpenAI's format: if the body is wrong, the result of this request is an
+    error response, as from a server, and the other jobs run.
     """
     count = 0
     for job in read_jobs(path):
@@ -97,7 +98,7 @@ def _check_fields(job: Job) -> None:
 
 
 def read_jobs(path: Path) -> Iterator[Job]:
-    """Yields the jobs of a file. Raises RedlineError with the number of a line that is none."""
+    """Yields the jobs of a file. Raises RedlineError with the number of the first line that is not a job."""
     try:
         with path.open(encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
@@ -190,7 +191,7 @@ def _grammar(form: Any) -> Grammar | None:
 
 
 def result_line(job: Job, answer: Answer, model: str) -> str:
-    """Returns the line of a result without its end."""
+    """Returns the line of a result, without the line break at its end."""
     if not job.url:
         found: dict[str, Any] = {"id": job.name, "text": answer.text, "reason": answer.reason}
         found |= {"prompt_tokens": answer.prompt_tokens, "tokens": answer.tokens}
@@ -225,7 +226,7 @@ def _body(job: Job, answer: Answer, model: str) -> dict[str, Any]:
 
 
 def find_failures(path: Path) -> tuple[int, str]:
-    """Returns how many results in a file are errors, and the first of them: "" if there is none."""
+    """Returns how many results in a file are errors, and the message of the first error, or "" if there is none."""
     count, first = 0, ""
     try:
         with path.open("rb") as file:
@@ -254,7 +255,7 @@ def settings_path(results: Path) -> Path:
 
 
 class ResultFile:
-    """Appends results in the order of the jobs. Opened again, it goes on after the results that are there.
+    """Appends results in the order of the jobs. If the file already has results, new ones are written after them.
 
     `settings` is what the results depend on besides the jobs: JSON values by their names.
     """

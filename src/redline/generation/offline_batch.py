@@ -27,7 +27,8 @@ from redline.generation.engine import Engine
 from redline.generation.request import Finish, Output, Request
 from redline.generation.text_stream import TextStream
 
-# The number of jobs that the engine is given at a time: enough to fill its rows whenever some end.
+# The largest number of jobs that are started and not yet written: enough for the engine to fill its rows again whenever
+# some of its requests end.
 _AHEAD = 1024
 # The number of values of each tensor that identify the weights of a model.
 _SAMPLES = 256
@@ -35,7 +36,7 @@ _SAMPLES = 256
 
 @dataclass
 class _Pending:
-    """A job that has been started, or that has its answer and waits for those before it."""
+    """A job that has been started. If it has `ended`, it waits until the results of all earlier jobs are written."""
 
     job: Job
     answer: Answer = field(default_factory=Answer)
@@ -58,12 +59,14 @@ class OfflineBatch:
     ) -> None:
         self._engine, self._tokenizer, self._stop_tokens = engine, tokenizer, stop_tokens
         self._encode, self._defaults, self._model = encode, defaults, model
-        # In the order of the jobs.
+        # Pending jobs are in the order of the file, because results are written in this order.
         self._pending: deque[_Pending] = deque()
         self._by_id: dict[str, _Pending] = {}
 
     def run(self, prompts: Path, out: Path, report: Callable[[int, int], None] = lambda done, of: None) -> int:
-        """Writes the results to `out`, and returns how many are new. `report` is told how many of all are done.
+        """Writes the results to `out`, and returns how many are new.
+
+        `report` is called with the number of jobs that are done and the number of all jobs.
 
         Raises RedlineError if `out` has results of another model, plan or options.
         """
@@ -165,7 +168,7 @@ def identify(model: nn.Module) -> dict[str, str]:
 
 
 def _plain_tensors(value: Any) -> Iterator[torch.Tensor]:
-    """Yields the tensors that a value consists of: quantized tensors hold others."""
+    """Yields the plain tensors that a value consists of. A quantized tensor, for example, consists of several."""
     if hasattr(value, "__tensor_flatten__"):
         for name in value.__tensor_flatten__()[0]:
             yield from _plain_tensors(getattr(value, name))

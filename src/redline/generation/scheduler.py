@@ -25,7 +25,8 @@ from redline.generation.step_plan import PlannedRow, StepPlan
 # parameters, a token takes 1.95 GFLOP for the weights, and 0.13 MFLOP of attention for each earlier token.
 _CONTEXT_COST = 15_000
 _LEAST_CHUNK = 128
-# The share of the blocks that must stay free when a sequence is admitted while others run, which will need more blocks.
+# The share of all blocks that must stay free when a sequence is admitted while others run, because the running
+# sequences will need more blocks.
 _RESERVE = 0.01
 
 Draft = Callable[[Sequence], list[int]]
@@ -35,8 +36,9 @@ Draft = Callable[[Sequence], list[int]]
 class Limits:
     """The limits of a step: up to `token_budget` tokens in up to `max_rows` rows, with up to `chunk` tokens of a row.
 
-    If a row decodes, `prompt_cost` limits the cost of the step's prompt tokens, in units of a token at position 0. If
-    possible, a chunk ends a multiple of `multiple` tokens after the first `lead` tokens of its sequence.
+    In a step with at least one row that decodes, `prompt_cost` limits the sum of the costs of all prompt tokens. A
+    token at position 0 costs 1, and tokens at later positions cost more (see `_CONTEXT_COST`). If possible, the number
+    of tokens between the first `lead` tokens of a sequence and the end of a chunk is divisible by `multiple`.
     """
 
     max_rows: int

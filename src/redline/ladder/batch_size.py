@@ -140,16 +140,16 @@ def find_optimal_batch_size(
     Args:
         model: A function that builds the model, a model, or the address of a workload with an option `batch`. A model
             is not changed: a training step runs on a copy, which takes GPU memory too.
-        make_inputs: Returns a batch of n for a number n. A workload has its own.
+        make_inputs: Returns a batch of n samples for a number n. Not for a workload, which makes its own inputs.
         options: The other options of the workload's function, such as `{"size": 224}`.
         starting_batch_size: The first batch size to try.
         target_utilization: The largest share of the memory to use.
         max_batch: The largest batch size to try.
-        training: Whether to run training steps, with `loss` and `optimizer`; a workload knows its own step.
+        training: Whether to run training steps, with `loss` and `optimizer`. Not for a workload, which has its own.
         loss: The loss of a model's output and its batch.
         optimizer: Returns the optimizer of the model's parameters.
         device: `"cpu"`, `"cuda"`, `"cuda:1"`; `"auto"` uses a GPU if there is one.
-        memory_bytes: The memory to assume; by default all of the device's.
+        memory_bytes: The size of the device's memory that the search assumes; by default its real size.
         probe_limit_s: The time limit of each batch size.
         on_probe: Called with the result of each batch size.
 

@@ -1,4 +1,4 @@
-"""Names and limits that `--help` shows, in a module of their own, because help imports no large package."""
+"""Names and limits that `--help` shows. They have their own module, so that help imports no large package."""
 
 # The default number of concurrent callers of the objective `requests`.
 CALLERS = 4

@@ -24,7 +24,7 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class CallState:
-    """The names of the buffers and attributes that the model changes in a call, and of its random operations."""
+    """The buffers and attributes that a call of the model changes, and the random operations that it runs, by name."""
 
     kept: tuple[str, ...] = ()
     random: tuple[str, ...] = ()
@@ -259,7 +259,7 @@ class TrainingStep:
 
     @torch.no_grad()
     def restart(self, fresh: nn.Module) -> None:
-        """Resets the weights, buffers and optimizer state, in place, to those of a new step on the untouched model."""
+        """Copies the weights and buffers of the new model `fresh`, and zeros the optimizer state, all in place."""
         for name, weight in fresh.named_parameters():
             if (trained := self.job.parameters.get(name)) is not None:
                 for own in (trained, self._masters.get(trained)):

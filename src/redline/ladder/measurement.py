@@ -59,8 +59,9 @@ class Measurement:
     machine: Mapping[str, Any]
     # The rung that this measurement is about ("" for a baseline).
     rung: str = ""
-    # Seconds per step by input shape, one per turn; "" is the default shape of the workload. For the objective p99 the
-    # seconds of every call, `CALLS_PER_TURN` per turn; for requests those of a turn divided by its number of requests.
+    # Seconds per step by input shape, one value per turn; "" is the default shape of the workload. For the objective
+    # p99, the seconds of each call, with `CALLS_PER_TURN` calls per turn. For the objective requests, the seconds of
+    # each turn divided by its number of requests.
     samples: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     # The plan that was timed in turns with this plan, and the samples of that plan from the same turns.
     against: str = ""

@@ -162,13 +162,13 @@ def kl_divergence(reference: Tensors, output: Tensors) -> float:
 
 
 def loss_difference(reference: Tensors, output: Tensors) -> float:
-    """Returns the largest relative difference of the losses of the judged training steps (the first tensor)."""
+    """Returns the largest relative difference of a loss; the first tensor holds the losses of the judged steps."""
     expected, seen = reference[0].double(), output[0].double()
     return float(((seen - expected).abs() / expected.abs().clamp_min(1e-12)).max())
 
 
 def gradient_difference(reference: Tensors, output: Tensors) -> float:
-    """Returns the largest relative error of a gradient of the first step; the first tensor is the loss."""
+    """Returns the largest relative error of a gradient of the first step; skips the first tensor, the losses."""
     return _worst_tensor(relative_error, "lower", _LEAST_GRADIENT)(reference[1:], output[1:])
 
 

@@ -19,8 +19,9 @@ WORTHWHILE = 1.01
 ANY = 1.0
 # A plan that saves memory counts as equally fast if its speed ratio is above this value.
 NOT_SLOWER = 0.97
-# A peak below this share of the other plan's peak is smaller (much smaller). CUDA counts bytes exactly; on a CPU the
-# resident size of a process varies by up to 14% for the same plan.
+# A memory peak counts as smaller than another plan's peak if their ratio is below `SMALLER`, and as much smaller if it
+# is below `_MUCH_SMALLER`. CUDA counts bytes exactly; on a CPU the resident size of a process varies by up to 14% for
+# the same plan.
 SMALLER = {"cuda": 0.98, "cpu": 0.85}
 _MUCH_SMALLER = {"cuda": 0.9, "cpu": 0.8}
 # Between two runs the machine drifts more than between turns of one run, so `change` ignores differences below this.

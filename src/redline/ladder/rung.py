@@ -14,7 +14,7 @@ from redline.machine.machine import Machine
 
 @dataclass(frozen=True)
 class ShapeCounts:
-    """How often a rung has set up for new input shapes and fallen back to slower code, with the reason for that."""
+    """How often a rung set up for new input shapes, how often it fell back to slower code, and why it fell back."""
 
     set_ups: int = 0
     fallbacks: int = 0

@@ -7,17 +7,17 @@ from statistics import NormalDist
 
 import numpy as np
 
-# A climb makes about twenty decisions, of which on average one would be wrong with 95% intervals.
+# A climb makes about twenty decisions. With 95% intervals one of them would be wrong on average, so 99% is used.
 CONFIDENCE = 0.99
 _RESAMPLES = 2000
 _FEW = 8
-# The ratio of two plans is also computed from this quantile of their samples, which stalls do not affect. It is only
-# a guard against stalls, so a lower confidence is enough.
+# The ratio of two plans is also computed from the quantile `_FAST` of their samples, which stalls do not affect. This
+# second ratio only guards against stalls, so a lower confidence is enough for its interval.
 _FAST, _FAST_CONFIDENCE = 0.2, 0.9
 # To detect drift, the turns are split into at most this many consecutive blocks.
 _BLOCKS = 6
-# A turn that samples a 99th percentile times this many calls, and a comparison takes at least so many turns. The
-# percentile of `LEAST_CALLS` calls has ten calls above it; a 99% interval of it would need 528.
+# For a 99th percentile, a turn times `CALLS_PER_TURN` calls, and a comparison takes at least `_LEAST_TURNS` turns. Of
+# `LEAST_CALLS` calls, ten are above the percentile; a 99% interval of the percentile needs at least 528 calls.
 CALLS_PER_TURN, _LEAST_TURNS = 100, 10
 LEAST_CALLS = CALLS_PER_TURN * _LEAST_TURNS
 

@@ -19,10 +19,11 @@ from redline.machine.cpu_features import cpu_limit
 from redline.machine.load import current_load
 from redline.machine.machine import Ceilings, Machine
 
-# The least and the most rounds. Rounds after the third run only while the best three rates of a dtype differ by more
-# than this share. Each round measures all dtypes, so that a busy moment does not make only one dtype look slow.
+# The minimum and maximum number of rounds. Rounds after the third run only while the best three rates of a dtype differ
+# by more than the share `_UNSTEADY`. Each round measures all dtypes, so that a busy moment does not make only one dtype
+# look slow.
 _ROUNDS, _MOST_ROUNDS, _UNSTEADY = 3, 6, 0.15
-# No round starts after this time. A dtype below this share of the fp32 rate is measured only in the first round.
+# No round starts after `_LONGEST_S`. Only the first round measures a dtype below `_SLOW_SHARE` of the fp32 rate.
 _LONGEST_S, _SLOW_SHARE = 6.0, 0.05
 # Ceilings whose rounds differed are measured again after this time, not by every command.
 _AGAIN_AFTER_S = 3600.0
@@ -83,7 +84,7 @@ def measure_ceilings(machine: Machine) -> Ceilings:
     start_s = time.monotonic()
     rounds = [_measure_round(machine, frozenset())]
     rates = rounds[0].matmul_flops_per_s
-    # Measured once, because measuring an emulated dtype again would take long and change nothing.
+    # Emulated dtypes are measured only in the first round: measuring them again would take long and change nothing.
     emulated = frozenset(name for name in _FLOATS if name in rates and rates[name] < _SLOW_SHARE * rates["fp32"])
     while len(rounds) < _MOST_ROUNDS and time.monotonic() - start_s < _LONGEST_S:
         if len(rounds) >= _ROUNDS and max(_combine(rounds).spread.values()) <= _UNSTEADY:
@@ -141,7 +142,10 @@ def _measure_round(machine: Machine, skipped: frozenset[str]) -> Ceilings:
 
 
 def _is_hidden(dtype: str, machine: Machine) -> bool:
-    """Returns whether a CPU limit hides this dtype. Libraries would still use the hardware if it were measured."""
+    """Returns whether a CPU limit hides this dtype.
+
+    A hidden dtype is not measured, because the libraries would still use the hardware that the limit should hide.
+    """
     return not machine.is_cuda and bool(cpu_limit()) and dtype not in machine.hardware_dtypes
 
 
@@ -187,7 +191,7 @@ def _wait(device: torch.device) -> None:
 
 
 def _copy_rate(size: int, device: torch.device) -> float:
-    # Repeats one block of random numbers, because to draw all of them takes longer on a CPU than to measure.
+    # Repeats one block of random numbers, because on a CPU drawing all numbers would take longer than the measurement.
     source = torch.randn(size // 64, device=device).repeat(64)
     target = torch.empty_like(source)
     return 2 * source.nbytes / _best_seconds(lambda: target.copy_(source), device)

@@ -32,7 +32,10 @@ _MKL = {"avx512": "AVX512_E1", "avx2": "AVX2"}
 
 
 def hardware_flags() -> set[str]:
-    """Returns all features that the kernel lists, with or without a limit; libraries that detect the CPU use them."""
+    """Returns all features that the kernel lists, including those that `REDLINE_CPU_LIMIT` hides.
+
+    Libraries that detect the CPU themselves use the hidden features too.
+    """
     return set((proc_field("cpuinfo", "flags", "Features") or "").split())
 
 
@@ -54,8 +57,8 @@ def limited_environment(limit: str, flags: Set[str], architecture: str) -> dict[
     """Returns the environment variables that limit Redline, and torch and its libraries as far as possible.
 
     Torch does not check whether the CPU supports the value of `ATEN_CPU_CAPABILITY`, and warns about values for other
-    architectures, so it is set only if the CPU supports it. On ARM the BLAS has no such limit,
-    so a variable makes it use the kernels for an older core.
+    architectures, so it is set only if the CPU supports it. On ARM no variable limits the instruction sets of OpenBLAS,
+    so `OPENBLAS_CORETYPE` makes it use the kernels for an older core.
     """
     variables = {VARIABLE: limit}
     if architecture in ("x86_64", "AMD64"):

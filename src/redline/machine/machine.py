@@ -49,7 +49,7 @@ class Ceilings:
     spread: Mapping[str, float] = field(default_factory=dict)
 
     def flops_per_s(self, dtype: str) -> float:
-        """Returns the best rate of any engine in this dtype, or the fp32 rate if it was not measured."""
+        """Returns the best rate of any operation or library in this dtype, or the fp32 matmul rate if there is none."""
         tables = (self.matmul_flops_per_s, self.convolution_flops_per_s)
         rates = [rate for table in tables for name, rate in table.items() if name.partition(" ")[0] == dtype]
         return max(rates) if rates else self.matmul_flops_per_s["fp32"]

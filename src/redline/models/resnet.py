@@ -1,7 +1,7 @@
 """ResNet in its 18-layer layout: a 7×7 stem, four stages of two basic blocks, one linear layer.
 
-Convolution, batch normalization and ReLU are separate modules, as in common implementations, so that rungs that fold or
-fuse them have to find them first.
+Convolution, batch normalization and ReLU are separate modules, as in common implementations, so that rungs
+(optimizations) that fold or fuse them have to find them first.
 """
 
 import torch.nn.functional as F

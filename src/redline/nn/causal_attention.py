@@ -125,7 +125,8 @@ def span_attention(
 
     The index of the first token that a token sees must not decrease from one token to the next. `far` makes tokens see
     further back: it holds separate queries and keys, a bias per key, and the total number of tokens that each token
-    sees before itself. Those beyond `before_BS` are scored with the queries, keys and biases of `far`.
+    sees before itself. The tokens that are further back than `before_BS` are scored with the queries, keys and biases
+    of `far`.
     """
     index = torch.arange(before_BS.numel(), dtype=torch.int32, device=q_BSHD.device)
     q, k, v = (t.flatten(0, 1) for t in (q_BSHD, k_BSGD, v_BSGD))

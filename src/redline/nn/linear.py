@@ -19,8 +19,9 @@ _MOST_ROWS_OF_INT8 = 64
 class Linear(nn.Linear, SwitchableModule):
     """A subclass of `nn.Linear`, so that tools that quantize linear layers find it.
 
-    `auto` uses the kernel for few rows if `small_matmul/tiles.py` lists it as faster, `triton` if it supports the
-    input. A weight that torchao has quantized to int8 is read as int8; torchao alone would dequantize it first.
+    With the implementation `auto`, the kernel for few rows is used if `small_matmul/tiles.py` lists it as faster; with
+    `triton`, whenever the kernel supports the input. A weight that torchao has quantized to int8 is read as int8;
+    torchao alone would dequantize it first.
     """
 
     # The int8 data of the weight, and what `int8_parts` returned for that weight.

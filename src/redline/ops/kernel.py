@@ -31,7 +31,8 @@ def why_not(tensor: Tensor, dtypes: tuple[torch.dtype, ...] = DTYPES) -> str:
         return "Triton's interpreter does not support bfloat16"
     if not tensor.numel():
         return "the input is empty"
-    # Skipped while a compiler traces, because it cannot query the compute capability; eager calls check it.
+    # Skips this check while a compiler traces, because the compute capability cannot be queried then. Eager calls run
+    # the check.
     if tensor.is_cuda and not torch.compiler.is_compiling():
         major, minor = torch.cuda.get_device_capability(tensor.device)
         if major < _COMPUTE_CAPABILITY:
@@ -126,7 +127,10 @@ def shared_bytes(tensor: Tensor) -> int:
 
 
 def pieces(size: int) -> tuple[int, int]:
-    """Covers a dimension with two power-of-two blocks; the second is 0 if a single block is no larger than both."""
+    """Returns the sizes of two power-of-two blocks that together cover a dimension of this size.
+
+    If a single block is no larger than the two together, returns the size of the single block, and 0.
+    """
     first = padded(size) // 2
     rest = padded(size - first) if size > first else first
     return (2 * first, 0) if rest >= first else (first, rest)

@@ -23,7 +23,7 @@ _GRAPH, _LOOP = "graph", "loop"
 
 @dataclass(frozen=True)
 class StreamBenchmark:
-    """The rows of a benchmark, and `about`, the machine, the versions and the command that they come from."""
+    """The rows of a benchmark. `about` holds the machine, the versions and the command that produced the rows."""
 
     about: dict[str, Any]
     rows: tuple[Row, ...]
@@ -44,9 +44,10 @@ def benchmark_stream(
     """Measures each plan on each shape, until a CUDA error makes the device unusable.
 
     Args:
-        shapes: Sizes of model and frames; by default all model sizes, on a CPU the smallest.
-        plans: Plans in one line, also with `graph` (one CUDA graph per frame) and `loop` (no overlap with input and
-            output), as in `"fp16 + compile + graph"`; by default a matrix of precisions and optimizations.
+        shapes: Sizes of model and frames; by default all model sizes on a GPU, and only the smallest one on a CPU.
+        plans: Plans in their one-line form, such as `"fp16 + compile + graph"`; by default a matrix of precisions and
+            optimizations. A plan may also contain `graph` (one CUDA graph per frame) and `loop` (no overlap of the
+            computation with input and output).
         device: `"auto"`, `"cpu"`, `"cuda"` or `"cuda:1"`.
         save: Write the rows to this file as they are measured.
         progress: Called with the shape and the plan that are measured next.
@@ -70,7 +71,7 @@ def benchmark_stream(
 
 
 def read_arm(text: str) -> Arm:
-    """Reads `fp16 + compile + graph`: a plan, and how the stream runs it."""
+    """Parses a text such as `fp16 + compile + graph`: a plan, and how the stream runs it (`graph`, `loop`)."""
     parts = [part.strip() for part in text.split("+")]
     plan = " + ".join(part for part in parts if part not in (_GRAPH, _LOOP)) or "eager"
     Plan.parse(plan)

@@ -40,7 +40,8 @@ class FrameModel(Protocol):
     controls: ModelControls
     plan: Plan
 
-    # A property, because torch.device has a method `__get__`: an attribute would have to be a descriptor.
+    # `device` is declared as a property, because torch.device has a method `__get__`: type checkers would treat an
+    # attribute of this type as a descriptor.
     @property
     def device(self) -> torch.device: ...
 

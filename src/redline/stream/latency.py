@@ -47,7 +47,10 @@ class FrameTimes(NamedTuple):
 
 @dataclass(frozen=True)
 class Distribution:
-    """Statistics of a stage or the latency. Mean and maximum (`most_s`) cover all frames, percentiles the window."""
+    """Statistics of one stage, or of the latency.
+
+    Mean and maximum (`most_s`) cover all frames. Percentiles cover the window (all frames in the final report).
+    """
 
     p50_s: float
     p95_s: float

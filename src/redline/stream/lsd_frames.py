@@ -69,7 +69,8 @@ class LsdFrames:
 class LsdProgram(FrameProgram):
     """The computation for one number of steps at one size.
 
-    The strength interpolates between the frame (0) and the model's output (1); the next frame is given the result.
+    The strength interpolates between the frame (0) and the model's output (1). The result is also passed to the
+    next frame, as its previous output.
     """
 
     def __init__(self, frames: LsdFrames, steps: int, height: int, width: int) -> None:

@@ -1,10 +1,12 @@
 """Benchmarks the live model for sizes × plans, as a stream runs it: from frames in host memory to results in host
 memory.
 
-The time of a frame includes all of its sampling steps and both copies, but not the set-up and the warm-up frames. Every
-arm feeds its own output back to the model. The outputs are compared frame by frame with those of the plain fp32 arm, so
-that growing errors are detected. All arms run in one process, and memory is freed between them. If a CUDA error in an
-arm makes the device unusable, the row of that arm reports this and is the last row.
+An arm is a plan and the way in which frames are run with it (`Arm`). Every arm feeds its own output back to the model.
+The outputs are compared frame by frame with those of the plain fp32 arm, so that growing errors are detected. The time
+of a frame includes all of its sampling steps and both copies, but not the set-up and the warm-up frames.
+
+All arms run in one process, and memory is freed between them. If a CUDA error in an arm makes the device unusable, the
+row of that arm reports this and is the last row.
 """
 
 import copy

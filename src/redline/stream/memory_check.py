@@ -126,7 +126,10 @@ class _LiveTensors(TorchDispatchMode):
 
 
 class _FlashAttention(TorchFunctionMode):
-    """Replaces attention by an empty output: only on the meta device, the attention matrix would be allocated."""
+    """Replaces scaled dot-product attention with an empty output, so that no attention matrix is counted.
+
+    PyTorch would allocate this matrix on the meta device, although the fused kernels of CPU and GPU do not need it.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.scaled_dot_product_attention:

@@ -24,8 +24,9 @@ _MAX_SAMPLES = 3600
 class Sample:
     """One measurement of a running stream.
 
-    `frames_per_s` and `busy_share` (device utilization) cover the time since the previous sample, and latencies the
-    window of the last frames; if `is_whole`, all cover all frames. `peak_bytes` is the peak since the first frame.
+    `frames_per_s` and `busy_share` (device utilization) cover the time since the previous sample. The latencies cover
+    the window of the last frames. If `is_whole`, all these values cover all frames of the stream instead. `peak_bytes`
+    is the peak since the first frame.
     """
 
     time_s: float

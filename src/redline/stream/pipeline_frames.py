@@ -55,7 +55,7 @@ class PipelineFrames:
         text = self.read_prompt("").to(device)
         self.text_shape = text.shape
         self._configs = {part: (type(parts[part]), dict(parts[part].config)) for part in ("unet", "vae")}
-        # Activations of these VAEs would exceed the range of fp16, so they run in bf16 instead.
+        # Activations of the supported VAEs would exceed the range of fp16, so a plan with fp16 runs the VAE in bf16.
         vae_plan = plan.with_rung(parse_rung("bf16")) if "fp16" in plan else plan
         latents = torch.randn(1, self._latent_channels, _SAMPLE_PX, _SAMPLE_PX, device=device)
         pixels = torch.rand(1, 3, _SAMPLE_PX * self._factor, _SAMPLE_PX * self._factor, device=device) * 2 - 1
@@ -83,7 +83,7 @@ class PipelineFrames:
         return PipelineProgram(self, steps, height, width)
 
     def working_bytes(self, height: int, width: int) -> int:
-        """Returns the maximum over the three networks; the decoder usually needs the most."""
+        """Returns the size of three images plus the largest peak of the three networks, usually that of the decoder."""
         with quiet(), torch.device("meta"):
             networks = {
                 part: kind.from_config(config).to(self._dtypes[part]) for part, (kind, config) in self._configs.items()

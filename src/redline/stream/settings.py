@@ -158,7 +158,7 @@ class SettingsReader:
             if not piece:
                 self._ended.wait(_POLL_S)
             if initial and len(piece) == initial:
-                piece += b"\n"  # the last initial line may lack a newline; a later line is complete only with one
+                piece += b"\n"  # the last initial line may lack a newline, but all later lines must have one
             initial = max(0, initial - len(piece))
             *lines, text = (text + piece).split(b"\n")
             yield from (line.decode(errors="replace") for line in lines)
@@ -169,7 +169,7 @@ class SettingsReader:
             self._log(f"ignored {text.decode(errors='replace')!r}: the line does not end with a newline.")
 
     def _was_rewritten(self, read: bytes) -> bool:
-        """Returns whether the most recently read bytes have changed in the file, as by `>` instead of `>>`."""
+        """Returns whether the most recently read bytes have changed in the file, for example by `>` instead of `>>`."""
         if not stat.S_ISREG(os.fstat(self._file).st_mode):
             return False
         return os.pread(self._file, len(read), os.lseek(self._file, 0, os.SEEK_CUR) - len(read)) != read

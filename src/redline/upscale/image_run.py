@@ -78,7 +78,10 @@ class ImageJob:
         return self.source.rows(first, last + 1)[(positions - first).numpy()]
 
     def inside(self, row: int) -> slice:
-        """Returns the slice to write of the rows that a row of tiles finishes: no padding, no rows of other parts."""
+        """Returns which of the image rows that a row of tiles finishes must be written, as a slice of these rows.
+
+        The slice excludes padding and rows that belong to other parts of the image.
+        """
         if row < self.first:
             return slice(0, 0)
         begin, count = self.rows.starts[row] * self.scale, self.blender.finished_rows(row)
@@ -260,7 +263,10 @@ class ImageRun:
         return copies.to_host(rows)
 
     def _blend_rows(self, band: _Band, tiles: Iterable[Tensor], has_alpha: bool) -> Tensor:
-        """Returns the finished rows as samples. Only they and the blender's carried rows are as wide as the image."""
+        """Returns the finished rows as samples.
+
+        To save memory, no tensors except these samples and the blender's carried rows are as wide as the result.
+        """
         image, rows = band.image, None
         inside, across = image.inside(band.row), image.columns.inside(image.scale)
         for columns, strip in image.blender.blend(band.row, tiles):
@@ -279,7 +285,11 @@ class ImageRun:
         return rows
 
     def _make_room(self, image: ImageJob) -> None:
-        """First moves the blending to main memory, which costs the least; then shrinks the batch or the tiles."""
+        """Reduces the memory use after memory ran out.
+
+        Moves the blending of the image to main memory, which costs the least. If the blending is already there,
+        shrinks the batch or the tiles.
+        """
         if image.in_main_memory or not self._tile_runner.copies.has_device_memory:
             self._tile_runner.shrink(image.rows.cut.tile, image.columns.cut.tile)
             return

@@ -1,8 +1,9 @@
 """Overlaps reading, computing and writing, in order, with bounded queues between the stages.
 
-Reading and writing each have a thread. The work runs in the caller's thread, which has the GPU's context and receives
-Ctrl-C. An error in working or writing abandons both channels. A stage waits only on channels, so all stages then end.
-After an error in reading, the items that were already read are still processed and written. The first error is raised.
+Reading and writing each have a thread. The computing runs in the caller's thread, which has the GPU's context and
+receives Ctrl-C. The two queues are of the class `Channel`. An error in computing or writing abandons both queues; all
+stages then end, because a stage waits only for a queue. After an error in reading, the items that were already read are
+still processed and written. The first error is raised.
 """
 
 from collections.abc import Callable, Generator

@@ -40,8 +40,8 @@ _CALIBRATION_IMAGES = 16
 class Upscaling:
     """A loaded network with its plan, which runs any number of tasks.
 
-    Starts the workers that `settings` ask for if there is enough work. If `crew` is given (the ranks of torchrun), it
-    does all the work of one run instead.
+    Starts the workers that `settings` ask for if there is enough work. If `crew` is given (the ranks of torchrun), no
+    workers are started: the crew does all the work, for one run only.
     """
 
     def __init__(self, settings: UpscaleSettings, listener: Listener | None = None, crew: Crew | None = None) -> None:
@@ -212,7 +212,7 @@ class Upscaling:
 
 def _load(settings: UpscaleSettings, machine: Machine) -> tuple[Network, ChosenPlan]:
     if settings.weights is not None and settings.is_onnx:
-        # ONNX Runtime runs the network, so no rung applies to it.
+        # ONNX Runtime runs the network instead of PyTorch, so no rung (optimization of a plan) applies to the network.
         network = load_onnx_network(settings.weights, settings.scale, settings.provider, machine.device)
         return network, ChosenPlan(Plan())
     network = load_network(settings.weights, settings.scale)

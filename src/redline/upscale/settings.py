@@ -53,7 +53,7 @@ class UpscaleSettings:
     # The side of a square tile, or its width and height.
     tile: int | tuple[int, int] | None = None
     tile_batch: PositiveInt | None = None
-    # The number of CUDA streams (one computes, the others copy), and of the batches of tiles in flight.
+    # The number of CUDA streams, of which one computes and the others copy. As many batches of tiles are in flight.
     streams: PositiveInt | None = None
     memory_bytes: PositiveInt | None = None
     # Processes that share the files; by default one per GPU. They split images of over `split_pixels`.
@@ -115,7 +115,8 @@ def with_preset(settings: UpscaleSettings, preset: str) -> UpscaleSettings:
     chosen = {k: v for k, v in PRESETS[preset].items() if getattr(settings, k) == getattr(plain, k)}
     if settings.plan is not None or settings.is_onnx:
         chosen.pop("precision", None)
-    # An ONNX file has a fixed tile, and if memory is limited, the tile is chosen to fit the limit.
+    # The preset's tile is not used for an ONNX file, whose tile is fixed, nor under a memory limit, because the tile is
+    # then chosen to fit the limit.
     if settings.is_onnx or settings.memory_bytes is not None:
         chosen.pop("tile", None)
     return replace(settings, **chosen)

@@ -29,14 +29,16 @@ from redline.upscale.tasks import Task
 from redline.upscale.tiling import Cut, TileShape, Tiling, count_tiles, padded_size, smallest_tile
 from redline.upscale.video.probe import probe
 
-# The maximum number of pixels of a tile: more gain little. A GPU has more memory and loses more time per batch.
+# The maximum number of pixels of a tile; larger tiles would save little. The limit is higher on a GPU, because a GPU
+# has more memory than a CPU and loses more time with each batch.
 _LARGEST_TILE_PIXELS = {"cpu": 512**2, "cuda": 1280 * 1024}
 MOST_SHAPES = 6
 # The share of all pixels that an additional shape must save; a smaller gain is lost in timing noise.
 _WORTH_A_SHAPE = 0.01
 # The candidates for a tile side: lengths in steps of `_STEP_PX`, and the `_MOST_LENGTHS` most common image sides.
 _STEP_PX, _MOST_LENGTHS = 16, 64
-# A group of images may be split by aspect ratio, width or height; this many thresholds are tried for each.
+# A group of images may be split by aspect ratio, width or height; for each of these, up to `_MOST_SPLITS` thresholds
+# are tried.
 _ORDERS: tuple[Callable[[tuple[int, int]], float], ...] = (lambda s: s[0] / s[1], lambda s: s[0], lambda s: s[1])
 _MOST_SPLITS = 16
 _MOST_TILES, _MOST_PIXELS = 8, 8 * 512**2
@@ -93,7 +95,7 @@ def measure_cost(network: Network, device: torch.device | str) -> TileCost:
     if torch.device(device).type == "cuda":
         torch.cuda.empty_cache()  # other workers may query the free memory
     (small, low), (large, high) = peaks
-    # A coarse memory measurement may be too low, so a pixel counts at least the bytes of its input and output.
+    # A coarse measurement may be too low, so a pixel is assumed to need at least the bytes of its input and output.
     least = 4 * 3 * (1 + 2 * network.scale**2)
     per_pixel = max((high - low) / (large - small), least) * _FRAGMENTATION[torch.device(device).type]
     return TileCost(max(0, int(low - per_pixel * small)), per_pixel)
@@ -179,7 +181,11 @@ class _ShapeSearch:
         self._capture_pixels = passes * filled_to
 
     def shapes(self, most: int) -> tuple[TileShape, ...]:
-        """Starts with one shape for all images. Splits the group whose split saves most, as long as it saves enough."""
+        """Returns at most `most` shapes: the best shape for each group of images.
+
+        Starts with one group of all images. Then repeatedly splits the group whose split saves the most pixels, until
+        no split saves enough to be worth an additional shape.
+        """
         groups = [self._group(range(len(self.sizes)))]
         worth = _WORTH_A_SHAPE * groups[0].pixels
         split_groups: dict[_Group, tuple[_Group, _Group] | None] = {}

@@ -1,9 +1,9 @@
 """Runs the network under its plan on batches of tiles, and shrinks the batch or the tiles when memory runs out.
 
-The plan is applied when the first tiles arrive, because rungs calibrate on real input. A plan that lowers the precision
-is first compared with fp32, but only on two small squares with much detail, because fp32 is slow. If the comparison
-fails, or a later batch has values that are not finite, a safer precision replaces it. Whether a batch is finite is
-checked while the next batches are computed; no result is returned before its check.
+The plan is applied when the first tiles arrive, because some of its rungs (optimizations) calibrate on real input. A
+plan that lowers the precision is first compared with fp32, but only on two small squares with much detail, because fp32
+is slow. If the comparison fails, or a later batch has values that are not finite, a safer precision replaces the lower
+one. Whether a batch is finite is checked while the next batches are computed; no result is returned before its check.
 """
 
 import gc
@@ -103,7 +103,11 @@ class TileRunner:
         return _Batch(tiles, output, self.copies.to_host(torch.isfinite(output).all()))
 
     def _finish(self, under_way: deque[_Batch]) -> Tensor:
-        """Returns the oldest result. After an overflow, repeats all batches in flight, so that timing has no effect."""
+        """Returns the result of the oldest batch, after checking that it is finite.
+
+        After an overflow, repeats all batches in flight with a safer precision, so that the results do not depend on
+        how many batches had been started before the check.
+        """
         while True:
             first = under_way.popleft()
             is_finite = bool(first.is_finite.wait())

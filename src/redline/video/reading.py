@@ -23,7 +23,7 @@ _DAMAGED_START = 1000
 _FASTEST, _PACKETS_TIMED = 240, 100
 _DECODED_PER_THREAD, _CONVERTED_PER_THREAD, _MOST_THREADS = 2**17, 2**16, 16
 # Codecs that usually encode a frame as one slice, so that slice threads do not help. VP8 is not listed: its decoder
-# uses threads over rows instead, and reports some damage only with them.
+# distributes rows over threads instead, and reports some damage only when it does so.
 _ONE_SLICE = ("h264", "hevc", "mpeg4", "vp9")
 _MAX_FRAME_THREADS = 6
 # Demuxers that read one file only. Playlists (HLS, DASH, ffconcat, image sequences) open other files and addresses that

@@ -40,7 +40,7 @@ def complete_bytes(path: Path) -> int:
         if file.read(len(_EBML)) == _EBML:
             ends = _element_ends(file, size_bytes) if _enter_segment(file) is None else iter(())
         else:
-            # The data of a fragment follow its header (moof).
+            # A fragment is a header (moof) and then its data (mdat), so it is complete where the mdat box ends.
             ends = (end for kind, end in _boxes(file, size_bytes) if kind in (b"moov", b"mdat"))
         return max((end for end in ends if end <= size_bytes), default=size_bytes)
 
@@ -119,7 +119,8 @@ def _ts_packet(start: bytes) -> tuple[int, int] | None:
 
 
 def _end_of_ts(file: BinaryIO, size_bytes: int, offset: int, length: int) -> int:
-    """Returns the end of the last packet if it is truncated; a packet at an unexpected position is ignored."""
+    """Returns where a truncated last packet would end. Returns the file size if the last packet is complete, or if a
+    sync byte is not at its expected position."""
     last = size_bytes // length * length
     file.seek(max(0, last - length + offset))
     tail = file.read()

@@ -50,12 +50,12 @@ class Degradation(SampledTensors):
             some(settings.blur_px, 0.6),
             light.clamp(max=1.0 + settings.cast),
             gain * some(settings.noise, 0.9),
-            gain.sqrt() * some(settings.noise, 0.7),  # after gain, the variance is gain · brightness
+            gain.sqrt() * some(settings.noise, 0.7),  # after gain, the variance is proportional to gain · brightness
             torch.where(uncompressed, _UNCOMPRESSED, quality.floor()),
         )
 
     def target(self, clean_BCHW: Tensor, keep_B2: Tensor) -> Tensor:
-        """Returns the restoration target. `keep_B2` has the fractions of darkness and of color cast that it keeps."""
+        """Returns the restoration target, which keeps the fractions `keep_B2` of the darkness and of the color cast."""
         brightness = self.light_BC.mean(1, keepdim=True)
         kept = brightness ** keep_B2[:, :1] * (self.light_BC / brightness) ** keep_B2[:, 1:]
         return (clean_BCHW * kept[:, :, None, None]).clamp(0, 1)

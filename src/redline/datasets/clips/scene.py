@@ -55,8 +55,8 @@ class Scene:
         scale = self.camera.scale_BT[:, :1, None, None]
         object_positions = (u_BHW2 - self.moving_object.center_BT2[:, frame, None, None]) * scale
         cover = (self.moving_object.inside_px(frame, u_BHW2) + 0.5).clamp(0, 1)[:, None]
-        # The object shows the second photo. After the cut, so does the background; shifting the object's positions
-        # makes it differ from that background.
+        # The object shows the second photo, and after the cut, the background shows it too. The object's positions in
+        # the photo are shifted, so that the object differs from that background.
         object_image = look_up(other, object_positions + self.settings.world_px / 4, "reflection")
         background = look_up(photo, places, "reflection")
         return F.avg_pool2d(background + cover * (object_image - background), _OVERSAMPLING)

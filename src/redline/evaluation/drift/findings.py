@@ -112,7 +112,9 @@ def _settles(run: CaseRun) -> Finding:
 
 
 def _drift(run: CaseRun, name: str) -> tuple[float, float]:
-    """Returns the mean over the last frames, minus that of the restarted models, and minus that of the first frames."""
+    """Returns two differences of the mean over the last frames: from the mean of the restarted models on these frames,
+    and from the mean over the first frames.
+    """
     end = _mean(run.rows, name, run.last)
     return end - _mean(run.restarted, name, range(len(run.restarted))), end - _mean(run.rows, name, run.first)
 

@@ -18,9 +18,10 @@ from redline.evaluation.recall.tasks import name_of
 from redline.machine.host_memory import available_host_bytes
 from redline.notation import format_bytes
 
-# The default batch size is the largest with at most this many tokens; of a memory model's texts, one piece counts.
+# The default batch size is the largest with at most this many tokens per batch. For a memory model, which reads texts
+# in pieces, only the tokens of one piece of each text count.
 _TOKENS = 2**16
-# A second limit of a memory model's default batch size: the tokens of its whole texts.
+# A memory model's default batch size has a second limit: the whole texts of a batch have at most this many tokens.
 _WAITING = 2**24
 # Bytes of host memory per token: the token, its target, and a copy while texts are assembled.
 _TOKEN_BYTES = 3 * 8

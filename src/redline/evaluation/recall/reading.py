@@ -53,7 +53,7 @@ class Headed(Protocol):
 
 
 class Piece(NamedTuple):
-    """The start of a piece, its logits (B, piece, V), and the state or cache after it, if there is one."""
+    """The position where a piece starts, its logits (B, piece, V), and the model's state or cache after it, if any."""
 
     begin: int
     logits: Tensor

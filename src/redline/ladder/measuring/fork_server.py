@@ -41,7 +41,7 @@ def main() -> None:
     _preload()
     control.sendall(b"ready\n")
     while True:
-        # After an interrupt the parent may send a request before it has read the last answer.
+        # Several requests may arrive at once: after an interrupt the parent may not have read the last answer.
         requests, descriptors, _, _ = socket.recv_fds(control, 65536, 2)
         if not requests:
             return

@@ -1,6 +1,6 @@
 """Calls a plan with inputs of a new size, in a worker process, to find what the plan does at the first call.
 
-It may be ready, set up again (compile, capture or build an engine), or fall back to a slower path.
+The plan may be ready for the size, set up again (compile, capture or build an engine), or fall back to a slower path.
 """
 
 import time

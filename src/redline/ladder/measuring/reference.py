@@ -78,7 +78,7 @@ def run_reference(
 
 
 def _check_error_gate(workload: Workload, outputs: Sequence[Any]) -> None:
-    """Raises WorkloadError if no gate of the workload measures an error, which a maximum could limit."""
+    """Raises WorkloadError if no gate of the workload measures an error, so that `max_error` has no limit to lower."""
     gates = gates_for(workload.gates, outputs)
     if not any(gate.direction == "lower" for gate in gates):
         names = " and ".join(gate.metric for gate in gates)

@@ -13,7 +13,8 @@ def sweep(
 ) -> dict[str, tuple[SizeResult, ...]]:
     """Returns what the plan did at each size, by the label of the range; sizes beyond the allowed time are left out.
 
-    The timed shapes are known. The others are tried in an order in which any first part covers the whole range.
+    What the plan did at the timed shapes is already known. The other sizes are tried in an order that spreads them over
+    the whole range, so that those tried before the time is over still represent the range.
     """
     deadline = time.monotonic() + allowed_s
     found = {}

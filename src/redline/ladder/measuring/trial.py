@@ -41,7 +41,7 @@ class TrialSpec:
     turns: tuple[int, int] = (12, 60)
     # The concurrent callers of the objective `requests`, else 0.
     callers: int = 0
-    # The limits on the peak and on the score of the first error gate; 0 for none.
+    # The limits on the peak memory and on the score of the first error gate; 0 means no limit.
     max_bytes: int = 0
     max_error: float = 0.0
     # The workload's name in messages and measurements; set if the address is valid only during this run.
@@ -204,7 +204,7 @@ def _steps_per_sample(arms: Sequence[Arm], spec: TrialSpec) -> tuple[dict[str, i
         slowest = max(arm.step_s[label] for arm in arms)
         quickest = min(arm.step_s[label] for arm in arms)
         steps[label] = max(1, _REQUESTS_EACH * spec.callers, min(1000, ceil(together_s / quickest)))
-        # A long step is not slower with empty caches.
+        # A long step is not slower with empty caches, so no untimed steps are needed to fill them.
         warm[label] = 0 if slowest > 1.0 or quickest > 0.1 else max(1, min(20, ceil(0.005 / quickest)))
         repeats[label] = 1 if spec.callers else max(1, min(40, int(_SAMPLE_S / (steps[label] * slowest))))
     return steps, warm, repeats

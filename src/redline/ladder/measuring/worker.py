@@ -111,7 +111,7 @@ class Bench:
     ) -> dict[str, Any]:
         """Builds the model, applies the plan, runs the first calls, and judges the outputs.
 
-        With `callers`, judges also the outputs of concurrent calls, and later times these.
+        With `callers`, also judges the outputs of concurrent calls; later samples then time concurrent calls.
         """
         self.device = torch.device(device)
         self.callers = Callers(callers, self.device) if callers else None

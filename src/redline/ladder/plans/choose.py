@@ -28,7 +28,7 @@ _PRECISIONS: Mapping[str, Mapping[str, str]] = {
 class ChosenPlan:
     """A plan; `left_out` has the rungs of the bundled plan that cannot run here, with the reason for each.
 
-    `unmeasured` says so if the bundled plan was not measured on this class of GPU.
+    `unmeasured` is a warning if the bundled plan was not measured on this class of GPU, else empty.
     """
 
     plan: Plan
@@ -78,7 +78,10 @@ def choose_plan(
 
 
 def bundled(application: str, machine: Machine, folder: Path = _FOLDER) -> Path:
-    """Returns the plan file of the machine's class of GPU, such as `upscale-sm89.toml`, or else that of all GPUs."""
+    """Returns the bundled plan file for a CPU or a GPU.
+
+    For a GPU this is the file for its class, such as `upscale-sm89.toml`, or `upscale-cuda.toml` if there is none.
+    """
     if not machine.is_cuda:
         return folder / f"{application}-cpu.toml"
     own = folder / f"{application}-{gpu_class(machine.capability).name}.toml"

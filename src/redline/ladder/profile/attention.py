@@ -64,7 +64,11 @@ class AttentionLayer:
 
 @dataclass(frozen=True)
 class Attention:
-    """The shares of attention and of its core in a step's time; `counted` says which layers or kernels were counted."""
+    """The share of a step's time that attention takes, and the share that its core takes (None if unknown).
+
+    The core is attention without the layers inside it, such as projections, but with softmax and dropout. `counted` is
+    a sentence that says which layers or kernels were counted.
+    """
 
     layers: tuple[AttentionLayer, ...]
     kernels: tuple[str, ...]

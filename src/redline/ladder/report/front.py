@@ -8,8 +8,8 @@ from redline.ladder.objective import SMALLER, WORTHWHILE, is_within, kind_of_dev
 from redline.ladder.report.ladder import error_share, format_score, speedup, timed, worst_score
 from redline.ladder.statistics import Interval
 
-# An error counts as smaller if it is below this share of the other one, and by more than this share of the gate's
-# limit, so that the rounding errors of two fp32 plans are equal.
+# An error counts as smaller than another plan's error if it is below `_CLOSER` times that error minus `_ROUNDING` times
+# the gate's limit. So the rounding errors of two fp32 plans count as equal.
 _CLOSER, _ROUNDING = 0.9, 0.01
 _ROLES = ("fastest", "smallest", "most exact")
 _BETWEEN = "between"

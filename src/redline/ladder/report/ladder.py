@@ -24,7 +24,7 @@ class Row:
     role: str
     verdict: str
     reason: str
-    # The time that the objective is about: "p99" or "median" in `statistic`; for p99, from so many `calls`.
+    # The time that the objective is about; `statistic` is "p99" or "median". `calls` is the number of calls for p99.
     time_s: float | None
     low_s: float | None
     high_s: float | None

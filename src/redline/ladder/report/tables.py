@@ -123,7 +123,10 @@ def front_table(climb: Climb) -> Table:
 
 
 def rejected_table(climb: Climb) -> Table:
-    """Rungs that were not tried for the same reason share a row; seconds and bytes may differ."""
+    """Returns the table of the rungs that were not kept.
+
+    Rungs that never ran share a row if their reasons are the same except for numbers, such as seconds or bytes.
+    """
     groups: dict[tuple[str, str], list[Entry]] = {}
     for number, entry in enumerate(climb.rejected):
         alike = re.sub(r"[\d.,]+", "", entry.row.reason) if entry.row.verdict in UNTRIED else str(number)

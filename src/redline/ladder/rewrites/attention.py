@@ -207,7 +207,8 @@ def _mask(bias: Tensor | None, blocked: Tensor | None, fill: float, dtype: torch
         return None if bias is None else bias.to(dtype)
     if bias is not None:
         return torch.where(blocked, fill, bias).to(dtype)
-    # Where all keys of a query are blocked, a finite fill value gives uniform weights, which a boolean mask does not.
+    # If all keys of a query are blocked, a finite fill value gives uniform weights, but a boolean mask does not.
+    # Therefore a boolean mask is used only if the fill value is minus infinity.
     return blocked.logical_not() if fill == MINUS_INFINITY else torch.where(blocked, fill, 0.0).to(dtype)
 
 

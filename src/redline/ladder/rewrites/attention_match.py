@@ -281,7 +281,8 @@ def _with_einsum_values(node: fx.Node, weights: fx.Node, found: Match) -> Match:
     query_letters, key_letters = theirs[:2] if product.args[1] is found.scores.query else theirs[1::-1]
     if not isinstance(value, fx.Node) or len(weight_letters) != len(theirs[2]):
         raise NoMatch("its einsum is not a product with the values")
-    # The two equations may use different letters for an axis; the weights occur in both, and so map the letters.
+    # The two equations may use different letters for the same axis. The attention weights occur in both equations, so
+    # their axes show which letter of one equation corresponds to which letter of the other.
     names = dict(zip(weight_letters, theirs[2], strict=True))
     *batch, i, j = theirs[2]
     width = [a for a in query_letters if a not in theirs[2]]

@@ -35,7 +35,8 @@ class Int4Weight(TorchAOBaseTensor):
         rows, columns = weight.shape
         values = weight.float().view(rows, columns // group, group)
         low, high = values.amin(-1), values.amax(-1)
-        # Rounded to bf16 before they are used, so that the integers make up for the rounding.
+        # Rounds scale and offset to bf16 before the integers are computed from them, so that the integers compensate
+        # for this rounding.
         scale = ((high - low) / _LARGEST).clamp_min(torch.finfo(torch.float32).tiny).bfloat16()
         offset = (low + scale.float() * _MIDDLE).bfloat16()
         steps = (values - offset.float().unsqueeze(-1)) / scale.float().unsqueeze(-1)
@@ -59,7 +60,10 @@ class Int4Weight(TorchAOBaseTensor):
         return f"Int4Weight({tuple(self.shape)}, group={self.group}, dtype={self.like}, device={self.device})"
 
     def _stable_hash_for_caching(self) -> str:
-        """Returns what compiled code depends on; torch caches compiled code only for tensors that tell."""
+        """Returns the properties on which compiled code depends.
+
+        torch caches compiled code only for tensor subclasses that have this method.
+        """
         return f"int4 {tuple(self.shape)} {self.group} {self.like}"
 
 
@@ -67,7 +71,7 @@ def _pack(integers: Tensor) -> Tensor:
     if not integers.is_cuda:
         return torch.ops.aten._convert_weight_to_int4pack_for_cpu(integers, 1)
     pairs = (integers[:, ::2] << 4 | integers[:, 1::2]).to(torch.uint8)
-    # As many tiles of 16 columns as the kernel can read at once.
+    # Uses the largest number of tiles (of 16 columns) that the kernel can read at once and that fits the width.
     tiles = next(tiles for tiles in (8, 4, 2) if integers.shape[1] % (16 * tiles) == 0)
     return torch.ops.aten._convert_weight_to_int4pack(pairs.contiguous(), tiles)
 

@@ -32,7 +32,8 @@ class OutputCheck:
 
     def __call__(self, optimized: Callable[..., Any], built: Job, plan: str) -> None:
         """Raises Refused if an output on the samples is outside the gates; warns if outputs cannot be compared."""
-        # Restores the state that the calls change. If there is none, only the plan's caches change, and they may stay.
+        # Restores the model's state if the model keeps state between calls. Otherwise the calls change only caches of
+        # the plan, which need not be restored.
         with state_preserved(unwrapped(built.model)) if self.state.kept else nullcontext():
             outputs = self._outputs(lambda batch: call(optimized, batch))
         for expected, output in zip(self.expected, outputs, strict=True):

@@ -42,7 +42,7 @@ def quantized(layers: Mapping[str, nn.Linear], quantize: Quantize) -> Iterator[N
     finally:
         for name, layer in layers.items():
             layer.weight = originals[name]
-            layer.__dict__.pop("extra_repr", None)  # torchao sets it on the layer
+            layer.__dict__.pop("extra_repr", None)  # torchao has set this attribute on the layer
 
 
 def least_sensitive_first(job: Job, layers: Mapping[str, nn.Linear], quantize: Quantize) -> list[str]:

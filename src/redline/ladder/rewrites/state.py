@@ -31,7 +31,7 @@ def find_state(
         torch.manual_seed(0)
         before_any = torch.get_rng_state()
         once = output(first, 0)  # also fills caches, so that later calls only read them
-        # Whether the call sampled random numbers, which is assumed on a GPU, where it cannot be seen.
+        # Whether the call sampled random numbers. On a GPU this cannot be observed here and is assumed.
         draws = any(p.is_cuda for p in model.parameters()) or not torch.equal(before_any, torch.get_rng_state())
         before = _snapshot(module)
         output(between, 0)

@@ -181,7 +181,10 @@ def _fallbacks() -> tuple[int, str]:
 
 
 def _recorded_cuda_graphs(device: torch.device) -> int:
-    """Returns the number of CUDA graphs that torch has recorded; code for any size is recorded again for each size."""
+    """Returns the number of CUDA graphs that torch has captured.
+
+    Code that is compiled for inputs of any size is captured once for each size that occurs.
+    """
     trees = importlib.import_module("torch._inductor.cudagraph_trees")
     manager = trees.get_manager(device.index or 0, create_if_none_exists=False)
     left = [node for nodes in (manager.roots or {}).values() for node in nodes] if manager is not None else []

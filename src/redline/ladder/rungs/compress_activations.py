@@ -163,7 +163,8 @@ class CompressActivations(Rung):
     stage = Stage.MEMORY
     summary = "activations saved for the backward pass in bf16, fp8 or int8"
     inference = False
-    # Inside a checkpoint, the saved-tensor hooks of the checkpoint replace those of this rung.
+    # Inside a checkpoint, the saved-tensor hooks of the checkpoint replace those of this rung, so this rung would not
+    # pack the activations there.
     excludes = frozenset({"checkpoint"})
 
     format: str = option("bf16", "format of saved activations", tuple(_FORMATS))

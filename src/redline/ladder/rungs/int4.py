@@ -1,8 +1,9 @@
 """int4: stores the weights of linear layers as 4-bit integers, in groups with a scale each, and multiplies in bf16.
 
-Reads an eighth of the bytes of fp32 weights (a quarter of bf16), which is what limits a step with few rows, such as the
-decoding of a language model. The error is about ten times that of int8, so few models pass a strict gate with all
-layers; `progressive` quantizes layers in order of increasing sensitivity as long as all gates pass.
+A quantized layer reads an eighth of the bytes of fp32 weights (a quarter of bf16). This helps a step with few rows,
+such as the decoding of a language model, because reading the weights limits the speed of such a step. The error is
+about ten times that of int8, so few models pass a strict gate with all layers; `progressive` quantizes layers in order
+of increasing sensitivity as long as all gates pass.
 """
 
 from dataclasses import dataclass, replace

@@ -2,7 +2,8 @@
 
 Weights are quantized symmetrically with one scale per output channel. The modes differ in the inputs:
 
-- `weight_only` keeps inputs in floating point: a quarter of the fp32 weight bytes, and floating-point arithmetic.
+- `weight_only` keeps inputs in floating point: the weights need a quarter of their fp32 bytes, and products are
+  computed in floating point.
 - `dynamic` computes a scale for each row of the input at run time and multiplies in int8.
 - `static` multiplies in int8 with one scale per layer, calibrated on the sample inputs.
 
@@ -119,7 +120,7 @@ class Int8(Rung):
         return quantize.choose_layers(self.name, job.model, self.skip, self.min_features, multiple)
 
     def _quantizer(self, job: Job, layers: dict[str, nn.Linear]) -> tuple[Quantize, dict[str, nn.Linear]]:
-        """Returns a function that quantizes one layer, and those of the layers that the function supports."""
+        """Returns a function that quantizes one layer, and the part of `layers` that this function supports."""
         ao = quantize.torchao_quantization()
         # torchao would otherwise change global settings of the compiler.
         common: dict[str, Any] = {"set_inductor_config": False}

@@ -68,7 +68,8 @@ def _compile(model: nn.Module, tensors: list[Tensor], precision: str) -> Any:
 
     graph = torch.export.export(model, tuple(tensors), strict=False)
     frontend = FrontEndManager().load_by_framework("pytorch")
-    decoder = TorchFXPythonDecoder.from_exported_program(graph)  # a variable, because the frontend does not own it
+    # The variable keeps the decoder alive until the conversion ends, because the frontend does not own the decoder.
+    decoder = TorchFXPythonDecoder.from_exported_program(graph)
     converted = frontend.convert(frontend.load(decoder))
     # Only the ranks of the inputs are converted; the compiler optimizes more if it knows the sizes.
     converted.reshape({index: list(tensor.shape) for index, tensor in enumerate(tensors)})

@@ -34,7 +34,8 @@ class Budget:
     def limit_s(self, expected_s: float, to_the_end: bool = False) -> float:
         """Returns the time limit of a set-up that is expected to take `expected_s`.
 
-        With `to_the_end` it may use all the time that is left; without, a set-up that hangs is stopped earlier.
+        With `to_the_end`, the set-up may use all the time that is left. Otherwise, in a climb with a budget, the limit
+        is derived from `expected_s`, so that a set-up that hangs is stopped earlier.
         """
         patience_s = max(_LEAST_S, _PATIENCE * expected_s)
         return min(self._trial_s, self.left_s if to_the_end or self.total_s is None else min(self.left_s, patience_s))

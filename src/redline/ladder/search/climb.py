@@ -142,7 +142,7 @@ def _write_files(climbed: Climbed, folder: Path | None) -> Climbed:
     }
     about_sizes = {"shapes": "; ".join(climbed.ranges)} if climbed.ranges else {}
     front = climbed.front
-    # Plan files of an earlier climb are not answers of this one.
+    # Removes the plan files of an earlier climb in this folder, which would look like results of this climb.
     for path in (files["plan file"], *(folder / "front").glob("*.toml")):
         path.unlink(missing_ok=True)
     for point in front:

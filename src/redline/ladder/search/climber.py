@@ -35,9 +35,9 @@ _COMPILE_BASELINE = {"cuda": "compile(mode=reduce-overhead)", "cpu": "compile"}
 _SAMPLING_SHARE, _RACE_SHARE = 0.04, 0.06
 # The longest time for trying all sizes of the ranges of shapes, and its largest share of the budget.
 _LONGEST_SWEEP_S, _SWEEP_SHARE = 30.0, 0.1
-# A number of threads, or an opening without compilation, is started if at least this share of its expected time is
-# left, because estimates are rough. At the end of the climb, when there is nothing else to try, this also applies to
-# openings with compilation.
+# The trial of a number of threads, or of an opening without compilation, is started if at least this share of its
+# expected time is left, because estimates are rough. At the end of the climb, when there is nothing else to try, the
+# share also applies to openings with compilation.
 _START_SHARE = 0.6
 # The budget reserves these seconds to end all processes and write the files, and this share of itself for delays.
 _END_S, _END_SHARE = 1.5, 0.02
@@ -362,7 +362,8 @@ class Climber:
     def _use_what_is_left(self) -> None:
         """Tries a compiled opening if no compiled plan was timed yet; then times torch.compile on the untouched model.
 
-        The report needs this second baseline, because a plan that only beats eager proves nothing.
+        The report needs torch.compile as a second baseline beside eager, because a plan that is faster than eager but
+        slower than torch.compile is no improvement.
         """
         trials = self.trials
         trials.setups.discard()

@@ -167,8 +167,8 @@ def _open_racers(
 def _judged_again(arm: Arm, spec: TrialSpec) -> Arm | None:
     """Judges a running process on the fresh inputs; closes it and returns None if it fails or is outside a gate.
 
-    After None, the caller judges the plan once more in a new process, because the running one may have failed only
-    because its model keeps state between calls and has changed.
+    If the result is None, the caller judges the plan once more in a new process: a model that keeps state between calls
+    may have changed in the running process, and the plan may have failed only for this reason.
     """
     with suppress(WorkerFailed):
         judge_again(arm, spec, FRESH_SEEDS)

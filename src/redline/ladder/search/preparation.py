@@ -38,14 +38,20 @@ class WorkloadFacts:
 
 
 def address_of(workload: str | Workload, pool: WorkerPool) -> str:
-    """Returns the workload's address for the trial processes; saves a `Workload` object in the pool's folder."""
+    """Returns the address by which the trial processes load the workload, such as `file.py:function`.
+
+    If `workload` is an object and not an address, saves the object in the pool's folder.
+    """
     if isinstance(workload, str):
         return workload
     return save_workload(workload, Path(tempfile.mkdtemp(prefix="workload-", dir=pool.scratch)))
 
 
 def ask_machine(pool: WorkerPool, device: str = "auto", measure: bool = True, again: bool = False) -> Machine:
-    """Detects the machine in a worker, so that this process does not initialize CUDA; `measure` adds the ceilings."""
+    """Detects the machine in a worker, so that this process does not initialize CUDA.
+
+    With `measure`, the worker also measures the ceilings: the highest memory bandwidth and FLOP/s of the device.
+    """
     worker = pool.start()
     try:
         answer = worker.ask("machine", 300, device=device, measure=measure, again=again)

@@ -13,7 +13,10 @@ _EVERY_S = 10.0
 
 
 class _Printer:
-    """Prints to stderr: every measurement on a terminal, otherwise events and measurements, one in ten seconds."""
+    """Prints lines to stderr: to a terminal every measurement, but no events.
+
+    If stderr is not a terminal, prints events and measurements, but at most one line in ten seconds.
+    """
 
     def __init__(self) -> None:
         self._printed_s = float("-inf")

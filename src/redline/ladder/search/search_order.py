@@ -18,7 +18,8 @@ EXPECTED_GAIN = {
     "fold_batchnorm": 1.08, "sdpa": 1.05, "tf32": 1.2, "cudnn_benchmark": 1.05, "keep_memory": 1.05,
 }  # fmt: skip
 _EXPECTED = 1.02
-# The weights of `EXPECTED_GAIN` and of an earlier trial of the same workload; a trial of another workload has weight 1.
+# The expected gain of a rung is a weighted mean. These are the weights of `EXPECTED_GAIN` and of each earlier trial of
+# the same workload; an earlier trial of another workload has weight 1.
 _PRIOR_TRIALS, _SAME_WORKLOAD = 2.0, 4.0
 
 

@@ -32,7 +32,8 @@ class Settings:
     objective: Objective = Objective.LATENCY
     callers: int = CALLERS
     target: Target | None = None
-    # Limits that the answer must keep: its peak, and its first error gate; 0 for none.
+    # The largest peak memory of the final plan, and the largest score of the first gate that measures an error. The
+    # value 0 means no limit.
     max_bytes: int = 0
     max_error: float = 0.0
     budget_s: float | None = None

@@ -27,8 +27,8 @@ from redline.machine.load import LoadMeter, current_load
 _OVERHEAD_S = 2.0
 # A trial is timed for at least this long, even if this uses time that is reserved for the final race.
 _LEAST_SAMPLING_S = 0.5
-# A number of threads or an opening counts as probably faster if the measured ratio exceeds this value, although its
-# confidence interval contains the value.
+# A plan counts as probably faster if the measured ratio exceeds this value, but the lower end of the ratio's confidence
+# interval does not.
 _PROBABLY = 1.1
 
 
@@ -103,7 +103,10 @@ class Trials:
 
     @property
     def least_timing_s(self) -> float:
-        """The time of the calls that p99 and requests need in a comparison, as long as the untouched model's calls."""
+        """The minimum time of the timing of one comparison, for the objectives p99 and requests; 0 for the others.
+
+        These two need a minimum number of calls; each call is assumed to take as long as one of the untouched model.
+        """
         needs_many = self.spec.is_tail or self.spec.callers
         if not needs_many or not self.log.rows:
             return 0.0
@@ -136,7 +139,7 @@ class Trials:
             return
         self.announce(f"setting up {len(next_ones)} plans in parallel")
         try:
-            self.incumbent.arm()  # first, so that another plan fails if memory is short
+            self.incumbent.arm()  # set up first, so that a candidate, not the incumbent, fails if memory is short
         except WorkerFailed:
             return
         self.setups.prepare({plan: self.limit_s(plan) for plan in next_ones})
@@ -227,7 +230,7 @@ class Trials:
             return ""
         if [rung.name for rung in added.rungs] == ["threads"]:
             return "kept because plans with more threads wait for other processes"
-        # The interval must speak for the plan more than against it.
+        # The center of the confidence interval (its geometric mean) must be above 1.
         likely = role in ("opening", "ablation") and ratio.high * ratio.low > 1
         return "kept because it is probably faster, which the load on this machine hides" if likely else ""
 

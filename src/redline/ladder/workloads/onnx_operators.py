@@ -62,7 +62,7 @@ def _gather_nd(x: Tensor, indices: Tensor, batch_dims: int = 0) -> Tensor:
 
 
 def _depth_to_space(x: Tensor, blocksize: int, mode: str = "DCR") -> Tensor:
-    if mode == "DCR":  # in the channel axis, the position inside the block comes before the channel
+    if mode == "DCR":  # the channel axis is (position in block, channel); pixel_shuffle expects the reverse
         x = x.unflatten(1, (blocksize**2, -1)).transpose(1, 2).flatten(1, 2)
     return F.pixel_shuffle(x, blocksize)
 

@@ -1,4 +1,7 @@
-"""Imports packages that only some addresses need."""
+"""Imports packages that only some workloads need.
+
+A workload is named by its address, such as `timm:NAME`, which needs the package timm.
+"""
 
 import importlib
 from types import ModuleType

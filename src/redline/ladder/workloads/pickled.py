@@ -84,7 +84,7 @@ def _save(value: Any, path: Path) -> None:
 
 @functools.cache
 def _is_importable(name: str) -> bool:
-    """Returns whether a new process can import the module, or (`__main__`) cloudpickle writes it by value anyway."""
+    """Returns whether a new process can import the module; also True for `__main__`, always pickled by value."""
     package = name.partition(".")[0]
     finders = [finder.find_spec for finder in sys.meta_path if hasattr(finder, "find_spec")]
     return package == "__main__" or any(find(package, None) is not None for find in finders)

@@ -162,7 +162,7 @@ class Weights:
     folder: Path
     files: list[Path]
     shapes: dict[str, tuple[int, ...]]
-    # The number of values stored in each dtype. Its name is that of the safetensors format, such as BF16.
+    # Maps each dtype, by its name in the safetensors format (such as BF16), to the number of values stored in it.
     numbers: dict[str, int]
 
     @classmethod

@@ -43,7 +43,7 @@ _WITHOUT_EFFECT_NAMES = re.compile(
 _BOOKKEEPING = re.compile(
     r"^_|^(unsloth|axolotl|tokenizer)|^transformers\.|^(finetuning_task|prefix|task_specific_params)$|^tf_legacy_"
 )
-# The supported values of keys that the four families use.
+# The supported values of keys that the four supported families (Llama, Mistral, Qwen2 and Qwen3) use.
 _USUAL: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu", "swish"),
     "mlp_bias": (False, None),

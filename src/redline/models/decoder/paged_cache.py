@@ -28,7 +28,7 @@ class PagePool:
         def pages() -> Tensor:
             if device.type != "cpu":
                 return torch.zeros(shape, dtype=dtype, device=device)
-            # Uses NumPy, because the system provides the memory of its zeros only when they are first overwritten.
+            # Uses np.zeros, because its array takes up memory only where it has been written to.
             buffer = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
             return torch.from_numpy(buffer).view(dtype).view(shape)
 

@@ -5,7 +5,8 @@ the rows for its attention. Heads are zero-padded to multiples of 16 channels: w
 attention in bf16 takes two to three times as long. As in `gpu_inference.py`, the MLP's second layer is folded into the
 next 1×1 convolution.
 
-All layers remain `nn.Linear` and `nn.LayerNorm` modules, so that rungs that rewrite such modules still find them.
+All layers remain `nn.Linear` and `nn.LayerNorm` modules, so that rungs (optimizations) that rewrite such modules
+still find them.
 """
 
 import torch

@@ -147,7 +147,10 @@ class PackedBlock(nn.Module):
         residual_MN: Tensor | None = None,
         share: float = 1.0,
     ) -> None:
-        """Writes the 1×1 convolution's output: activated, or, given a residual, scaled by `share` and added to it."""
+        """Writes the output of the block's 1×1 convolution, and its moments.
+
+        Without a residual, applies the activation to the output. With a residual, adds `share` · output to it instead.
+        """
         qkv = self.qkv(x_MK, moments_P2M).view(*shape_BHW, -1)
         mixed = window_attention_expanded(qkv, self.bias, self.shift)
         between = x_MK.new_empty((moment_parts(x_MK.shape[1]), 2, x_MK.shape[0]), dtype=torch.float32)
@@ -228,8 +231,8 @@ class ChannelsLastPixelShuffle(nn.Module):
 
     def forward(self, x_BKHW: Tensor) -> Tensor:
         batch, height, width, features = (x_BKHW.shape[0], *x_BKHW.shape[2:], x_BKHW.shape[1] // self.factor**2)
-        # The channels of an input pixel are `factor` rows of `factor` output pixels. Swapping the dimensions of these
-        # rows and of the input pixels in a line gives the lines of the enlarged image.
+        # Each input pixel becomes `factor` × `factor` output pixels, which its channels hold line by line. Moving the
+        # dimension of these lines before the dimension of the width gives the lines of the enlarged image.
         lines = x_BKHW.permute(0, 2, 3, 1).reshape(batch, height, width, self.factor, self.factor * features)
         grown = lines.transpose(2, 3).reshape(batch, height * self.factor, width * self.factor, features)
         return grown.permute(0, 3, 1, 2)

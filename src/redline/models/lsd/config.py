@@ -74,7 +74,11 @@ class LsdConfig:
         return self.patch * 2 ** (len(self.multipliers) - 1)
 
     def padding_px(self, side: int) -> int:
-        """Returns the padding of a height or width; the norms of the smallest level need at least two positions."""
+        """Returns how many pixels are added to a height or width.
+
+        The padded side is a multiple of `multiple_px`, and at least twice `multiple_px`, because the norms of the
+        smallest level need at least two positions.
+        """
         return max(-side % self.multiple_px, 2 * self.multiple_px - side)
 
     def __str__(self) -> str:

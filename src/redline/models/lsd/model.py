@@ -92,7 +92,11 @@ class Lsd(_Recomputing):
                 module.recomputes = wanted
 
     def reset_sinusoids(self) -> None:
-        """Fills the table `sinusoids`, which is not saved. Steps are looked up because 999 is not exact in bf16."""
+        """Fills the table `sinusoids`, which is not saved.
+
+        The forward pass looks up the row of each time step instead of computing it, because the step may not be exact
+        in bf16 (999 is not).
+        """
         with torch.no_grad():
             self.sinusoids.copy_(sinusoids(STEPS, self.config.width))
 

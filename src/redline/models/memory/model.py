@@ -181,7 +181,7 @@ class TitanModel(nn.Module):
         return logits
 
     def piece(self, most: int) -> int:
-        """Returns `most` rounded down to a multiple of the segment length."""
+        """Returns the number of prompt tokens per call of `take_in`: `most`, rounded down to whole segments."""
         return most // self.config.segment * self.config.segment
 
     def until_piece(self, cache: MemoryCache) -> int | None:

@@ -25,8 +25,8 @@ from redline.ops.memory_step import Learned, Projected, memory_step
 from redline.ops.titans_memory import TitansState, titans_memory
 
 _SLOWEST_DECAY, _FASTEST_DECAY = 0.001, 0.1
-# The initial bias of the forgetting gate, by which a token forgets less than 1%. The momentum gate has no bias and
-# starts at one half.
+# The initial bias of the forgetting gate. With this bias each token erases less than 1% of the memory. The momentum
+# gate has no bias, so it starts at one half.
 _FORGETTING_BIAS = -5.0
 # The largest sum of a chunk's step sizes, including momentum. All steps of a chunk use the gradient at its start, so if
 # all keys are equal, the steps add up: with a sum of 2 or more, they overshoot by at least the error, and the memory

@@ -25,8 +25,8 @@ from redline.models.memory.neural_memory import NeuralState
 from redline.models.memory.slot_attention import WindowState
 
 LayerState = NeuralState | WindowState
-# A model is identified by this many values of each weight. For weights of different dtypes, relative differences up to
-# this are taken for rounding errors.
+# To identify a model, `_FINGERPRINT_VALUES` values of each of its weights are compared. If the dtypes differ, relative
+# differences up to `_ROUNDING` are taken for rounding errors.
 _FINGERPRINT_VALUES = 64
 _ROUNDING = 0.01
 
@@ -98,7 +98,11 @@ class Origin:
 
 
 def _sampled(weight: Tensor) -> Tensor:
-    """Returns values spread over the weight: some rows, such as those of unused tokens, can be equal in two models."""
+    """Returns values from all parts of the weight.
+
+    The values of only a few rows may not identify a model, because some rows, such as the embeddings of unused tokens,
+    can be equal in two models.
+    """
     numbers = weight.reshape(-1)
     return numbers[:: max(1, len(numbers) // _FINGERPRINT_VALUES)][:_FINGERPRINT_VALUES]
 

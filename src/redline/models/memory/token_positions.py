@@ -110,7 +110,7 @@ def _mask(
 def _block_lists(listed: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the number of listed blocks per row, and the block indices with the listed ones first.
 
-    Scatters instead of sorting as torch's own block masks do, because torch excludes that sort from compilation.
+    Orders the indices by a scatter. torch's own block masks sort them, but torch excludes that sort from compilation.
     """
     count = listed.sum(-1, keepdim=True)
     place = torch.where(listed, listed.cumsum(-1) - 1, count + (~listed).cumsum(-1) - 1)

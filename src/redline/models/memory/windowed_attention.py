@@ -88,7 +88,7 @@ def attention_of_last_tokens(
     """Returns (B, S, Q, D): the last S of L tokens attend to a window of `span`; positions below 0 are padding."""
     length, before = query_BSQD.shape[1], key_BLHD.shape[1] - query_BSQD.shape[1]
     key, value = key_BLHD.transpose(1, 2), value_BLHD.transpose(1, 2)
-    grouped = key_BLHD.shape[2] != query_BSQD.shape[2]  # fewer kernels support enable_gqa
+    grouped = key_BLHD.shape[2] != query_BSQD.shape[2]  # set only if needed: fewer kernels support enable_gqa
     outputs = []
     for begin in range(0, length, _BLOCK):
         end = min(begin + _BLOCK, length)

@@ -52,7 +52,8 @@ def check_targets(op: str, rows: Tensor, target_N: Tensor, classes: int, ignore_
     """Checks shape, dtype and device of the targets and, on a CPU, that each is a class or ignored."""
     check_integers(op, "target_N", target_N, rows.shape[:1])
     check_same_device(op, rows=rows, target_N=target_N)
-    # Tensors have no values while a compiler traces.
+    # Skips the check of the values on a GPU, where it would synchronize, and while a compiler traces, because tensors
+    # have no values then.
     if target_N.device.type != "cpu" or torch.compiler.is_compiling():
         return
     wrong = target_N[((target_N < 0) | (target_N >= classes)) & (target_N != ignore_index)]

@@ -48,8 +48,8 @@ MLP_TILES = {
 }
 _NARROW, _WIDE = 192, 288
 _FEW, _MANY = 32, 192
-# The single kernel is used for at most this many input channels (padded), so that enough shared memory is left for the
-# weights, and on GPUs with at least this much shared memory per program.
+# The single kernel is used for at most `_MOST_CHANNELS` input channels (padded), so that enough shared memory is left
+# for the weights, and only on GPUs with at least `_SHARED_BYTES` of shared memory per program.
 _MOST_CHANNELS = 320
 _SHARED_BYTES = 200 * 2**10
 

@@ -15,8 +15,9 @@ MOST_CHUNKS = 65_535  # the limit of CUDA for the second dimension of a grid
 class Tiles:
     """Block sizes, warps, pipeline stages, and the longest chunk.
 
-    One program of a sequential kernel processes a block of `values` columns of the state over all chunks. Small blocks
-    make more programs, large blocks read the keys less often.
+    One program of a sequential kernel processes a block of `values` columns of the state over all chunks. Every
+    program reads all keys of its head. So small blocks make more programs, and with large blocks the keys are read
+    fewer times in total.
     """
 
     block: int

@@ -36,7 +36,8 @@ TILES = {
 # This block of values and these stages are used if the sequential kernels would otherwise occupy at most half of the
 # device: small blocks make more programs, and more stages prefetch more.
 FINE_VALUES, FINE_STAGES = 16, 3
-# This block of values is used if it still makes two programs per multiprocessor. It reads the keys half as often.
+# This block of values is used if it still makes two programs per multiprocessor. The keys are then read half as often
+# as with the blocks of 32 values in `TILES`.
 WIDE_VALUES = 64
 # The entries of `TILES` for which these two blocks of values fit the shared memory of all GPUs.
 RECUT_FOR = {(2, 16), (2, 32), (2, 64)}

@@ -50,8 +50,9 @@ def store_state(base, index, k, v, value, KEYS: tl.constexpr, VALUES: tl.constex
 def chunk_offsets(chunk_index, sequence, tokens, heads, C: tl.constexpr):
     """Returns the chunk's first token, `row`, `left`, and the offsets of its head and its sequence.
 
-    `sequence` is the index of the head among the heads of all sequences. The offset of the head is in tensors with one
-    value per token and head, (B, H, S), and the offset of the sequence in document indices, (B, S).
+    `sequence` is the index of the head among the heads of all sequences. The offset of the head is where the
+    head begins in tensors with one value per token and head, (B, H, S). The offset of the sequence is where the
+    sequence begins in the document indices, (B, S).
     """
     batch = (sequence // heads).to(tl.int64)
     begin = chunk_index * C

@@ -19,7 +19,7 @@ def int8_matmul(
 
 def why_not(x_MK: Tensor, w_NK: Tensor) -> str:
     """Returns why torch._int_mm does not support these shapes on their device, or an empty string."""
-    # Skipped while a compiler traces, because it cannot trace this check; eager calls make it.
+    # Skips this check while a compiler traces, because compilers cannot trace it. Eager calls run the check.
     if not x_MK.is_cuda and not torch.compiler.is_compiling() and not products_are_exact(x_MK.device):
         return "it saturates at 16 bits on this CPU, which has no int8 dot product instructions"
     (rows, depth), columns = x_MK.shape, w_NK.shape[0]

@@ -17,7 +17,7 @@ from redline.ops.gated_delta_rule.reference import gated_delta_step
 
 
 class Projected(NamedTuple):
-    """The projections of a token: the decay without its softplus, and the strength without its sigmoid."""
+    """The projections of a token. The op applies softplus to the decay, and sigmoid to the strength and the gate."""
 
     mixed_BC: Tensor
     decay_BH: Tensor

@@ -40,7 +40,7 @@ def why_not(state_BHKV: Tensor, token: Projected, learned: Learned, recent_BTC: 
 
 @triton.jit
 def _softplus(x):
-    """Computes log(1 + e^x), which equals x for large x in the precision that the decay needs."""
+    """Computes log(1 + e^x). Returns x if x > 20, because the difference is too small to matter for the decay."""
     return tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
 
 

@@ -1,7 +1,7 @@
 """Computes paged attention on CPUs with PyTorch's `scaled_dot_product_attention`.
 
 Rows with one new token are computed together, in groups of similar length; rows with more are computed one by one. The
-keys and values are first copied out of the pages, because that function does not read pages.
+keys and values are first copied out of the pages, because `scaled_dot_product_attention` does not read pages.
 
 The shapes are those of `reference.py`; B: rows of a group, C: positions, S: new tokens of a row.
 """
@@ -17,10 +17,12 @@ from redline.ops.paged_attention.reference import PagedRows
 
 @dataclass(eq=False)
 class _Singles:
-    """A group of rows with one new token, `tokens_B`, and their pages. `places` positions are read for each row.
+    """A group of rows that have one new token each.
 
-    `empty_E` are the places without a token, and `ago_BC` is the distance of each place from the new token. `masks`
-    caches the mask for each window.
+    `tokens_B` holds the index of each row's new token, and `pages_X` the pages to read, one row after the other.
+    The keys and values of the first `places` positions of each row are read. `empty_E` holds the indices of the
+    positions without a token, counted over all rows. `ago_BC` is the number of positions from each position to the new
+    token, negative after the new token. `masks` caches the mask for each window.
     """
 
     tokens_B: Tensor

@@ -14,7 +14,8 @@ from torch import Tensor
 from redline.ops import kernel
 
 _LARGEST_HEAD = 1024
-# A block holds half of the channels of some heads: at most BLOCK elements. WARPS has the warps by largest block size.
+# A block holds the first or second half of the channels of several heads, at most `BLOCK` elements. `WARPS` maps the
+# largest number of elements of a block to the number of warps.
 BLOCK = 2048
 WARPS = {256: 1, 512: 2, 2048: 4}
 

@@ -27,7 +27,11 @@ class Slots(NamedTuple):
 
 
 class Written(NamedTuple):
-    """The numbers of tokens that filled a slot, were merged into a slot, and filled a slot that was not empty."""
+    """Counts the written tokens of each sequence.
+
+    `placed_B` counts the tokens that filled an empty slot or replaced the contents of a slot, `merged_B` the tokens
+    that were merged into a slot, and `evicted_B` those of `placed_B` that replaced the contents of a slot.
+    """
 
     placed_B: Tensor
     merged_B: Tensor

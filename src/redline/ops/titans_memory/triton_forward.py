@@ -32,7 +32,7 @@ from redline.ops.gated_delta_rule.triton_tiles import load_columns, load_rows, l
 def chunk_offsets(index, sequence, wrap, tokens, heads, C: tl.constexpr, SPLIT: tl.constexpr):
     """Returns the chunk's first token, the row of this token and head, the number of tokens, and the head's offset.
 
-    The row is that in (B, S, H) tensors with a last axis; the offset is that in (B, H, S) tensors.
+    The row is an index into tensors (B, S, H, X), in rows of X elements. The offset is an index into tensors (B, H, S).
     """
     batch = (sequence // heads).to(tl.int64)
     begin = index // SPLIT * C

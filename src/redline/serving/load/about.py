@@ -26,7 +26,7 @@ class _NotThere(RedlineError):
 async def find_model(target: Target) -> str:
     """Returns the target's model, or the first of the server if the target has none.
 
-    Raises if the server cannot be reached, or lists models without that of the target.
+    Raises if the server cannot be reached, or if it lists models, but not the target's model.
     """
     try:
         listed = await _get(target, "/v1/models")
@@ -48,7 +48,7 @@ async def find_model(target: Target) -> str:
 
 
 async def describe_server(target: Target) -> dict[str, Any]:
-    """Returns what the server says about itself; /version is that of Redline and of vLLM."""
+    """Returns what the server says about itself. Servers of Redline and vLLM have the path /version."""
     found: dict[str, Any] = {"url": target.url, "model": target.model}
     try:
         found["version"] = await _get(target, "/version")

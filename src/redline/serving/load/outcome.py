@@ -17,7 +17,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
 
     `due_s` is when the request should have been sent. Latencies start there, so that a client that falls behind makes
     a result worse and never better. `gaps_s` are the intervals between chunks with text; a chunk may hold several
-    tokens. Numbers of tokens are the server's usage, and None if it sent none.
+    tokens. Numbers of tokens come from the server's `usage`, and are None if the server did not send it.
     """
 
     number: int

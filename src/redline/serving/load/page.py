@@ -96,7 +96,7 @@ def _by_load(levels: Sequence[Level]) -> list[ChartCard]:
 
 
 def _in_detail(levels: Sequence[Level], outcomes: Sequence[Sequence[Outcome]]) -> list[ChartCard]:
-    # More levels than colors: evenly spaced ones, with the first and the last.
+    # If there are more levels than colors, shows evenly spaced levels, including the first and the last.
     count = min(len(levels), CURVE_COLORS)
     chosen = [round(place * (len(levels) - 1) / max(1, count - 1)) for place in range(count)]
 

@@ -21,7 +21,7 @@ from redline.serving.load.prompts import Prompts
 from redline.serving.load.run import Extent, Part, Progress, run_level
 
 _REPORT_EVERY_S = 0.5
-# For starting the processes and making the prompts.
+# The longest time that the processes may take to start and to make their prompts.
 _READY_S = 600.0
 _decode = msgspec.msgpack.Decoder(list[Outcome]).decode
 

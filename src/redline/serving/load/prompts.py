@@ -107,7 +107,10 @@ def _shared_prefix(prompts: RandomPrompts) -> list[Any]:
 
 @dataclass(frozen=True)
 class FilePrompts:
-    """The prompts of a file, in order and then again from the start. `output` limits those without a limit."""
+    """The prompts of a file, in order and then again from the start.
+
+    `output` is the range of `max_tokens` for prompts that do not set it themselves.
+    """
 
     name: str
     bodies: tuple[Mapping[str, Any], ...]
@@ -128,7 +131,7 @@ Prompts = Callable[[int], dict[str, Any]]
 
 
 def read_prompts(path: Path, output: Span, seed: int) -> FilePrompts:
-    """Reads JSON lines: objects with `prompt` or `messages`, or with such an object in `body`, as OpenAI has them."""
+    """Reads JSON lines: objects with `prompt` or `messages`, or with such an object in `body` (OpenAI's format)."""
     with reading(path, "file of prompts"):
         lines = [(number, line) for number, line in enumerate(read_text(path).splitlines(), 1) if line.strip()]
     if not lines:

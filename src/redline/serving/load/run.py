@@ -60,7 +60,11 @@ class Progress:
 
 @dataclass(frozen=True)
 class Part:
-    """The requests of one of several processes: every `of`-th, or those of every `of`-th client, from `index` on."""
+    """The share of the requests that process number `index` of `of` processes sends.
+
+    At a given rate, the process sends every `of`-th request from number `index` on. With a fixed number of clients, it
+    runs every `of`-th client from number `index` on.
+    """
 
     index: int = 0
     of: int = 1
@@ -131,7 +135,8 @@ class _Level:
         # A process has as many requests as its clients would have if all clients took turns.
         numbers = (self._first + place for place in places if place % clients % part.of == part.index)
         made = ((number, self._prompts(number)) for number in numbers)
-        # Without a number of requests, each prompt is made when its client is ready.
+        # If the number of requests is given, all prompts are made now. Otherwise, each prompt is made when a client
+        # is ready to send it.
         pairs = made if extent.requests is None else iter(list(made))
         began_s = self._begin()
 

@@ -87,11 +87,12 @@ class Limits:
 
 @dataclass(frozen=True)
 class Level:
-    """`duration_s` is from the first request to the end of the last answer; rates are over this time.
+    """`duration_s` is the time from the first request to the end of the last one; rates are averages over this time.
 
-    Latencies are those of complete answers. `itl` has the intervals between chunks of all answers; `tpot` the mean time
-    per token of each. `late` says how late the client sent its requests: if it is large, the client was the bottleneck.
-    Tokens are the server's usage; `counted` is the number of answers that had one.
+    Latencies are those of complete answers. `itl` has the intervals between chunks of these answers; `tpot` has, for
+    each answer, the mean time per token. `late` says how late the client sent its requests: if `late` is large,
+    the client was the bottleneck. Numbers of tokens come from the server's `usage`; `counted` is the number of complete
+    answers for which the server sent it.
     """
 
     load: Load
@@ -175,7 +176,8 @@ def running_over_time(outcomes: Sequence[Outcome]) -> list[tuple[float, int]]:
     """Returns how many requests were sent and not yet ended, at each time at which this number changes."""
     changes = [(outcome.sent_s, 1) for outcome in outcomes] + [(outcome.ended_s, -1) for outcome in outcomes]
     running, found = 0, []
-    # A request that ends at the time when another starts is counted out first.
+    # If a request ends at the time when another starts, sorting puts the end first, so that they do not count as
+    # running at the same time.
     for at_s, change in sorted(changes):
         running += change
         found.append((at_s, running))

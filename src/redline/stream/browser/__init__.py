@@ -1,7 +1,7 @@
 """The browser as source and output: serves a local page that shows input and output, changes settings and plots
 metrics.
 
-Frames are sent over WebRTC. Importing this package needs neither aiortc nor aiohttp; `serve` does.
+Frames are sent over WebRTC. aiortc and aiohttp are needed for `serve`, but not for importing this package.
 """
 
 import ssl

@@ -38,7 +38,9 @@ _NO_DELAY = {"rc-lookahead": "0"}
 
 
 class VideoFileSink(Sink):
-    """Writes frames to a video. The source's time `origin_s` becomes 0 in the file; None uses that of the first frame.
+    """Writes frames to a video file.
+
+    The source's time `origin_s` becomes 0 in the file; if it is None, the time of the first frame becomes 0.
 
     `audio` is the video whose audio is copied. If writing fails, the part of an `is_live` recording that was written is
     kept. `notes` lists the recordings that were recovered in the folder.

@@ -6,11 +6,12 @@ shows depends on the format:
 - Matroska has timestamps: a gap is reported if bytes were skipped and the timestamps jump at the same position. One of
   the two is not enough, because a frame may have a long duration, and other data may lie between two frames.
 - MPEG-TS numbers its packets: a gap is reported if a packet is marked as corrupt and the timestamps jump at about the
-  same position. The mark alone also occurs where recordings were concatenated.
+  same position. The mark alone is not enough, because packets are also marked as corrupt where recordings were
+  concatenated.
 - AVI has an index of its frames and no timestamps, so that all frames after a gap come too early. A gap is reported if
   an entry of the index is never read.
-- Fragmented MP4 and FLV may declare their duration at the start. A damaged file ends before that time.
-- IVF declares its number of frames at the start. A damaged file has fewer frames.
+- Fragmented MP4 and FLV may declare their duration at the start. A gap is reported if the file ends before that time.
+- IVF declares its number of frames at the start. A gap is reported if the file has fewer frames.
 
 The number of frames missing after a truncation is computed from the declared duration.
 """
@@ -25,7 +26,7 @@ from av.video.stream import VideoStream
 
 _MATROSKA, _MPEGTS, _AVI, _MP4 = "matroska,webm", "mpegts", "avi", "mov,mp4,m4a,3gp,3g2,mj2"
 _FLV, _IVF = "flv", "ivf"
-# More bytes than this between two packets were skipped: an intact file has at most a few dozen there.
+# More bytes than this between two packets count as skipped, because an intact file has at most a few dozen there.
 _SKIPPED_BYTES = 512
 _FRAMES_MISSING = {_MATROSKA: Fraction(5, 2), _MPEGTS: Fraction(3, 2)}
 # Packets come in decoding order, so a corrupt packet may damage a frame that is shown up to this much earlier or later.

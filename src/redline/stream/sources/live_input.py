@@ -220,7 +220,8 @@ class LiveInput:
             if (packet := _next(packets, f"{self.name} is lost", read_s)) is None:
                 return
             waited_s = time.monotonic() - asked_s
-            # A delayed packet is returned when the next one begins, so it began when the previous one was returned.
+            # FFmpeg returns a delayed packet only when the next packet begins to arrive. Therefore the packet returned
+            # now began to arrive when the packet before it was returned, at `before_s`.
             before_s, came_s = came_s, self._clock.now_s()
             captured_s = before_s if is_delayed else came_s
             if backlog is not None:

@@ -111,9 +111,10 @@ class _Progress:
 class VideoFile:
     """A video file. Damage raises DamagedVideo; with `drop`, it is skipped, and `drop` is called for each lost frame.
 
-    `origin_s` is the time at which the video starts on its own clock. Frames are scaled to `size` (height, width)
-    during the conversion to RGB where swscale supports it; `Resized` handles the rest. `frame_threads` decodes several
-    frames at a time; if the file is damaged, it is read again from its start, which would delay a live stream.
+    `origin_s` is the timestamp in seconds at which a broadcast container starts; it is 0 for other formats. Frames are
+    scaled to `size` (height, width) during the conversion to RGB where swscale supports it; `Resized` handles the rest.
+    `frame_threads` decodes several frames at a time; if the file is damaged, it is read again from its start, which
+    would delay a live stream.
     """
 
     is_live = False

@@ -41,7 +41,8 @@ _TEXTS_AT_ONCE = 512
 _TOKENIZER_BYTES = 400_000_000
 # The tokenizer is trained on a random sample of pieces of this many characters.
 _PIECE = 2**16
-# The largest fingerprint. Documents are held out in ascending order of fingerprints, so it is held out last.
+# The largest fingerprint. Documents are held out in ascending order of fingerprints, so that a document with this
+# fingerprint is held out last.
 _LAST = 2**64 - 1
 Status = Callable[[str], None]
 

@@ -210,7 +210,7 @@ def run_text(
 
 
 def _ceiling(task: LanguageTask, device: torch.device) -> float | None:
-    """Returns the measured FLOP/s of matrix products in this precision. On a CPU, nothing is measured now."""
+    """Returns the measured FLOP/s of matrix products in this precision. On a CPU, uses only an earlier measurement."""
     machine = Machine.detect(str(device))
     ceilings = with_ceilings(machine).ceilings if machine.is_cuda else machine.ceilings
     if machine.is_cuda:

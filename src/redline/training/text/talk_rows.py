@@ -31,7 +31,7 @@ _ROWS_PER_TASK, _BATCHES_AHEAD = 8, 4
 
 @dataclass(frozen=True)
 class TalkRows:
-    """Rows of one token more than the length of training, because the target of a position is the token after it.
+    """Rows that are one token longer than the model's input, because the target of a position is the token after it.
 
     `answers_RS` says which tokens the assistant wrote; `documents_RS` numbers the conversation of each token.
     """

@@ -1,4 +1,4 @@
-"""Reads and writes the colour tags of a file other than the ICC profile, represented as PNG chunks.
+"""Reads and writes all colour tags of a file except the ICC profile, and represents these tags as PNG chunks.
 
 AVIF has CICP numbers for primaries and transfer, which PNG has too. The other formats have no such tags. AVIF stores
 the numbers as a property of the main image item, which libvips neither reads nor writes. `set_cicp` usually
@@ -32,7 +32,8 @@ _DAMAGED = (KeyError, IndexError, ValueError, struct.error)
 def read_colour_tags(path: Path, form: Format, has_profile: bool) -> tuple[Chunk, ...]:
     if form.name == "png":
         return read_colours(path)
-    # In AVIF, a profile takes precedence over CICP; in PNG, CICP takes precedence.
+    # In AVIF, a profile takes precedence over CICP. In PNG, CICP takes precedence, so CICP must not be copied from an
+    # AVIF file that has a profile.
     if form.name not in ("avif", "heic") or has_profile or (numbers := read_cicp(path)) is None or max(numbers) > 255:
         return ()
     tag = Chunk(_CICP, bytes(numbers) + _OF_PIXELS)
@@ -44,7 +45,8 @@ def fit_colour_tags(tags: tuple[Chunk, ...], form: Format, has_profile: bool) ->
     if form.name == "png":
         return tags, ""
     kept = tuple(tag for tag in tags if form.name == "avif" and numbers_of(tag))
-    # If a profile, CICP or sRGB defines the colours, other tags are only a fallback for programs that ignore it.
+    # If a profile, CICP or sRGB defines the colours, all other tags except CICP are a fallback for programs that ignore
+    # this definition, so the loss of these tags is not reported.
     is_told = has_profile or kept or any(tag.kind == _SRGB for tag in tags)
     lost = [tag for tag in tags if tag not in kept and not _is_srgb(tag) and not (is_told and tag.kind != _CICP)]
     names = ", ".join(tag.kind.decode() for tag in lost)

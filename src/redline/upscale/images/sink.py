@@ -6,8 +6,8 @@ the target. libvips then encodes from there strip by strip. The scratch file and
 
 The default options of the formats are based on measurements with 17 megapixels of an upscaled photo on one core. PNG at
 level 2 with the `up` filter took 0.65 s and 17.8 MB; with libvips' own defaults 1.2 s and 35 MB, and at level 6 1.7 s
-and 15.5 MB. TIFF with LZW is as small as with deflate in half the time, and every program reads it. AVIF at effort 0 is
-3% larger than at 2, in a sixth of the time.
+and 15.5 MB. TIFF with LZW is as small as TIFF with deflate, takes half the time to write, and can be read by every
+program. AVIF at effort 0 is 3% larger than at effort 2, and takes a sixth of the time to write.
 """
 
 import os
@@ -30,7 +30,8 @@ MEMORY_LIMIT_BYTES = 512 * 2**20
 _UNEXPLAINED = "the encoder failed without a message"
 _QUALITY = {"jpeg": 95, "webp": 90, "avif": 80}
 _EFFORT = {"webp": 2, "avif": 0}
-# Larger images become BigTIFF, because TIFF is limited to 4 GiB, and LZW can enlarge noise by half.
+# Images with more uncompressed bytes than this are written as BigTIFF, because a TIFF file is limited to 4 GiB, and LZW
+# can make noisy images 1.5 times as large.
 _BIG_TIFF_BYTES = 2**31
 
 

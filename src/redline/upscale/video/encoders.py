@@ -151,14 +151,19 @@ def _options(codec: str, kind: _Kind, settings: VideoSettings, layout: VideoForm
 
 
 def _pixel_format(codec: str, name: str, source: VideoFormat) -> tuple[str, list[str]]:
-    """Returns the pixel format nearest to the source in chroma resolution, then in bits; rather more than less."""
+    """Returns the pixel format that is nearest to the source, and a note if it has fewer bits.
+
+    Chroma resolution is compared first, then bits; in both, a format with more than the source is preferred to one with
+    less.
+    """
     bits = max(component.bits for component in source.components)
     if codec == "ffv1":
         kept = next((depth for depth in (8, 10, 12) if depth >= bits), _MOST_BITS)
         chosen = "bgr0" if kept == 8 else f"gbrp{kept}le"
     else:
         if source.is_rgb or source.has_palette:
-            # Only 4:2:0 plays everywhere; the upscaled video still has more chroma samples than its source.
+            # H.264 uses 4:2:0, because it is the only chroma format that all players support. At a scale of 2 or more,
+            # the upscaled video still has at least as many chroma samples as its source.
             wanted = 420 if codec == "h264" else 444
         elif len(source.components) < 3 or source.chroma_height(2) == 1:
             wanted = 420

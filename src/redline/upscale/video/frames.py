@@ -102,7 +102,10 @@ def _is_found(video: VideoInfo, frames: Iterator[Decoded], mark: Mark) -> bool:
 def _decode(
     video: VideoInfo, damage: Damage, mark: Mark | None = None, seek_pts: int | None = None
 ) -> Generator[Decoded, None, None]:
-    """Yields frames from the start, or from a key frame near `seek_pts`. Reports only damage after the mark."""
+    """Yields the frames of the video from its start or, if `seek_pts` is given, from a key frame near that time.
+
+    If `mark` is given, damage up to the frame of `mark` is not reported, because an earlier run has reported it.
+    """
     last: int | None = None
     whole = False
     with opened(video.path) as container:
@@ -168,8 +171,8 @@ def _frames_and_faults(container: InputContainer, stream: VideoStream) -> Iterat
 def _is_lost(container: InputContainer, end: Fraction, read_bytes: int) -> bool:
     """Returns whether the reader of a damaged Matroska file ended early without an error.
 
-    In that case, part of the duration and part of the bytes were not read. If only some of the duration is missing, it
-    may belong to the last frame.
+    The reader ended early if both a part of the duration and a part of the bytes were not read. A missing part of the
+    duration alone is not enough, because it may be the duration of the last frame.
     """
     if container.format.name != "matroska,webm" or not container.duration:
         return False

@@ -110,7 +110,7 @@ class WorkQueue:
 
 
 class SharedRun:
-    """One run: call `agree`, then `run`."""
+    """Runs the tasks of one run on the workers of a crew. Callers first call `agree`, then `run`."""
 
     def __init__(self, crew: Crew, job: Job, listener: Listener) -> None:
         self._crew, self._job, self._listener = crew, job, listener
