@@ -37,7 +37,7 @@ class Comparison:
     candidate_bytes: int
     incumbent_bytes: int
     device: str  # "cpu", "cuda", "cuda:1" …
-    # The largest peak that the answer of a climb may have; 0 for no limit.
+    # The most peak memory, in bytes, that the plan of a climb may use; 0 for no limit.
     limit_bytes: int = 0
 
     @property

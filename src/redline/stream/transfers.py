@@ -57,7 +57,7 @@ class HostTransfers:
 
 @dataclass(frozen=True)
 class _InFlight:
-    """A frame between `begin` and `finish`: both copies, the seconds spent on staging, and the events of the work."""
+    """A frame after `begin` and before `finish`: its copies, the seconds spent on staging, and the events of its step."""
 
     sent: PendingCopy
     returned: PendingCopy

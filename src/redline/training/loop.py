@@ -309,7 +309,7 @@ class _Loop:
         return f"{where} with a lower learning_rate or clip_norm{helps}."
 
     def _is_in_doubt(self) -> bool:
-        """Returns whether the last step was skipped, so that the weights may be bad."""
+        """Returns whether the last step was skipped: weights that are already bad can be the reason."""
         return bool(self._row[:2].sum() > 0)
 
     def _validate(self) -> None:

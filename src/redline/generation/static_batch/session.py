@@ -113,7 +113,7 @@ class PromptPiece:
 
 
 class Session:
-    """Generates `batch` rows of up to `capacity` tokens, with sampling settings of one `form`."""
+    """Generates `batch` rows of up to `capacity` tokens; all its texts use the same kinds of sampling settings."""
 
     @torch.no_grad()
     def __init__(

@@ -97,7 +97,8 @@ def with_call_rungs(job: Job, plan: Plan, machine: Machine) -> Job:
     """Applies the rungs of `CALL_RUNGS` in the plan to a loaded model. Raises `Unavailable` as `Plan.build` does."""
     for rung in plan.rungs:
         if rung.name in CALL_RUNGS:
-            if reason := rung.why_not(machine):  # no job: `threads` would refuse a count already set
+            # `why_not` gets no job, because `threads` would refuse a job whose number of threads is set already.
+            if reason := rung.why_not(machine):
                 raise Unavailable(rung, reason)
             job = rung.apply(job)
     return job

@@ -106,7 +106,7 @@ class Climber:
 
     @property
     def _sweep_s(self) -> float:
-        """The time in which the winner tries all sizes of the ranges of shapes."""
+        """The seconds kept for running the final plan at every size of the shape ranges."""
         total_s = self.budget.total_s
         longest_s = _LONGEST_SWEEP_S if total_s is None else min(_LONGEST_SWEEP_S, _SWEEP_SHARE * total_s)
         return longest_s if self.settings.ranges else 0.0

@@ -1,7 +1,7 @@
 """Questions about the table of facts.
 
-The combination is the text of the question, so wordings are held out and facts are not: a model cannot know a fact that
-its training does not contain.
+Which questions are held out is decided by the text of the question. So a held-out question has a new wording, but its
+fact occurs in training, because a model cannot know a fact that it never saw.
 """
 
 from redline.datasets.conversations.draw import Draw
