@@ -31,7 +31,7 @@ class Sequence:
     blocks: list[int] = field(default_factory=list)
     names: list[bytes] = field(default_factory=list)
     drafts: list[int] = field(default_factory=list)
-    # The number of this sequence's blocks that the pool knows by the hash of their content, so that others can share them.
+    # The number of this sequence's blocks that the pool knows by the hash of their content, so that others share them.
     named: int = 0
     # The number of prompt tokens that were in the cache when the request was first admitted.
     cached: int = 0

@@ -57,7 +57,7 @@ class HostTransfers:
 
 @dataclass(frozen=True)
 class _InFlight:
-    """A frame after `begin` and before `finish`: its copies, the seconds spent on staging, and the events of its step."""
+    """A frame after `begin` and before `finish`: its copies, the seconds of staging, and the events of its step."""
 
     sent: PendingCopy
     returned: PendingCopy
